@@ -1,0 +1,131 @@
+"""The words for a recipe: what each field takes, why a value was refused, and the recipe as commented TOML."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import textwrap
+import types
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from lopsided.errors import sentence
+
+_SIGNS = {Ge: ("ge", ">="), Gt: ("gt", ">"), Le: ("le", "<="), Lt: ("lt", "<")}
+_WORDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text", tuple: "a list of texts"}
+
+
+class Phrase(str):
+    """In a field's type, ``Annotated[str, Phrase("...")]``: the words for what no bound or list of choices tells."""
+
+
+def leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo, Any]]:
+    """Yield dotted name, field and value of everything that is not a section, in the order of declaration."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field, value
+
+
+def to_toml(model: BaseModel) -> str:
+    """Write every field below its description; a field without a value is a comment."""
+    lines: list[str] = []
+    for path, field, value in leaves(model):
+        section, _, name = path.rpartition(".")
+        if section and f"[{section}]" not in lines:
+            lines += ["", *_comment(type(getattr(model, section)).__doc__ or ""), f"[{section}]"]
+        choices = phrase(_annotation(field))
+        lines += _comment(f"{field.description} ({choices})" if "one of" in choices else str(field.description))
+        lines.append(f"# {name} is unset" if value is None else f"{name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """Yield one sentence for each field that pydantic refused; it reports a union once for every member."""
+    seen = set()
+    for item in error.errors(include_url=False, include_context=False):
+        annotation: Any = model
+        path: list[str] = []
+        for part in item["loc"]:
+            if not _is_model(annotation):
+                break
+            path.append(str(part))
+            field = annotation.model_fields.get(str(part))
+            annotation = None if field is None else _annotation(field)
+        dotted = ".".join(path)
+        if dotted in seen:
+            continue
+        seen.add(dotted)
+        got = shown(item["input"]) + (" in it" if any(isinstance(part, int) for part in item["loc"]) else "")
+        yield unknown(dotted, model) if annotation is None else sentence(f"{dotted} must be {phrase(annotation)}", got)
+
+
+def unknown(path: str, model: type[BaseModel]) -> str:
+    """Say that a field does not exist, and which one may have been meant."""
+    known = [name for name, _, _ in leaves(model())] + list(model.model_fields)
+    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+    close += [by_last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], by_last, n=1, cutoff=0.7)]
+    do = f"Did you mean {close[0]}?" if close else "See `lopsided recipes default` for all fields."
+    return sentence("a recipe must hold known fields only", shown(path)[1:-1], do)
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """Ask for the nearest choice, if one is near."""
+    close = difflib.get_close_matches(word, choices, n=1)
+    return f"Did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """Show a value that anyone may have written, in one short line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print integers of more than 4,300 digits.
+        return "an integer of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
+
+
+def phrase(annotation: Any) -> str:
+    """Say in words what a type takes.
+
+    >>> phrase(Annotated[int, Ge(1)] | Literal["auto"] | None)
+    'an integer >= 1 or "auto"'
+    """
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(phrase(arg) for arg in args if arg is not type(None))
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(map(json.dumps, args))
+    if origin is Annotated:
+        own = [str(extra) for extra in args[1:] if isinstance(extra, Phrase)]
+        bounds = [f"{_SIGNS[type(m)][1]} {getattr(m, _SIGNS[type(m)][0])}" for m in args[1:] if type(m) in _SIGNS]
+        return own[0] if own else f"{phrase(args[0])} {' and '.join(bounds)}".rstrip()
+    return "a table" if _is_model(annotation) else _WORDS[origin or annotation]
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _annotation(field: FieldInfo) -> Any:
+    """Return a field's type with its bounds, which pydantic keeps apart."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), 118, initial_indent="# ", subsequent_indent="# ", break_long_words=False
+    )
+
+
+def _toml(value: object) -> str:
+    """Write a value: JSON's texts, numbers and truth values are TOML's, but for U+007F."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
