@@ -1,0 +1,135 @@
+"""Where the tiled kernel meets autograd and torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lopsided.losses.tiled import Sweep, sweep
+
+
+@torch.library.custom_op("lopsided::sweep", mutates_args=())
+def _sweep_op(
+    z: Tensor,
+    reference: Tensor | None,
+    y: Tensor | None,
+    y_reference: Tensor | None,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    eta: float,
+    gamma: float,
+    temperature: float,
+    released: bool,
+    tile: int,
+    want_values: bool,
+    want_grad: bool,
+    want_reference_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel as one opaque operation, so that torch.compile keeps it whole instead of unrolling its blocks."""
+    return sweep(
+        z, reference, y, y_reference, mask, weight, eta, gamma, temperature, released, tile,
+        want_values, want_grad, want_reference_grad,
+    )  # fmt: skip
+
+
+@_sweep_op.register_fake
+def _(
+    z: Tensor,
+    reference: Tensor | None,
+    y: Tensor | None,
+    y_reference: Tensor | None,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    eta: float,
+    gamma: float,
+    temperature: float,
+    released: bool,
+    tile: int,
+    want_values: bool,
+    want_grad: bool,
+    want_reference_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    values = z.new_empty(len(z) if want_values else 0)
+    grad_z = torch.empty_like(z) if want_grad else z.new_empty(0)
+    grad_reference = z.new_empty(0)
+    if want_grad and want_reference_grad and reference is not None:
+        grad_reference = torch.empty_like(reference)
+    return values, grad_z, grad_reference
+
+
+def _run(*arguments: Any) -> Sweep:
+    if torch.compiler.is_compiling():
+        return Sweep(*_sweep_op(*arguments))
+    device = arguments[0].device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return sweep(*arguments)
+    return sweep(*arguments)
+
+
+class TiledTotal(torch.autograd.Function):
+    """The sum over anchors. Value and gradient are both made in the forward visit; backward is one multiplication."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
+        """``rest``: y, y_reference, mask, eta, gamma, temperature, released, tile."""
+        y, y_reference, mask, *options = rest
+        of_z, of_reference = ctx.needs_input_grad[:2]
+        found = _run(z, reference, y, y_reference, mask, None, *options, True, of_z or of_reference, of_reference)
+        ctx.save_for_backward(z, reference, found.grad_z, found.grad_reference)
+        ctx.of_reference = of_reference
+        return found.values.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradients of forward, scaled."""
+        z, reference, grad_z, grad_reference = ctx.saved_tensors
+        first = _no_second_derivative(grad_z * grads[0], z, reference, grads[0])
+        second = grad_reference * grads[0] if ctx.of_reference else None
+        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 8
+
+
+class TiledRows(torch.autograd.Function):
+    """The loss per anchor. Backward visits the anchors again, each weighted by the gradient that arrives for it."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
+        """``rest``: y, y_reference, mask, eta, gamma, temperature, released, tile."""
+        y, y_reference, mask, *options = rest
+        ctx.save_for_backward(z, reference, y, y_reference, mask)
+        ctx.options = options
+        return _run(z, reference, y, y_reference, mask, None, *options, True, False, False).values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """A second visit."""
+        z, reference, *rest = ctx.saved_tensors
+        of_reference = ctx.needs_input_grad[1]
+        inputs = [None if x is None else x.detach() for x in (z, reference, *rest)]
+        found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, of_reference)
+        first = _no_second_derivative(found.grad_z, z, reference, grads[0])
+        second = found.grad_reference if of_reference else None
+        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 8
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Passes a gradient through, and says what to do when someone differentiates it again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *_: Tensor | None) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "A second derivative needs the dense path, got the tiled one. Pass tile=None to differentiate twice."
+        )
+
+
+def _no_second_derivative(grad: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
+    if grad is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return grad
+    passed: Tensor = _NoSecondDerivative.apply(grad, *inputs)  # type: ignore[no-untyped-call]
+    return passed

@@ -1,0 +1,251 @@
+"""CL, FCL, ACL and AFCL as functions and as modules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lopsided.losses.autograd import TiledRows, TiledTotal
+from lopsided.losses.checks import Arguments, Reference, check_inputs, check_number, check_tile, check_word
+from lopsided.losses.dense import dense_values
+
+Normalization = Literal["paper", "released"]
+Reduction = Literal["mean", "sum", "none"]
+Tile = int | Literal["auto"] | None
+EtaUnit = Literal["absolute", "parity"]
+
+
+def parity_eta(n: int) -> float:
+    """Eta at which both terms of the loss weigh the same for uninformative features: (n-1) log(n-1).
+
+    There the first term is log(n-1) and the second about 1/(n-1), for n contrast samples, the anchor included.
+
+    >>> round(parity_eta(128))
+    615
+    """
+    return (n - 1) * math.log(n - 1) if n > 2 else 0.0
+
+
+def asymmetric_focal_contrastive_loss(
+    z: Tensor,
+    y: Tensor | None,
+    *,
+    eta: float = 0.0,
+    gamma: float = 0.0,
+    temperature: float = 0.07,
+    reference: Reference | None = None,
+    positive: Tensor | None = None,
+    normalization: Normalization = "paper",
+    reduction: Reduction = "mean",
+    tile: Tile = "auto",
+) -> Tensor:
+    r"""Asymmetric focal contrastive loss (AFCL), Eq. (26) of Vito & Stefanus, 2022.
+
+    With p_ij the softmax of z_i . z_j / temperature over all contrast samples but the anchor itself, P_i the samples of
+    the anchor's class among them and N_i the others, an anchor's loss is::
+
+        - 1/|P_i| sum_{j in P_i} (1 - p_ij)^gamma log p_ij  -  eta/|N_i| sum_{j in N_i} log(1 - p_ij)
+
+    A sum over an empty set is 0, and so is the loss of an anchor with a single contrast sample, whose p is 1 whatever the
+    features are. Features are used as they are; normalise them first, or use the module.
+
+    Args:
+        z: Features (n, d), or (n, views, d): every view of every sample is then an anchor.
+        y: Integer labels (n,). May be None where ``positive`` is given.
+        eta: Weight of the second term, which pushes the anchor away from other classes. See :func:`parity_eta`.
+        gamma: Focusing exponent of the first term.
+        temperature: Divides the similarities.
+        reference: ``(z_ref, y_ref)``, extra contrast samples that are no anchors, as from a queue or from other ranks.
+        positive: Boolean (n, m) mask that replaces "same label"; m counts the samples and then the reference. An entry on
+            the diagonal concerns the other views of the same sample.
+        normalization: "paper" divides by |P_i| and |N_i|; "released" divides both by the number of contrast samples
+            (the anchor included), as the code that the authors released does.
+        reduction: "mean" divides the sum over anchors by their number, "sum" is the printed formula, "none" gives one
+            value per anchor, (n,) or (n, views).
+        tile: Rows per block of the tiled kernel, which keeps nothing of size n x n; it never changes the result. None
+            takes the dense path, the one to differentiate twice.
+
+    Returns:
+        A scalar, or a value per anchor; float32 for half-precision features.
+
+    >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
+    >>> y = torch.tensor([0, 0, 1])
+    >>> asymmetric_focal_contrastive_loss(z, y, eta=2.0, temperature=0.5, reduction="none").round(decimals=4)
+    tensor([0.0809, 0.1210, 2.8853])
+    """
+    eta = check_number("eta", eta, advice="Use 0 for the symmetric loss.")
+    gamma = check_number("gamma", gamma, advice="Use 0 for the loss without focusing.")
+    temperature = check_number("temperature", temperature, positive=True, advice="The paper uses 0.07.")
+    check_word("normalization", normalization, ("paper", "released"))
+    check_word("reduction", reduction, ("mean", "sum", "none"))
+    inputs = check_inputs(z, y, reference, positive)
+    columns = len(inputs.z) + (0 if inputs.reference is None else len(inputs.reference))
+    rows = check_tile(tile, columns)
+    options = (eta, gamma, temperature, normalization == "released")
+    if columns < 3:  # every p is 1
+        values = (inputs.z * 0.0).sum(1)
+        if inputs.reference is not None:
+            values = values + (inputs.reference * 0.0).sum()
+    elif rows is None:
+        values = _dense(inputs, options)
+    elif reduction == "none":
+        values = TiledRows.apply(*inputs, *options, rows)  # type: ignore[no-untyped-call]
+    else:
+        total: Tensor = TiledTotal.apply(*inputs, *options, rows)  # type: ignore[no-untyped-call]
+        return total / len(inputs.z) if reduction == "mean" else total
+    if reduction == "none":
+        return values.reshape(z.shape[:-1])
+    return values.sum() / len(values) if reduction == "mean" else values.sum()
+
+
+def _dense(inputs: Arguments, options: tuple[float, float, float, bool]) -> Tensor:
+    z, reference, y, y_reference, positive = inputs
+    if positive is None:
+        assert y is not None
+        positive = y[:, None] == (y if y_reference is None else torch.cat([y, y_reference]))
+    with torch.autocast(z.device.type, enabled=False):
+        return dense_values(z, reference, positive, *options)
+
+
+def contrastive_loss(
+    z: Tensor,
+    y: Tensor | None,
+    *,
+    temperature: float = 0.07,
+    reference: Reference | None = None,
+    positive: Tensor | None = None,
+    normalization: Normalization = "paper",
+    reduction: Reduction = "mean",
+    tile: Tile = "auto",
+) -> Tensor:
+    """Supervised contrastive loss (CL), Eq. (17): :func:`asymmetric_focal_contrastive_loss` with eta = gamma = 0."""
+    return asymmetric_focal_contrastive_loss(
+        z, y, temperature=temperature, reference=reference, positive=positive,
+        normalization=normalization, reduction=reduction, tile=tile,
+    )  # fmt: skip
+
+
+def focal_contrastive_loss(
+    z: Tensor,
+    y: Tensor | None,
+    *,
+    gamma: float = 1.0,
+    temperature: float = 0.07,
+    reference: Reference | None = None,
+    positive: Tensor | None = None,
+    normalization: Normalization = "paper",
+    reduction: Reduction = "mean",
+    tile: Tile = "auto",
+) -> Tensor:
+    """Focal contrastive loss (FCL), Eq. (21): :func:`asymmetric_focal_contrastive_loss` with eta = 0, gamma = 1."""
+    return asymmetric_focal_contrastive_loss(
+        z, y, gamma=gamma, temperature=temperature, reference=reference, positive=positive,
+        normalization=normalization, reduction=reduction, tile=tile,
+    )  # fmt: skip
+
+
+def asymmetric_contrastive_loss(
+    z: Tensor,
+    y: Tensor | None,
+    *,
+    eta: float = 0.0,
+    temperature: float = 0.07,
+    reference: Reference | None = None,
+    positive: Tensor | None = None,
+    normalization: Normalization = "paper",
+    reduction: Reduction = "mean",
+    tile: Tile = "auto",
+) -> Tensor:
+    """Asymmetric contrastive loss (ACL), Eq. (24): :func:`asymmetric_focal_contrastive_loss` with gamma = 0."""
+    return asymmetric_focal_contrastive_loss(
+        z, y, eta=eta, temperature=temperature, reference=reference, positive=positive,
+        normalization=normalization, reduction=reduction, tile=tile,
+    )  # fmt: skip
+
+
+class AsymmetricFocalContrastiveLoss(nn.Module):
+    """:func:`asymmetric_focal_contrastive_loss` as a module that normalises the features.
+
+    With ``eta_unit="parity"``, eta is multiplied by :func:`parity_eta` of the number of contrast samples at hand, so that
+    one value means the same at every batch size: 0.5 is the paper's 300 at its batch of 128.
+    """
+
+    def __init__(
+        self,
+        eta: float = 0.0,
+        gamma: float = 0.0,
+        temperature: float = 0.07,
+        *,
+        eta_unit: EtaUnit = "absolute",
+        normalize: bool = True,
+        normalization: Normalization = "paper",
+        reduction: Reduction = "mean",
+        tile: Tile = "auto",
+    ) -> None:
+        super().__init__()
+        self.eta = check_number("eta", eta, advice="Use 0 for the symmetric loss.")
+        self.gamma = check_number("gamma", gamma, advice="Use 0 for the loss without focusing.")
+        self.temperature = check_number("temperature", temperature, positive=True, advice="The paper uses 0.07.")
+        self.eta_unit = check_word("eta_unit", eta_unit, ("absolute", "parity"))
+        self.normalize = normalize
+        self.normalization = check_word("normalization", normalization, ("paper", "released"))
+        self.reduction = check_word("reduction", reduction, ("mean", "sum", "none"))
+        check_tile(tile, 1)
+        self.tile = tile
+
+    def forward(
+        self,
+        z: Tensor,
+        y: Tensor | None = None,
+        *,
+        reference: Reference | None = None,
+        positive: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of features ``z`` with labels ``y``."""
+        if self.normalize:
+            z = _unit(z)
+            reference = reference and (_unit(reference[0]), reference[1])
+        eta = self.eta
+        if self.eta_unit == "parity":
+            samples = [z] if reference is None else [z, reference[0]]
+            eta *= parity_eta(sum(math.prod(x.shape[:-1]) for x in samples))
+        return asymmetric_focal_contrastive_loss(
+            z, y, eta=eta, gamma=self.gamma, temperature=self.temperature, reference=reference, positive=positive,
+            normalization=self.normalization, reduction=self.reduction, tile=self.tile,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The settings, as they were given."""
+        names = ("eta", "gamma", "temperature", "eta_unit", "normalize", "normalization", "reduction", "tile")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
+
+class ContrastiveLoss(AsymmetricFocalContrastiveLoss):
+    """:func:`contrastive_loss` as a module that normalises the features."""
+
+    def __init__(self, temperature: float = 0.07, **options: Any) -> None:
+        super().__init__(0.0, 0.0, temperature, **options)
+
+
+class FocalContrastiveLoss(AsymmetricFocalContrastiveLoss):
+    """:func:`focal_contrastive_loss` as a module that normalises the features."""
+
+    def __init__(self, temperature: float = 0.07, *, gamma: float = 1.0, **options: Any) -> None:
+        super().__init__(0.0, gamma, temperature, **options)
+
+
+class AsymmetricContrastiveLoss(AsymmetricFocalContrastiveLoss):
+    """:func:`asymmetric_contrastive_loss` as a module that normalises the features."""
+
+    def __init__(self, eta: float = 0.0, temperature: float = 0.07, **options: Any) -> None:
+        super().__init__(eta, 0.0, temperature, **options)
+
+
+def _unit(z: Tensor) -> Tensor:
+    """Features of length 1; in half precision the length itself would be rounded, so that it is taken in float32."""
+    if not isinstance(z, Tensor) or not z.is_floating_point():
+        return z  # the function says what is wrong with it
+    return nn.functional.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1)

@@ -1,0 +1,56 @@
+"""The specification: the contrastive losses as loops in float64, one line per equation.
+
+Everything else in this room is tested against this file. It is slow, and it is differentiable, so that gradients can be
+compared too. Equation numbers are those of Vito & Stefanus, 2022.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reference_loss(
+    z: Tensor,
+    y: Tensor | None = None,
+    *,
+    eta: float = 0.0,
+    gamma: float = 0.0,
+    temperature: float = 0.07,
+    reference: tuple[Tensor, Tensor | None] | None = None,
+    positive: Tensor | None = None,
+    normalization: str = "paper",
+    reduction: str = "mean",
+) -> Tensor:
+    """Asymmetric focal contrastive loss, Eq. (26), of features ``z`` (n, d); the arguments are those of the public name."""
+    contrast, y_all = (z, y) if reference is None else (torch.cat([z, reference[0]]), _join(y, reference[1]))
+    contrast, n, m = contrast.double(), len(z), len(contrast)
+    losses = []
+    for i in range(n):
+        s = [contrast[i] @ contrast[k] / temperature for k in range(m)]
+        A = [k for k in range(m) if k != i]
+        P = [k for k in A if (positive[i, k] if positive is not None else y_all[i] == y_all[k])]  # type: ignore[index]
+        N = [k for k in A if k not in P]
+
+        def odds_against(j: int, s: list[Tensor] = s, A: list[int] = A) -> Tensor:  # (1 - p) / p: exact near p = 1
+            return sum([torch.exp(s[k] - s[j]) for k in A if k != j], torch.zeros_like(s[j]))
+
+        def log_p(j: int) -> Tensor:  # Eq. (16)
+            return -torch.log1p(odds_against(j))
+
+        def log_not_p(j: int) -> Tensor:  # log(1 - p)
+            return -torch.log1p(1 / odds_against(j))
+
+        if len(A) < 2:  # p = 1 whatever the features are: nothing can be learnt from this anchor
+            P, N = [], []
+        zero = contrast[i].sum() * 0.0
+        pull = sum([torch.exp(gamma * log_not_p(j)) * log_p(j) for j in P], zero)  # Eq. (25), before its 1 / |P_i|
+        push = sum([log_not_p(j) for j in N], zero)  # Eq. (23), before its 1 / |N_i|
+        of_P, of_N = (len(P), len(N)) if normalization == "paper" else (m, m)
+        losses.append(-(pull / max(of_P, 1) + eta * push / max(of_N, 1)))  # Eq. (26)
+    total = torch.stack(losses)
+    return {"none": total, "sum": total.sum(), "mean": total.sum() / n}[reduction]
+
+
+def _join(y: Tensor | None, y_ref: Tensor | None) -> Tensor | None:
+    return None if y is None or y_ref is None else torch.cat([y, y_ref])
