@@ -1,0 +1,193 @@
+"""One image file to one uint8 array, whatever its mode, depth or orientation.
+
+What comes out, for every file:
+
+- The first frame of an animation, the first page of a TIFF.
+- Turned upright when EXIF says how the camera was held.
+- 16-bit values scaled to 8 bits (0 to 0, 65535 to 255), never clipped. 32-bit images are refused: nothing in such a
+  file says which value is white.
+- Transparent parts over white, because the colour stored behind a transparent pixel is arbitrary.
+- The whole image resized to a square with Pillow's antialiased bilinear filter. JPEG's reduced-size decoding (draft
+  mode) is not used: it is faster on large photographs, but gives other pixels than decoding and then resizing.
+
+Only the formats named below are tried. Pillow knows more, among them EPS, which starts another program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
+
+from lopsided.errors import DataError, sentence
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff"}
+    | {".webp", ".avif", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"}
+)
+MAX_PIXELS = 89_478_485
+"""The most pixels that an image may have by its header: the number at which Pillow starts to warn (256 MB as RGB)."""
+
+_GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F"})
+
+
+class UnreadableImageError(DataError):
+    """An image that cannot be decoded; ``path`` and ``reason`` are kept for lists of such images."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        self.path = Path(path)
+        self.reason = reason
+        repair = "Repair or remove it, or skip unreadable images (--skip-unreadable)."
+        super().__init__(sentence("every image must be readable", f"{os.fspath(path)} ({reason})", repair))
+
+    def __reduce__(self) -> tuple[type[UnreadableImageError], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file counts as an image by its name: a known suffix, and not hidden."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def walk_images(folder: Path) -> Iterator[Path]:
+    """Yield all images below a folder in the order of their paths; links are followed, but never in a circle."""
+    yield from _walk(folder, frozenset())
+
+
+def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
+    here = os.path.realpath(folder)
+    if here in above:
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(sentence("a folder must be readable", f"{folder} ({error.strerror})")) from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), above | {here})
+        elif is_image_name(entry.name) and entry.is_file():
+            yield Path(entry.path)
+
+
+def list_images(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """List files and all images below folders, for prediction.
+
+    The order is that of ``paths``; within a folder images come sorted; what is named twice is listed once. A file
+    that is named itself is taken whatever its suffix is.
+    """
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            below = list(walk_images(path))
+            if not below:
+                raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
+            found.update(dict.fromkeys(below))
+        elif path.is_file():
+            found[path] = None
+        else:
+            raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
+    return list(found)
+
+
+def decode_image(path: str | os.PathLike[str], image_size: int | None, channels: int) -> Pixels:
+    """Decode one file to uint8 (channels, image_size, image_size), or (channels, h, w) when ``image_size`` is None."""
+    return fit_image(read_image(path), image_size, channels)
+
+
+def read_image(path: str | os.PathLike[str]) -> Image.Image:
+    """Decode one file to an upright 8-bit image of mode L or RGB, in its own size."""
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            _check_pixels(path, image.size)
+            return _to_eight_bits(path, ImageOps.exif_transpose(image), _white(image))
+    except UnreadableImageError:
+        raise
+    # Decoders meet hostile bytes here and raise nearly every class there is, from SyntaxError to struct.error.
+    except Exception as error:
+        raise UnreadableImageError(path, _reason(path, error)) from error
+
+
+def read_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], bool]:
+    """Read an image's (height, width), as stored, and whether it is grey, without decoding it."""
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            _check_pixels(path, image.size)
+            return (image.height, image.width), image.mode in _GREY_MODES or image.mode.startswith("I;16")
+    except UnreadableImageError:
+        raise
+    except Exception as error:
+        raise UnreadableImageError(path, _reason(path, error)) from error
+
+
+def fit_image(image: Image.Image, image_size: int | None, channels: int) -> Pixels:
+    """Turn an L or RGB image into uint8 (channels, h, w), resized to a square when ``image_size`` is given."""
+    mode = "L" if channels == 1 else "RGB"
+    # A grey image becomes RGB after resizing: the same pixels for a third of the work.
+    if image.mode != mode and mode == "L":
+        image = image.convert(mode)
+    if image_size is not None and image.size != (image_size, image_size):
+        image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    if image.mode != mode:
+        image = image.convert(mode)
+    pixels = np.asarray(image)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    wanted = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF")
+    Image.init()
+    return tuple(name for name in wanted if name in Image.OPEN)
+
+
+def _check_pixels(path: str | os.PathLike[str], size: tuple[int, int]) -> None:
+    if size[0] * size[1] > MAX_PIXELS:
+        raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, where {MAX_PIXELS:,} are allowed")
+
+
+def _white(image: Image.Image) -> int | None:
+    """The value of white in a grey image of more than 8 bits; None for any other image."""
+    if image.mode.startswith("I;16"):
+        return 4095 if isinstance(image, TiffImageFile) and image.tag_v2.get(BITSPERSAMPLE) == (12,) else 65535
+    # A PGM of 16 bits is opened in mode "I", its values already scaled to 65535.
+    return 65535 if image.mode == "I" and image.format in ("PPM", "PNG") else None
+
+
+def _to_eight_bits(path: str | os.PathLike[str], image: Image.Image, white: int | None) -> Image.Image:
+    if white is not None:
+        wide = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((wide * 255 + white // 2) // white).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UnreadableImageError(path, "32 bits per pixel, where 8 or 16 are understood")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        flat = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+        return flat.convert("L") if image.mode in _GREY_MODES else flat
+    return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+
+
+def _reason(path: str | os.PathLike[str], error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        pixels = re.search(r"\d+", str(error))
+        size = f"{int(pixels.group()):,}" if pixels else "too many"
+        return f"{size} pixels, where {MAX_PIXELS:,} are allowed"
+    if isinstance(error, UnidentifiedImageError):
+        empty = os.path.getsize(path) == 0
+        return "the file is empty" if empty else "its content is no image of a known format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

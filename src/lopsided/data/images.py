@@ -1,0 +1,239 @@
+"""Images as a sequence that is loaded in batches, from memory or from files."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, fit_image, read_header, read_image
+from lopsided.errors import DataError, InputError, sentence
+
+if TYPE_CHECKING:
+    import torch
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the number of images that are done and the number that there are."""
+
+_T = TypeVar("_T")
+_WINDOW = 256
+
+
+class Images(ABC):
+    """A fixed sequence of images; ``load`` turns any of them into one uint8 batch."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """The channels of the source: 1 when all its images are grey, 3 otherwise."""
+
+    @abstractmethod
+    def take(self, indices: Indices) -> Images:
+        """The images at ``indices``, in that order; ``channels`` stays that of the whole."""
+
+    @abstractmethod
+    def digest(self, indices: Indices) -> list[str]:
+        """The SHA-256 of each image's bytes: of the file, or of the array in memory."""
+
+    @abstractmethod
+    def unreadable(
+        self, *, workers: int = 0, progress: Progress | None = None
+    ) -> list[tuple[int, UnreadableImageError]]:
+        """Decode every image once and return those that cannot be."""
+
+    @abstractmethod
+    def _describe(self, index: int) -> str: ...
+
+    @abstractmethod
+    def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels: ...
+
+    def load(self, indices: Indices, image_size: int | None, channels: int, *, workers: int = 0) -> torch.Tensor:
+        """Load a batch as a uint8 tensor (b, channels, image_size, image_size).
+
+        With ``image_size=None`` images keep their own size, (b, channels, h, w), and must then agree in it. ``workers``
+        threads decode side by side (Pillow releases the interpreter's lock); the result does not depend on them.
+        """
+        import torch
+
+        return torch.from_numpy(self._load(np.asarray(indices, dtype=np.int64), image_size, channels, workers))
+
+    def _load(self, indices: Indices, image_size: int | None, channels: int, workers: int) -> Pixels:
+        _check_request(image_size, channels)
+        if not len(indices):
+            side = image_size or 0
+            return np.empty((0, channels, side, side), dtype=np.uint8)
+        decoded = ordered_map(lambda i: self._decode(i, image_size, channels), indices.tolist(), workers)
+        first = next(decoded)
+        batch = np.empty((len(indices), *first.shape), dtype=np.uint8)
+        batch[0] = first
+        for row, pixels in enumerate(decoded, start=1):
+            if pixels.shape != first.shape:
+                raise _different_sizes(
+                    (self._describe(int(indices[0])), first.shape[1:]),
+                    (self._describe(int(indices[row])), pixels.shape[1:]),
+                )
+            batch[row] = pixels
+        return batch
+
+
+class ArrayImages(Images):
+    """Images in memory: one uint8 array (n, channels, h, w)."""
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def channels(self) -> int:
+        """1 or 3, as the array has."""
+        return int(self.pixels.shape[1])
+
+    def take(self, indices: Indices) -> ArrayImages:
+        """The images at ``indices``, in that order."""
+        return ArrayImages(self.pixels[indices])
+
+    def digest(self, indices: Indices) -> list[str]:
+        """The SHA-256 of each image's shape and pixels."""
+        shape = repr(self.pixels.shape[1:]).encode()
+        return [hashlib.sha256(shape + self.pixels[i].tobytes()).hexdigest() for i in indices]
+
+    def unreadable(
+        self, *, workers: int = 0, progress: Progress | None = None
+    ) -> list[tuple[int, UnreadableImageError]]:
+        """Nothing: what is in memory has been read."""
+        if progress is not None:
+            progress(len(self), len(self))
+        return []
+
+    def _describe(self, index: int) -> str:
+        return f"image {index}"
+
+    def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
+        pixels = self.pixels[index]
+        image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+        return fit_image(image, image_size, channels)
+
+    def _load(self, indices: Indices, image_size: int | None, channels: int, workers: int) -> Pixels:
+        height, width = self.pixels.shape[2:]
+        if channels >= self.channels and (image_size is None or height == width == image_size):
+            _check_request(image_size, channels)
+            batch = self.pixels[indices]
+            return batch if channels == self.channels else np.repeat(batch, channels, axis=1)
+        return super()._load(indices, image_size, channels, workers)
+
+
+class FileImages(Images):
+    """Images in files, decoded when they are loaded."""
+
+    def __init__(self, paths: Sequence[Path], channels: int | None = None) -> None:
+        self.paths = tuple(paths)
+        self._channels = channels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def channels(self) -> int:
+        """1 when every header says grey, 3 otherwise; headers are read until the first that is not grey."""
+        return self._channels or (1 if self._all_grey() else 3)
+
+    def take(self, indices: Indices) -> FileImages:
+        """The images at ``indices``, in that order; ``channels`` stays that of the whole."""
+        return FileImages([self.paths[i] for i in indices], self.channels)
+
+    def digest(self, indices: Indices) -> list[str]:
+        """The SHA-256 of each file's bytes."""
+        return [self._digest(self.paths[i]) for i in indices]
+
+    def unreadable(
+        self, *, workers: int = 0, progress: Progress | None = None
+    ) -> list[tuple[int, UnreadableImageError]]:
+        """Decode every file once and return those that cannot be."""
+        found = []
+        for index, error in enumerate(ordered_map(_error_in, self.paths, workers)):
+            if error is not None:
+                found.append((index, error))
+            if progress is not None:
+                progress(index + 1, len(self))
+        return found
+
+    def check_sizes(self) -> None:
+        """Raise unless all headers agree in size, as loading without ``image_size`` needs."""
+        first: tuple[int, int] | None = None
+        for path in self.paths:
+            size, _ = read_header(path)
+            first = first or size
+            if size != first:
+                raise _different_sizes((str(self.paths[0]), first), (str(path), size))
+
+    def _all_grey(self) -> bool:
+        seen = False
+        for path in self.paths:
+            try:
+                _, grey = read_header(path)
+            except UnreadableImageError:  # It is reported when it is decoded.
+                continue
+            if not grey:
+                return False
+            seen = True
+        return seen
+
+    @staticmethod
+    def _digest(path: Path) -> str:
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise UnreadableImageError(path, (error.strerror or "unreadable").lower()) from error
+
+    def _describe(self, index: int) -> str:
+        return str(self.paths[index])
+
+    def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
+        return decode_image(self.paths[index], image_size, channels)
+
+
+def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: int) -> Iterator[_T]:
+    """Map with ``workers`` threads, in order, with a bounded number of results waiting."""
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    rest = iter(items)
+    with ThreadPoolExecutor(workers) as pool:
+        while window := list(islice(rest, _WINDOW)):
+            yield from pool.map(function, window)
+
+
+def _error_in(path: Path) -> UnreadableImageError | None:
+    try:
+        read_image(path)
+    except UnreadableImageError as error:
+        return error
+    return None
+
+
+def _check_request(image_size: int | None, channels: int) -> None:
+    if channels not in (1, 3):
+        raise InputError(sentence("channels must be 1 or 3", channels))
+    if image_size is not None and image_size < 1:
+        raise InputError(sentence("image_size must be >= 1", image_size, "Use None to keep the images' own size."))
+
+
+def _different_sizes(first: tuple[str, tuple[int, ...]], other: tuple[str, tuple[int, ...]]) -> DataError:
+    sizes = " and ".join(f"{size[1]} x {size[0]} in {name}" for name, size in (first, other))
+    return DataError(sentence("images must agree in size when image_size is not set", sizes, "Set image_size."))

@@ -1,0 +1,127 @@
+"""A CSV or Parquet table with the columns path and label, and optionally group and split."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lopsided.data.images import FileImages
+from lopsided.data.listing import SPLIT_NAMES, Listing, check_files
+from lopsided.errors import DataError, MissingDependencyError, sentence
+
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
+
+
+def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bool) -> Listing:
+    """List the images of a table.
+
+    Relative paths are relative to the table. A path that is absolute or climbs out of the table's folder needs
+    ``allow_outside``, because a table may come from someone else. Labels are text: 01 and 1 are two classes. ``group``
+    names the column of the groups; without it the column ``group`` is used when there is one.
+    """
+    columns = read_columns(table)
+    needed = ["path", "label"] + ([group] if group else [])
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        got = f"{', '.join(columns) or 'none'} in {table}"
+        raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got))
+    if not columns["path"]:
+        raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))
+    optional = ["split"] if group else ["group", "split"]
+    for name in needed + [name for name in optional if name in columns]:
+        _check_filled(table, name, columns[name])
+    names = [_inside(table, line, text, allow_outside) for line, text in enumerate(columns["path"], start=2)]
+    _check_once(table, names)
+    splits = _splits(table, columns["split"]) if "split" in columns else None
+    paths = [table.parent / name for name in names]
+    if check:
+        check_files(paths, table)
+    return Listing(
+        name=table.stem,
+        where=str(table),
+        images=FileImages(paths),
+        labels=columns["label"],
+        names=names,
+        groups=columns.get(group or "group"),
+        splits=splits,
+    )
+
+
+def read_columns(table: Path) -> dict[str, list[str]]:
+    """Read a table as text, column by column; empty cells are empty strings."""
+    if table.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(table)
+    try:
+        text = table.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(sentence("a table must be readable", f"{table} ({error.strerror})")) from error
+    except UnicodeDecodeError as error:
+        raise DataError(sentence("a CSV table must be UTF-8", f"byte {error.start} of {table}")) from error
+    header = text.partition("\n")[0]
+    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+    except csv.Error as error:
+        raise DataError(sentence("a CSV table must be well formed", f"{table} ({error})")) from error
+    if not rows:
+        raise DataError(sentence("a CSV table must start with a line of column names", f"{table}, which is empty"))
+    for line, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            got = f"{len(row)} cells in line {line} of {table}"
+            raise DataError(sentence(f"every line must have {len(rows[0])} cells, as the first", got))
+    return {name.strip(): [row[i].strip() for row in rows[1:]] for i, name in enumerate(rows[0])}
+
+
+def _read_parquet(table: Path) -> dict[str, list[str]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        repair = "Run pip install pyarrow, or write the table as CSV."
+        raise MissingDependencyError(sentence("reading Parquet needs pyarrow", "no such package", repair)) from error
+    try:
+        content = pyarrow.parquet.read_table(table, memory_map=False)
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(sentence("a Parquet table must be readable", f"{table} ({reason})")) from error
+    return {
+        name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
+        for name in content.column_names
+    }
+
+
+def _check_filled(table: Path, column: str, values: Sequence[str]) -> None:
+    for line, value in enumerate(values, start=2):
+        if not value:
+            got = f"an empty cell in line {line} of {table}"
+            raise DataError(sentence(f"the column {column} must be filled in every line", got))
+
+
+def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
+    path = os.path.normpath(text)
+    climbs = os.path.isabs(path) or Path(path).parts[:1] == ("..",)
+    if climbs and not allow_outside:
+        repair = "Move the table above its images, or allow paths outside (allow_outside)."
+        got = f"{text} in line {line} of {table}"
+        raise DataError(sentence("paths must stay below the folder of the table", got, repair))
+    return Path(path).as_posix()
+
+
+def _check_once(table: Path, names: Sequence[str]) -> None:
+    lines: dict[str, int] = {}
+    for line, name in enumerate(names, start=2):
+        if name in lines:
+            got = f"{name} in lines {lines[name]} and {line} of {table}"
+            raise DataError(sentence("each image must be listed once", got))
+        lines[name] = line
+
+
+def _splits(table: Path, values: Sequence[str]) -> list[str]:
+    for line, value in enumerate(values, start=2):
+        if value.lower() not in SPLIT_NAMES:
+            got = f"{value!r} in line {line} of {table}"
+            raise DataError(sentence("the column split must hold train, val or test", got))
+    return [SPLIT_NAMES[value.lower()] for value in values]

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, decode_image, list_images, read_header
+from lopsided.errors import DataError
+
+RED, WHITE = (255, 0, 0), (255, 255, 255)
+
+
+def gradient(height: int = 6, width: int = 10) -> Image.Image:
+    values = np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
+    return Image.fromarray(values)
+
+
+def png(width: int, height: int, depth: int, rows: bytes) -> bytes:
+    """An RGB PNG by hand, whose header may promise more than its rows hold."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def png_header(width: int, height: int) -> bytes:
+    return png(width, height, 8, b"\0" * 100)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".ppm"])
+def test_an_rgb_image_comes_out_pixel_by_pixel(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    gradient().save(path)
+    assert np.array_equal(decode_image(path, None, 3), np.asarray(gradient()).transpose(2, 0, 1))
+
+
+def test_a_grey_image_fills_three_channels_alike_and_one_channel_unchanged(tmp_path: Path) -> None:
+    values = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert np.array_equal(decode_image(tmp_path / "a.png", None, 1), values[None])
+    assert np.array_equal(decode_image(tmp_path / "a.png", None, 3), np.stack([values] * 3))
+
+
+def test_colour_becomes_grey_by_luma(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4), (0, 255, 0)).save(tmp_path / "a.png")
+    assert (decode_image(tmp_path / "a.png", None, 1) == round(0.587 * 255)).all()
+
+
+def test_transparent_parts_lie_over_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (2, 1), (*RED, 255))
+    image.putpixel((1, 0), (*RED, 0))
+    image.save(tmp_path / "a.png")
+    pixels = decode_image(tmp_path / "a.png", None, 3)
+    assert tuple(pixels[:, 0, 0]) == RED
+    assert tuple(pixels[:, 0, 1]) == WHITE
+
+
+def test_a_half_transparent_black_is_middle_grey_in_one_channel(tmp_path: Path) -> None:
+    Image.new("LA", (2, 2), (0, 128)).save(tmp_path / "a.png")
+    assert (decode_image(tmp_path / "a.png", None, 1) == 127).all()
+
+
+def test_a_palette_becomes_its_colours_and_its_transparent_entry_white(tmp_path: Path) -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([*RED, 0, 0, 255])
+    image.putpixel((1, 0), 1)
+    image.save(tmp_path / "solid.png")
+    image.save(tmp_path / "clear.png", transparency=1)
+    assert tuple(decode_image(tmp_path / "solid.png", None, 3)[:, 0, 1]) == (0, 0, 255)
+    clear = decode_image(tmp_path / "clear.png", None, 3)
+    assert tuple(clear[:, 0, 0]) == RED
+    assert tuple(clear[:, 0, 1]) == WHITE
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm"])
+def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path: Path, suffix: str) -> None:
+    values = np.array([[0, 257, 32768, 65535]], dtype=np.uint16)
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".pgm":
+        path.write_bytes(b"P5 4 1 65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(path)
+    assert decode_image(path, None, 1).ravel().tolist() == [0, 1, 128, 255]
+
+
+def test_sixteen_bits_per_colour_are_scaled(tmp_path: Path) -> None:
+    row = np.array([0, 32768, 65535], dtype=">u2").tobytes()
+    (tmp_path / "a.png").write_bytes(png(1, 1, 16, b"\0" + row))
+    assert decode_image(tmp_path / "a.png", None, 3).ravel().tolist() == [0, 128, 255]
+
+
+def test_a_dark_image_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 300, dtype=np.uint16)).save(tmp_path / "a.png")
+    assert (decode_image(tmp_path / "a.png", None, 3) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_thirty_two_bits_are_refused_by_name(tmp_path: Path, dtype: type) -> None:
+    Image.fromarray(np.zeros((4, 4), dtype=dtype)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep\.tif \(32 bits per pixel, where 8 or 16 are understood\)"):
+        decode_image(tmp_path / "deep.tif", None, 1)
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.tif")
+    assert tuple(decode_image(tmp_path / "a.tif", None, 3)[:, 0, 0]) == RED
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_undone(tmp_path: Path, orientation: int) -> None:
+    upright = np.asarray(gradient())
+    # How a camera stores an upright picture, by the orientation's definition: which edge is row 0 and column 0.
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1),
+        7: np.rot90(upright, 2).transpose(1, 0, 2),
+        8: np.rot90(upright, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / "a.png", exif=exif)
+    assert np.array_equal(decode_image(tmp_path / "a.png", None, 3), upright.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".tif"])
+def test_an_animation_gives_its_first_frame(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 0, 255))]
+    options = {"lossless": True} if suffix == ".webp" else {}
+    frames[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=frames[1:], **options)
+    assert tuple(decode_image(tmp_path / f"a{suffix}", None, 3)[:, 0, 0]) == RED
+
+
+def test_resizing_is_pillows_antialiased_bilinear_of_the_whole_image(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    expected = Image.fromarray(noise).resize((16, 16), Image.Resampling.BILINEAR)
+    assert np.array_equal(decode_image(tmp_path / "a.png", 16, 3), np.asarray(expected).transpose(2, 0, 1))
+
+
+def test_a_large_jpeg_is_decoded_in_full_before_it_is_resized(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.jpg", quality=95)
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = np.asarray(image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR))
+    assert np.array_equal(decode_image(tmp_path / "a.jpg", 16, 3), expected.transpose(2, 0, 1))
+
+
+def test_a_text_file_named_jpg_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "note.jpg"
+    path.write_text("not a picture")
+    with pytest.raises(UnreadableImageError) as caught:
+        decode_image(path, 8, 3)
+    assert str(caught.value) == (
+        f"every image must be readable, got {path} (its content is no image of a known format). "
+        "Repair or remove it, or skip unreadable images (--skip-unreadable)."
+    )
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    with pytest.raises(DataError, match=r"a\.png \(the file is empty\)"):
+        decode_image(tmp_path / "a.png", 8, 3)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.png \(no such file or directory\)"):
+        decode_image(tmp_path / "gone.png", 8, 3)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".bmp", ".webp"])
+def test_a_truncated_file_is_named(tmp_path: Path, suffix: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    path = tmp_path / f"half{suffix}"
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=rf"every image must be readable, got .*half\{suffix} \(.+\)"):
+        decode_image(path, 8, 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(10_000, 9_000), (60_000, 60_000)])
+def test_a_pixel_bomb_is_stopped_by_its_header(tmp_path: Path, width: int, height: int) -> None:
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_header(width, height))
+    with pytest.raises(DataError, match=rf"bomb\.png \({width * height:,} pixels, where 89,478,485 are allowed\)"):
+        decode_image(path, 8, 3)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_pixel_bomb_is_stopped_where_pillow_only_warns(tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(png_header(10_000, 9_000))
+    assert MAX_PIXELS < 90_000_000 < 2 * MAX_PIXELS
+    with pytest.raises(DataError, match=r"bomb\.png \(10000 x 9000 pixels, where 89,478,485 are allowed\)"):
+        read_header(tmp_path / "bomb.png")
+
+
+def test_postscript_is_never_started(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    with pytest.raises(DataError, match="no image of a known format"):
+        decode_image(tmp_path / "a.png", 8, 3)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    format=st.sampled_from(["JPEG", "PNG", "TIFF", "GIF", "BMP", "WEBP"]),
+    place=st.floats(0, 1, exclude_max=True),
+    junk=st.binary(min_size=1, max_size=12),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_bytes_give_an_image_or_the_one_error(tmp_path: Path, format: str, place: float, junk: bytes) -> None:
+    buffer = io.BytesIO()
+    gradient(16, 16).save(buffer, format)
+    content = bytearray(buffer.getvalue())
+    start = int(place * len(content))
+    content[start : start + len(junk)] = junk
+    path = tmp_path / "damaged"
+    path.write_bytes(content)
+    outcome: tuple[int, ...] | str
+    try:
+        outcome = decode_image(path, 8, 3).shape
+    except UnreadableImageError as error:
+        outcome = str(error)
+    assert outcome == (3, 8, 8) or str(path) in str(outcome)
+
+
+def test_the_error_survives_being_sent_to_another_process(tmp_path: Path) -> None:
+    error = pickle.loads(pickle.dumps(UnreadableImageError(tmp_path / "a.png", "broken")))
+    assert error.path == tmp_path / "a.png"
+    assert error.reason == "broken"
+
+
+def test_a_header_tells_grey_from_colour(tmp_path: Path) -> None:
+    Image.new("L", (4, 2)).save(tmp_path / "grey.png")
+    Image.new("RGB", (4, 2)).save(tmp_path / "colour.png")
+    assert read_header(tmp_path / "grey.png") == ((2, 4), True)
+    assert read_header(tmp_path / "colour.png") == ((2, 4), False)
+
+
+def test_images_below_folders_are_listed_sorted_and_once(tmp_path: Path) -> None:
+    for name in ("b/2.png", "b/1.JPG", "b/deep/3.tif", "b/notes.txt", "b/._1.jpg", "b/.hidden/4.png", "single.dat"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    listed = list_images([tmp_path / "single.dat", tmp_path / "b", tmp_path / "b" / "2.png"])
+    assert [path.relative_to(tmp_path).as_posix() for path in listed] == [
+        "single.dat",
+        "b/1.JPG",
+        "b/2.png",
+        "b/deep/3.tif",
+    ]
+
+
+def test_a_link_in_a_circle_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").touch()
+    os.symlink(tmp_path / "a", tmp_path / "a" / "again")
+    assert list_images([tmp_path / "a"]) == [tmp_path / "a" / "1.png"]
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"each path must be an image or a folder, got .*gone, which does not exist\."):
+        list_images([tmp_path / "gone"])
+
+
+def test_a_folder_without_images_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a folder to predict on must hold images, got none below "):
+        list_images([tmp_path])
