@@ -477,6 +477,10 @@ def test_floats_become_the_bytes_that_they_came_from() -> None:
     assert np.array_equal(pixels_of(source_from_arrays((x / 255.0).astype(np.float32)), 1)[:, 0], x)
 
 
+def test_floats_between_bytes_are_rounded() -> None:
+    assert pixels_of(source_from_arrays(np.full((1, 2, 2), 0.999)), 1).tolist() == [[[[255, 255], [255, 255]]]]
+
+
 def test_images_in_memory_resize_as_files_do(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (1, 20, 30, 3), dtype=np.uint8)
     Image.fromarray(x[0]).save(tmp_path / "a.png")

@@ -1,0 +1,175 @@
+"""Scenarios: how lopsided a draw from a source is.
+
+The grammar, with classes in the source's order::
+
+    90:10                         shares in per cent, one per class, as many images as the classes allow
+    90:10,total=1000              the same with exactly 1000 images
+    long-tail:100                 each class a constant factor smaller than the one before, the last 100 times the first
+    long-tail:100,step            the first half of the classes full, each of the others 100 times smaller
+    long-tail:100,total=1000      either shape with exactly 1000 images
+
+The exponential shape is that of Cui et al. 2019 (class-balanced loss), the step that of Buda et al. 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.errors import DataError, InputError, sentence
+from lopsided.seeds import derive_seed
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Shape: TypeAlias = Literal["exponential", "step"]
+
+_GRAMMAR = "Write 90:10 or 90:10,total=1000, or long-tail:100, long-tail:100,step or long-tail:100,total=1000."
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Either ``proportion``, in per cent per class, or ``long_tail``, the factor between first and last class."""
+
+    proportion: tuple[float, ...] | None = None
+    total: int | None = None
+    long_tail: float | None = None
+    shape: Shape = "exponential"
+
+    def __post_init__(self) -> None:
+        if (self.proportion is None) == (self.long_tail is None):
+            raise InputError(sentence("a scenario must have either a proportion or a long tail", self, _GRAMMAR))
+        if self.proportion is not None:
+            text = ":".join(f"{share:g}" for share in self.proportion)
+            if len(self.proportion) < 2 or not all(0 < share < 100 for share in self.proportion):
+                raise InputError(sentence("a proportion must have two or more shares above 0", text, _GRAMMAR))
+            if not math.isclose(sum(self.proportion), 100.0, abs_tol=1e-6):
+                got = f"{text}, which adds up to {sum(self.proportion):g}"
+                raise InputError(sentence("shares must add up to 100", got, _GRAMMAR))
+        if self.long_tail is not None and not 1 <= self.long_tail < math.inf:
+            raise InputError(sentence("the factor of a long tail must be >= 1", self.long_tail, _GRAMMAR))
+        if self.shape not in ("exponential", "step"):
+            raise InputError(sentence("the shape of a long tail must be exponential or step", self.shape, _GRAMMAR))
+        if self.total is not None and self.total < 1:
+            raise InputError(sentence("total must be >= 1", self.total, _GRAMMAR))
+
+    def __str__(self) -> str:
+        """The text that ``parse_scenario`` reads back."""
+        if self.proportion is not None:
+            text = ":".join(_number(share) for share in self.proportion)
+        else:
+            text = f"long-tail:{_number(self.long_tail or 1.0)}" + (",step" if self.shape == "step" else "")
+        return text if self.total is None else f"{text},total={self.total}"
+
+    def weights(self, num_classes: int) -> npt.NDArray[np.float64]:
+        """The relative size of each class, the first being 1."""
+        if self.proportion is not None:
+            return np.array(self.proportion) / self.proportion[0]
+        factor = self.long_tail or 1.0
+        if self.shape == "step":
+            return np.where(np.arange(num_classes) < num_classes - num_classes // 2, 1.0, 1.0 / factor)
+        return np.asarray(factor ** (-np.arange(num_classes) / max(num_classes - 1, 1)))
+
+
+def parse_scenario(text: str) -> Scenario:
+    """Read a scenario.
+
+    >>> parse_scenario("90:10,total=1000")
+    Scenario(proportion=(90.0, 10.0), total=1000, long_tail=None, shape='exponential')
+    >>> str(parse_scenario("long-tail:100, step"))
+    'long-tail:100,step'
+    """
+    head, *options = (part.strip() for part in text.split(","))
+    kind, _, factor = head.partition(":")
+    total: int | None = None
+    shape: Shape | None = None
+    try:
+        for option in options:
+            key, _, value = option.partition("=")
+            if key == "total" and total is None:
+                total = int(value)
+            elif option in ("exponential", "step") and kind == "long-tail" and shape is None:
+                shape = "step" if option == "step" else "exponential"
+            else:
+                raise ValueError(option)
+        if kind == "long-tail":
+            return Scenario(long_tail=float(factor), shape=shape or "exponential", total=total)
+        proportion = tuple(float(share) for share in head.split(":"))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(sentence("a scenario must be a proportion or a long tail", repr(text), _GRAMMAR)) from error
+    return Scenario(proportion=proportion, total=total)
+
+
+def draw(labels: npt.ArrayLike, classes: Sequence[str], scenario: Scenario, seed: int) -> Indices:
+    """Draw images so that the classes stand in the scenario's relation; returns sorted indices.
+
+    ``seed`` is the run's. Each class is put in its own random order and drawn from the front, so that of two scenarios
+    with the same seed the smaller draw of a class is part of the larger.
+    """
+    y = np.asarray(labels, dtype=np.int64)
+    available = np.bincount(y, minlength=len(classes))[: len(classes)]
+    numbers = _numbers(available, classes, scenario)
+    drawn = []
+    for index, (name, number) in enumerate(zip(classes, numbers, strict=True)):
+        generator = np.random.default_rng(derive_seed(seed, "scenario", name))
+        drawn.append(generator.permutation(np.flatnonzero(y == index))[:number])
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def remaining(n: int, drawn: npt.ArrayLike) -> Indices:
+    """The indices below ``n`` that were not drawn.
+
+    >>> remaining(5, [0, 3])
+    array([1, 2, 4])
+    """
+    left = np.ones(n, dtype=bool)
+    left[np.asarray(drawn, dtype=np.int64)] = False
+    return np.flatnonzero(left)
+
+
+def apportion(weights: npt.ArrayLike, total: int) -> npt.NDArray[np.int64]:
+    """Share ``total`` out in whole numbers by the largest remainders; they add up to ``total``.
+
+    >>> apportion([2, 1, 1], 10)
+    array([5, 3, 2])
+    """
+    shares = np.asarray(weights, dtype=np.float64)
+    exact = shares / shares.sum() * total
+    # Rounding the remainders makes ties of them that binary fractions would break at random; the first class wins.
+    floors = np.floor(np.round(exact, 9))
+    remainders = np.round(exact - floors, 9)
+    extra = np.argsort(-remainders, kind="stable")[: total - int(floors.sum())]
+    floors[extra] += 1
+    return np.asarray(floors, dtype=np.int64)
+
+
+def _numbers(available: npt.NDArray[np.int64], classes: Sequence[str], scenario: Scenario) -> npt.NDArray[np.int64]:
+    if scenario.proportion is not None and len(scenario.proportion) != len(classes):
+        must = f"a proportion must have one share per class, {len(classes)} ({', '.join(classes)})"
+        raise InputError(sentence(must, f"{len(scenario.proportion)} in {scenario}"))
+    weights = scenario.weights(len(classes))
+    if scenario.total is not None:
+        numbers = apportion(weights, scenario.total)
+    else:
+        numbers = np.floor(weights * (available / weights).min() + 1e-9).astype(np.int64)
+    there = _counts(classes, available)
+    if (numbers > available).any():
+        must = f"{scenario} needs {_counts(classes, numbers)}"
+        raise DataError(sentence(must, there, "Ask for a smaller total or another proportion."))
+    if (numbers < 1).any():
+        must = f"{scenario} must leave every class an image"
+        raise DataError(sentence(must, f"{_counts(classes, numbers)} of {there}"))
+    return numbers
+
+
+def _counts(classes: Sequence[str], numbers: npt.NDArray[np.int64]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in zip(classes, numbers.tolist(), strict=True))
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
