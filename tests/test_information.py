@@ -349,6 +349,13 @@ class TestEstimators:
         rng = generator("independent", d)
         assert abs(feature_information(rng.normal(size=(2000, d)), rng.integers(0, 3, size=2000))) < 0.06
 
+    def test_independent_features_show_why_information_is_no_difference_of_entropies(self):
+        rng = generator("difference")
+        z, y = rng.normal(size=(2000, 16)), rng.choice(3, size=2000, p=[0.5, 0.3, 0.2])
+        difference = differential_entropy(z) - conditional_differential_entropy(z, y)
+        assert -0.4 < difference < -0.2
+        assert abs(feature_information(z, y)) < 0.05
+
     def test_separated_classes_carry_all_the_information_of_the_labels(self):
         y = np.repeat([0, 1, 2], [600, 300, 100])
         z = generator("separated").normal(size=(1000, 2)) + 100.0 * y[:, None]
