@@ -70,25 +70,27 @@ def _run(*arguments: Any) -> Sweep:
 
 
 class TiledTotal(torch.autograd.Function):
-    """The sum over anchors. Value and gradient are both made in the forward visit; backward is one multiplication."""
+    """The sum over anchors times a factor. Forward makes value and gradient in one visit; backward multiplies."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
-        """``rest``: y, y_reference, mask, eta, gamma, temperature, released, tile."""
-        y, y_reference, mask, *options = rest
+        """``rest``: y, y_reference, mask, the factor of the sum, eta, gamma, temperature, released, tile."""
+        y, y_reference, mask, ctx.factor, *options = rest
         of_z, of_reference = ctx.needs_input_grad[:2]
         found = _run(z, reference, y, y_reference, mask, None, *options, True, of_z or of_reference, of_reference)
         ctx.save_for_backward(z, reference, found.grad_z, found.grad_reference)
         ctx.of_reference = of_reference
-        return found.values.sum()
+        total: Tensor = found.values.sum() * ctx.factor
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of forward, scaled."""
         z, reference, grad_z, grad_reference = ctx.saved_tensors
-        first = _no_second_derivative(grad_z * grads[0], z, reference, grads[0])
-        second = grad_reference * grads[0] if ctx.of_reference else None
-        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 8
+        grad = grads[0] * ctx.factor
+        first = _no_second_derivative(grad_z * grad, z, reference, grad)
+        second = grad_reference * grad if ctx.of_reference else None
+        return first, _no_second_derivative(second, z, reference, grad), *[None] * 9
 
 
 class TiledRows(torch.autograd.Function):
@@ -131,5 +133,5 @@ class _NoSecondDerivative(torch.autograd.Function):
 def _no_second_derivative(grad: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
     if grad is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return grad
-    passed: Tensor = _NoSecondDerivative.apply(grad, *inputs)  # type: ignore[no-untyped-call]
+    passed: Tensor = _NoSecondDerivative.apply(grad, *inputs)
     return passed

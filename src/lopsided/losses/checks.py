@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lopsided.losses.tiled import rows_per_block
+from lopsided.losses.plan import rows_per_block
 
 Reference = tuple[Tensor, Tensor | None]
 
@@ -36,7 +36,8 @@ def check_number(name: str, value: object, *, positive: bool = False, advice: st
         raise TypeError(f"{name} must be a number, got {type(value).__name__}. Pass a float.")
     number = float(value)
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        raise ValueError(f"{name} must be {'> 0' if positive else '>= 0'} and finite, got {number}.{advice and ' '}{advice}")
+        bound = "> 0" if positive else ">= 0"
+        raise ValueError(f"{name} must be {bound} and finite, got {number}. {advice}".rstrip())
     return number
 
 
@@ -81,7 +82,7 @@ def check_inputs(z: Tensor, y: Tensor | None, reference: Reference | None, posit
             positive = positive.repeat_interleave(views, 0).repeat_interleave(times, 1)
         y = y_ref = None
     dtype = torch.promote_types(z.dtype if z_ref is None else torch.promote_types(z.dtype, z_ref.dtype), torch.float32)
-    z = z.reshape(n * views, z.shape[-1]).to(dtype)
+    z = (z if z.ndim == 2 else z.reshape(n * views, z.shape[-1])).to(dtype)
     y = y.repeat_interleave(views) if y is not None and views > 1 else y
     return Arguments(z, None if z_ref is None or not len(z_ref) else z_ref.to(dtype), y, y_ref, positive)
 
@@ -129,6 +130,7 @@ def _check_mask(positive: object, n: int, m: int, z: Tensor) -> Tensor:
         kind = positive.dtype if isinstance(positive, Tensor) else type(positive).__name__
         raise TypeError(f"positive must be a boolean tensor, got {kind}. Compare it with 0 to make a mask.")
     if positive.shape != (n, m):
-        raise ValueError(f"positive must have shape ({n}, {m}), anchors by contrast samples, got {tuple(positive.shape)}.")
+        got = tuple(positive.shape)
+        raise ValueError(f"positive must have shape ({n}, {m}), samples by contrast samples, got {got}.")
     _check_device("positive", positive, z)
     return positive

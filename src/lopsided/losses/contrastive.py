@@ -49,8 +49,8 @@ def asymmetric_focal_contrastive_loss(
 
         - 1/|P_i| sum_{j in P_i} (1 - p_ij)^gamma log p_ij  -  eta/|N_i| sum_{j in N_i} log(1 - p_ij)
 
-    A sum over an empty set is 0, and so is the loss of an anchor with a single contrast sample, whose p is 1 whatever the
-    features are. Features are used as they are; normalise them first, or use the module.
+    A sum over an empty set is 0, and so is the loss of an anchor with a single contrast sample, whose p is 1 whatever
+    the features are. Features are used as they are; normalise them first, or use the module.
 
     Args:
         z: Features (n, d), or (n, views, d): every view of every sample is then an anchor.
@@ -59,8 +59,8 @@ def asymmetric_focal_contrastive_loss(
         gamma: Focusing exponent of the first term.
         temperature: Divides the similarities.
         reference: ``(z_ref, y_ref)``, extra contrast samples that are no anchors, as from a queue or from other ranks.
-        positive: Boolean (n, m) mask that replaces "same label"; m counts the samples and then the reference. An entry on
-            the diagonal concerns the other views of the same sample.
+        positive: Boolean (n, m) mask that replaces "same label"; m counts the samples and then the reference. An entry
+            on the diagonal concerns the other views of the same sample.
         normalization: "paper" divides by |P_i| and |N_i|; "released" divides both by the number of contrast samples
             (the anchor included), as the code that the authors released does.
         reduction: "mean" divides the sum over anchors by their number, "sum" is the printed formula, "none" gives one
@@ -74,7 +74,7 @@ def asymmetric_focal_contrastive_loss(
     >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
     >>> y = torch.tensor([0, 0, 1])
     >>> asymmetric_focal_contrastive_loss(z, y, eta=2.0, temperature=0.5, reduction="none").round(decimals=4)
-    tensor([0.0809, 0.1210, 2.8853])
+    tensor([0.0809, 0.1199, 1.4260])
     """
     eta = check_number("eta", eta, advice="Use 0 for the symmetric loss.")
     gamma = check_number("gamma", gamma, advice="Use 0 for the loss without focusing.")
@@ -92,10 +92,11 @@ def asymmetric_focal_contrastive_loss(
     elif rows is None:
         values = _dense(inputs, options)
     elif reduction == "none":
-        values = TiledRows.apply(*inputs, *options, rows)  # type: ignore[no-untyped-call]
+        values = TiledRows.apply(*inputs, *options, rows)
     else:
-        total: Tensor = TiledTotal.apply(*inputs, *options, rows)  # type: ignore[no-untyped-call]
-        return total / len(inputs.z) if reduction == "mean" else total
+        factor = 1.0 / len(inputs.z) if reduction == "mean" else 1.0
+        total: Tensor = TiledTotal.apply(*inputs, factor, *options, rows)
+        return total
     if reduction == "none":
         return values.reshape(z.shape[:-1])
     return values.sum() / len(values) if reduction == "mean" else values.sum()
@@ -169,8 +170,8 @@ def asymmetric_contrastive_loss(
 class AsymmetricFocalContrastiveLoss(nn.Module):
     """:func:`asymmetric_focal_contrastive_loss` as a module that normalises the features.
 
-    With ``eta_unit="parity"``, eta is multiplied by :func:`parity_eta` of the number of contrast samples at hand, so that
-    one value means the same at every batch size: 0.5 is the paper's 300 at its batch of 128.
+    With ``eta_unit="parity"``, eta is multiplied by :func:`parity_eta` of the number of contrast samples at hand, so
+    that one value means the same at every batch size: 0.5 is the paper's 300 at its batch of 128.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The dense path: the same numbers as the tiled kernel from plain torch operations on an n x m matrix.
 
-Autograd differentiates it as often as one likes, so that this is the path for second derivatives; it costs the memory that
-the tiled kernel saves. As there, the largest entry of each row is taken out, since it alone can have p > 1/2.
+Autograd differentiates it as often as one likes, so that this is the path for second derivatives; it costs the memory
+that the tiled kernel saves. As there, the largest entry of each row is taken out, since it alone can have p > 1/2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 def dense_values(
     z: Tensor, reference: Tensor | None, positive: Tensor, eta: float, gamma: float, temperature: float, released: bool
 ) -> Tensor:
-    """Loss per anchor, (n,); ``positive`` is a boolean (n, m) mask whose entries at the anchors themselves are ignored."""
+    """Loss per anchor, (n,); in the boolean (n, m) mask ``positive``, entries at the anchors themselves are ignored."""
     columns = z if reference is None else torch.cat([z, reference])
     n, m = len(z), len(columns)
     itself = torch.eye(n, m, dtype=torch.bool, device=z.device)
@@ -25,7 +25,9 @@ def dense_values(
     s_k = s.gather(1, k)
     lse = torch.logsumexp(s.masked_fill(outside, -torch.inf), 1, keepdim=True)  # of all but the anchor and k
     log_p_k, log_a = logsigmoid(s_k - lse), logsigmoid(lse - s_k)
-    log_p = (s - lse + log_a).masked_fill(outside, -1.0)  # any negative number: masked below, and safe for every formula
+    log_p = (s - lse + log_a).masked_fill(
+        outside, -1.0
+    )  # any negative number: masked below, and safe for every formula
     log_not_p = torch.log1p(-torch.exp(log_p))
     log_p, log_not_p = torch.where(is_k, log_p_k, log_p), torch.where(is_k, log_a, log_not_p)
 

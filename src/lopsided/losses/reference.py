@@ -22,7 +22,7 @@ def reference_loss(
     normalization: str = "paper",
     reduction: str = "mean",
 ) -> Tensor:
-    """Asymmetric focal contrastive loss, Eq. (26), of features ``z`` (n, d); the arguments are those of the public name."""
+    """Asymmetric focal contrastive loss, Eq. (26), of ``z`` (n, d), with the arguments of the public function."""
     contrast, y_all = (z, y) if reference is None else (torch.cat([z, reference[0]]), _join(y, reference[1]))
     contrast, n, m = contrast.double(), len(z), len(contrast)
     losses = []
