@@ -1,0 +1,192 @@
+"""Files of a run: written whole or not at all, one event a line, one process at a time. Needs no torch.
+
+A reader sees the old content of a file or the new, never a part, because everything is written under a temporary name
+in the same folder and then renamed. Whatever the disk refuses (full, read-only, not permitted) becomes a ``RunError``
+that names the file, and the temporary file is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lopsided.errors import RunError, sentence
+
+LOCK_NAME = ".lock"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LOCKED = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+
+
+@contextmanager
+def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the disk says inside the block into a ``RunError`` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        must, do = f"{os.fspath(path)} must be writable", "Choose another folder or change its permissions."
+        if error.errno in _FULL:
+            must, do = f"{os.fspath(path)} must fit on the disk", "Free some space; what was written before is kept."
+        raise RunError(sentence(must, reason, do)) from error
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary name to write a file under; at the end of the block it takes the place of ``path``.
+
+    The content reaches the disk before the name does. If the block raises, ``path`` is as it was. For programs that
+    want to write a file by name themselves; ``atomic_write`` is for content at hand.
+    """
+    target = Path(path)
+    temporary = _temporary(target)
+    try:
+        with disk_errors(target):
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, target)
+            _flush(target.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file whole or not at all; text is written as UTF-8."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary folder; at the end of the block it becomes ``path``, which must not exist or be empty.
+
+    If the block raises, the temporary folder and what is in it are removed.
+    """
+    target = Path(path)
+    temporary = _temporary(target)
+    try:
+        with disk_errors(target):
+            temporary.mkdir(parents=True)
+            yield temporary
+            os.replace(temporary, target)
+            _flush(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder and those above it; nothing happens when it is there."""
+    with disk_errors(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+def append_line(path: str | os.PathLike[str], text: str) -> None:
+    """Append one line, in a single write. A line that a killed process left unfinished stays a line of its own."""
+    if "\n" in text:
+        raise ValueError(sentence("a line must not contain a line break", repr(text)))
+    with disk_errors(path), open(path, "ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        torn = False
+        if end:
+            file.seek(end - 1)
+            torn = file.read(1) != b"\n"
+        file.write(("\n" * torn + text + "\n").encode())
+
+
+@contextmanager
+def lock(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep a folder for this process while the block runs; a second process is refused and told who has it.
+
+    The operating system drops the lock of a process that dies, however it dies, so that a lock file which was left
+    behind on this machine is taken over. One that another machine left cannot be judged from here and is refused.
+    """
+    path = make_folder(folder) / LOCK_NAME
+    with disk_errors(path):
+        descriptor = _open_locked(path)
+    try:
+        with disk_errors(path):
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # Before it is unlocked: whoever opens the name next has a file of their own.
+        os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            free = _try_lock(descriptor)
+            owner = _owner(descriptor)
+            if not free or (owner is not None and owner[1] != socket.gethostname()):
+                raise RunError(_taken(path, owner, alive=not free))
+            with suppress(FileNotFoundError):
+                # The file may have been removed by its owner between opening and locking.
+                if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+                    kept, descriptor = descriptor, -1
+                    return kept
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # Beyond the content, which stays readable.
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _LOCKED:
+            return False
+        raise
+    return True
+
+
+def _owner(descriptor: int) -> tuple[int, str] | None:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        content = json.loads(os.read(descriptor, 4096))
+        return int(content["pid"]), str(content["host"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _taken(path: Path, owner: tuple[int, str] | None, *, alive: bool) -> str:
+    who = "another process" if owner is None else f"process {owner[0]} on {owner[1]}"
+    do = "Wait for it to end." if alive else f"If that process has ended, remove {path}."
+    return sentence("a run folder must be used by one process at a time", f"{path.parent}, held by {who}", do)
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def _flush(path: Path) -> None:
+    """Bring a file's content, or a folder's names, to the disk; not every system can do so with folders."""
+    flags = os.O_RDONLY
+    if path.is_dir():
+        if sys.platform == "win32":
+            return
+        flags |= os.O_DIRECTORY
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

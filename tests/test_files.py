@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lopsided import files
+from lopsided.errors import RunError
+from lopsided.files import append_line, atomic_folder, atomic_write, lock, make_folder, replacing
+
+HOLD = """
+import sys, time
+from lopsided.files import lock
+with lock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write_half(path: Path) -> None:
+    path.write_text("half of the n")
+    raise RuntimeError("power")
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    atomic_write(path, "old")
+    atomic_write(path, "größer")
+    assert path.read_text(encoding="utf-8") == "größer"
+    atomic_write(path, b"\x00\xff")
+    assert path.read_bytes() == b"\x00\xff"
+    assert names(tmp_path) == ["metrics.json"]
+
+
+def test_a_write_that_breaks_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    atomic_write(path, "old")
+    with pytest.raises(RuntimeError, match="power"), replacing(path) as temporary:
+        write_half(temporary)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (errno.ENOSPC, "must fit on the disk, got no space left on device. Free some space; what was written"),
+        (errno.EDQUOT, "must fit on the disk, got disk quota exceeded. Free some space; what was written before"),
+        (errno.EROFS, "must be writable, got read-only file system. Choose another folder or change its permissions."),
+        (errno.EACCES, "must be writable, got permission denied. Choose another folder or change its permissions."),
+    ],
+)
+def test_what_the_disk_refuses_is_one_sentence_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, text: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    atomic_write(path, "old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "_flush", refuse)
+    with pytest.raises(RunError) as caught:
+        atomic_write(path, "new")
+    assert str(caught.value).startswith(f"{path} {text}")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["model.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_named_when_a_line_is_appended() -> None:
+    with pytest.raises(RunError, match=r"^/dev/full must fit on the disk, got no space left on device\."):
+        append_line("/dev/full", "{}")
+
+
+def test_a_file_below_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("not a folder")
+    with pytest.raises(RunError, match=r"run/metrics\.json must be writable, got not a directory\."):
+        atomic_write(tmp_path / "run" / "metrics.json", "x")
+    with pytest.raises(RunError, match=r"run must be writable, got file exists\."):
+        make_folder(tmp_path / "run")
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "above" / "run"
+    with pytest.raises(RuntimeError, match="power"), atomic_folder(target) as temporary:
+        write_half(temporary / "a")
+    assert names(tmp_path / "above") == []
+    with atomic_folder(target) as temporary:
+        (temporary / "a").write_text("1")
+        assert not target.exists()
+    assert names(target) == ["a"]
+    assert names(tmp_path / "above") == ["run"]
+
+
+def test_a_folder_does_not_replace_one_that_holds_something(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "kept").write_text("1")
+    with (
+        pytest.raises(RunError, match=r"run must be writable, got directory not empty"),
+        atomic_folder(tmp_path / "run"),
+    ):
+        pass
+    assert names(tmp_path / "run") == ["kept"]
+
+
+def test_lines_are_appended_after_a_torn_one_without_touching_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    append_line(path, "{}")
+    with path.open("a") as file:
+        file.write('{"loss": 0.')
+    append_line(path, '{"event": "resumed"}')
+    assert path.read_text() == '{}\n{"loss": 0.\n{"event": "resumed"}\n'
+
+
+def test_a_line_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a line must not contain a line break"):
+        append_line(tmp_path / "log.jsonl", "a\nb")
+
+
+def test_a_lock_is_gone_after_the_block_even_if_that_raises(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="power"), lock(tmp_path / "run"):
+        write_half(tmp_path / "run" / "log.jsonl")
+    (tmp_path / "run" / "log.jsonl").unlink()
+    assert names(tmp_path / "run") == []
+    with lock(tmp_path / "run"):
+        pass
+
+
+def test_a_second_owner_is_refused_and_told_the_first(tmp_path: Path) -> None:
+    with (
+        lock(tmp_path),
+        pytest.raises(RunError, match=rf"held by process {os.getpid()} on .*\. Wait for it to end\."),
+        lock(tmp_path),
+    ):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"held by process {holder.pid} on"), lock(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert names(tmp_path) == [files.LOCK_NAME]
+        with lock(tmp_path):
+            pass
+    assert names(tmp_path) == []
+
+
+def test_a_lock_that_another_machine_left_is_not_judged(tmp_path: Path) -> None:
+    path = tmp_path / files.LOCK_NAME
+    path.write_text(json.dumps({"pid": 7, "host": "elsewhere.invalid"}))
+    text = r"held by process 7 on elsewhere\.invalid\. If that process has ended, remove "
+    with pytest.raises(RunError, match=text), lock(tmp_path):
+        pass
+    assert path.exists()
+
+
+def test_a_lock_file_with_other_content_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / files.LOCK_NAME).write_text("not JSON")
+    with lock(tmp_path):
+        assert json.loads((tmp_path / files.LOCK_NAME).read_text())["pid"] == os.getpid()
