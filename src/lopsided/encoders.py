@@ -1,0 +1,230 @@
+"""Encoders: any timm model by name, or an MLP for plain vectors, with weights that cannot run code."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lopsided.errors import InputError, sentence
+from lopsided.seeds import derive_seed
+
+MLP_HIDDEN = (128, 128)
+"""Layer widths of the encoder "mlp"; "mlp-512-64" has layers of 512 and 64."""
+
+_MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)")
+_CLASSIFIERS = ("fc", "classifier", "head", "heads")
+
+
+def build_encoder(
+    name: str,
+    *,
+    channels: int = 3,
+    image_size: int | tuple[int, int] | None = None,
+    in_features: int | None = None,
+    weights: str | os.PathLike[str] = "none",
+    seed: int = 0,
+) -> tuple[nn.Module, int]:
+    """Build an encoder and return it with the length of its feature vectors.
+
+    - ``name``: a timm model, or "mlp" for vectors of ``in_features`` numbers, or for images of fixed size, which it
+      flattens.
+    - ``image_size``: side, or height and width, of the images that are to come. When it is given, the encoder is tried
+      on one such image, so that a mismatch is told here and not in the middle of a run.
+    - ``weights``: "none" draws them from ``seed``, "timm" takes those that timm names from the Hugging Face hub, as
+      safetensors only, and a path those of a local safetensors file with the key names of timm or torchvision. A
+      classifier in the file is ignored, and a first convolution of 3 channels becomes one of 1 by summing.
+
+    Only ``seed`` decides the initial weights, and the global random state stays as it is.
+    """
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    with seeded_init(seed, "encoder"):
+        encoder = _mlp(name, channels, size, in_features) if _MLP_NAME.fullmatch(name) else _timm(name, channels, size)
+    weights = os.fspath(weights)
+    if weights == "timm":
+        load_weights(encoder, _download(name), name)
+    elif weights != "none":
+        load_weights(encoder, Path(weights), name)
+    return encoder, _num_features(encoder, name, channels, size)
+
+
+@contextmanager
+def seeded_init(seed: int, *names: str) -> Iterator[None]:
+    """Draw initial weights inside the block from the run's seed and these names; the global state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, "init", *names))
+        yield
+
+
+class MLPEncoder(nn.Sequential):
+    """Linear layers, each followed by ReLU, on flattened inputs."""
+
+    def __init__(self, in_features: int, hidden: Sequence[int] = MLP_HIDDEN) -> None:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width in hidden:
+            layers += [nn.Linear(in_features, width), nn.ReLU()]
+            in_features = width
+        super().__init__(*layers)
+        self.num_features = in_features
+
+
+def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: int | None) -> nn.Module:
+    match = _MLP_NAME.fullmatch(name)
+    assert match is not None
+    hidden = tuple(int(width) for width in match[1].split("-")[1:]) or MLP_HIDDEN
+    if 0 in hidden:
+        raise InputError(sentence("the layers of an mlp must have a width >= 1", name))
+    if in_features is None and size is not None:
+        in_features = channels * size[0] * size[1]
+    if in_features is None:
+        raise InputError(sentence("an mlp must know the number of its inputs", name, "Set data.image_size."))
+    return MLPEncoder(in_features, hidden)
+
+
+def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
+    import timm
+
+    options: dict[str, Any] = {}
+    config = _timm_config(name)
+    if size is not None and config is not None and config.fixed_input_size:
+        options["img_size"] = size
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        where = "" if size is None else f" of {size[1]} x {size[0]}"
+        must = f"encoder {name} must take images of {channels} channels{where}"
+        raise InputError(sentence(must, _first_line(error))) from error
+    return model
+
+
+def _timm_config(name: str) -> Any:
+    """What timm knows of a model; raises for a name that it does not have, a hub address among them."""
+    import timm
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, ["mlp", *timm.list_models()], n=3)
+        do = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
+        raise InputError(sentence('encoder.name must be a timm model or "mlp"', repr(name), do))
+    try:
+        return timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        must = f"the part of encoder.name after the dot must be one of timm's tags for {name.partition('.')[0]}"
+        raise InputError(sentence(must, repr(name.partition(".")[2]), "Leave it out.")) from error
+
+
+def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int, int] | None) -> int:
+    if isinstance(encoder, MLPEncoder):
+        return encoder.num_features
+    if size is None:
+        return int(getattr(encoder, "head_hidden_size", None) or encoder.num_features)  # type: ignore[arg-type]
+    must = f"encoder {name} must turn an image of {size[1]} x {size[0]} into one vector"
+    do = "Set data.image_size to another size, or take another encoder."
+    try:
+        with torch.no_grad():
+            features = encoder.eval()(torch.zeros(1, channels, *size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise InputError(sentence(must, _first_line(error), do)) from error
+    finally:
+        encoder.train()
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        got = f"an output of shape {tuple(features.shape)}" if isinstance(features, Tensor) else "several outputs"
+        raise InputError(sentence(must, got, "Take another encoder."))
+    return features.shape[1]
+
+
+def _download(name: str) -> Path:
+    """Fetch timm's weights of a model from the hub, or from its cache, as safetensors and nothing else."""
+    if _MLP_NAME.fullmatch(name):
+        raise InputError(sentence('encoder.weights must be "none" or a file for an mlp', '"timm"'))
+    config = _timm_config(name)
+    do = "Set encoder.weights to a local .safetensors file, or to none."
+    if config is None or not config.hf_hub_id:
+        raise InputError(sentence(f"timm must name weights on the hub for {name}", "none", do))
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repo_id=config.hf_hub_id, filename="model.safetensors"))
+    # The hub raises classes of its own and those of whatever HTTP library it uses; all of them mean "not to be had".
+    except Exception as error:
+        must = f"timm's weights of {name} must be on this machine or on the hub as {config.hf_hub_id}/model.safetensors"
+        raise InputError(sentence(must, f"{type(error).__name__} ({_first_line(error)})", do)) from error
+
+
+def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> None:
+    """Load a safetensors file into an encoder; every weight must be there, in the right shape, and nothing else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
+        raise InputError(
+            sentence("encoder.weights must be a readable safetensors file", f"{path} ({reason})")
+        ) from None
+    own = encoder.state_dict()
+    state = _fitted(found, own, encoder)
+    problem = _problem(state, own)
+    convert = getattr(sys.modules[type(encoder).__module__], "checkpoint_filter_fn", None)
+    if problem is not None and convert is not None:
+        # timm keeps what it knows of other key names and of position embeddings of other sizes in this function.
+        try:
+            state = _fitted(convert(dict(found), encoder), own, encoder)
+        except Exception:  # It was written for other files than this one.
+            state = {}
+        problem = problem if _problem(state, own) is not None else None
+    if problem is not None:
+        do = "Take a file of this encoder with the key names of timm or torchvision."
+        raise InputError(sentence(f"{path} must hold the weights of {name}", problem, do))
+    encoder.load_state_dict(state, strict=False)
+
+
+def _fitted(found: Mapping[str, Tensor], own: Mapping[str, Tensor], encoder: nn.Module) -> dict[str, Tensor]:
+    """Leave a classifier out and adapt the first convolution to the channels."""
+    from timm.models import adapt_input_conv
+
+    config = getattr(encoder, "pretrained_cfg", None) or {}
+    heads = {*_CLASSIFIERS, *_names(config.get("classifier"))}
+    state = {
+        key: value for key, value in found.items() if key in own or not any(key.startswith(f"{h}.") for h in heads)
+    }
+    for conv in _names(config.get("first_conv")):
+        key = f"{conv}.weight"
+        if key in state and key in own and state[key].shape != own[key].shape and state[key].ndim == 4:
+            state[key] = adapt_input_conv(own[key].shape[1], state[key])
+    return state
+
+
+def _problem(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
+    """What keeps a file from fitting: missing, unknown or differently shaped weights; None if nothing does."""
+    # A count of batches is no weight: files that were converted from elsewhere do not have it.
+    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    if missing:
+        return f"a file without {_some(missing)}"
+    unknown = [key for key in state if key not in own]
+    if unknown:
+        return f"a file that also holds {_some(unknown)}"
+    for key, value in state.items():
+        if value.shape != own[key].shape:
+            return f"{key} of shape {tuple(value.shape)}, where {tuple(own[key].shape)} is needed"
+    return None
+
+
+def _some(keys: list[str]) -> str:
+    return keys[0] + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,178 @@
+"""The trained model, and its two files: weights as safetensors, everything else as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from lopsided import __version__
+from lopsided.encoders import build_encoder
+from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.files import atomic_write, make_folder
+from lopsided.heads import ClassifierHead
+
+FORMAT = 1
+CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
+_MAX_CARD_BYTES = 100_000_000
+
+
+class ModelCard(BaseModel):
+    """What a program must know to use the weights: the content of ``model.json``.
+
+    Inputs are images in [0, 1], (b, channels, h, w) with (channels, h, w) = ``shape``, or vectors (b, d) with (d,) =
+    ``shape``; the model itself subtracts ``mean`` and divides by ``std``, one number per channel or per column.
+    ``image_size`` is the side to which images are resized; None where they are not square and come as they are.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: Literal[1] = 1
+    lopsided: str = __version__
+    kind: Literal["image", "vector"]
+    encoder: str
+    encoder_weights: str = "none"
+    channels: int
+    image_size: int | None
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...] = Field(min_length=2)
+    features: int
+    sha256: str = ""
+    """Of the file of weights, so that two files which do not belong together are noticed."""
+
+
+class Model(nn.Module):
+    """Encoder and linear classifier; inputs are normalised inside."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, encoder: nn.Module, classifier: ClassifierHead, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = classifier
+        self.set_normalisation(mean, std)
+
+    def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Set what is subtracted from inputs and what they are divided by, per channel or per column."""
+        # They stand in the card, so they are no part of the weights.
+        device = self.classifier.weight.device
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32, device=device), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32, device=device), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Feature vectors (n, f) of inputs (n, c, h, w) in [0, 1], or (n, d)."""
+        shape = (1, -1, 1, 1) if x.ndim == 4 else (1, -1)
+        features: Tensor = self.encoder((x - self.mean.view(shape)) / self.std.view(shape))
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def build_model(card: ModelCard, *, weights: str = "none", seed: int = 0) -> Model:
+    """Build the model that a card describes, with initial weights."""
+    vector = card.kind == "vector"
+    size = None if vector else (card.shape[1], card.shape[2])
+    encoder, features = build_encoder(
+        card.encoder,
+        channels=card.channels,
+        image_size=size,
+        in_features=card.shape[0] if vector else None,
+        weights=weights,
+        seed=seed,
+    )
+    return Model(encoder, ClassifierHead(features, len(card.classes)), card.mean, card.std)
+
+
+def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
+    """Write ``model.safetensors`` and then ``model.json``, which counts only with the weights that it was written for."""
+    from safetensors.torch import save
+
+    make_folder(folder)
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    content = save(state, metadata={"format": "pt"})
+    card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
+    atomic_write(folder / WEIGHTS_NAME, content)
+    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2) + "\n")
+    return card
+
+
+def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Model, ModelCard]:
+    """Read a model in eval mode; anything that does not fit is one sentence."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    folder = Path(folder)
+    card = load_card(folder)
+    path = folder / WEIGHTS_NAME
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != card.sha256:
+            raise RunError(
+                sentence(f"{path} must be the weights that {CARD_NAME} was written for", "a changed or truncated file")
+            )
+        state = load(content)
+    except OSError as error:
+        raise RunError(sentence(f"{path} must be readable", error.strerror, "Train the model again.")) from error
+    except SafetensorError as error:
+        raise RunError(sentence(f"{path} must be a safetensors file", error)) from error
+    try:
+        model = build_model(card)
+    except LopsidedError as error:
+        raise RunError(f"{folder / CARD_NAME} must describe a model that can be built: {error}") from error
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        got = " ".join(str(error).splitlines()[1].split()).rstrip(".") if "\n" in str(error) else str(error)
+        raise RunError(sentence(f"{path} must fit the encoder {card.encoder}", got)) from error
+    return model.to(device).eval(), card
+
+
+def load_card(folder: Path) -> ModelCard:
+    """Read ``model.json`` alone."""
+    import json
+
+    path = folder / CARD_NAME
+    do = "Give the folder that a finished run was written to."
+    if not path.is_file():
+        raise RunError(sentence(f"a run folder must hold {CARD_NAME}", f"none in {folder}", do))
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MAX_CARD_BYTES))
+    except OSError as error:
+        raise RunError(sentence(f"{path} must be readable", error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(sentence(f"{path} must be JSON", "other text", do)) from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != FORMAT:
+        wrote = content.get("lopsided") if isinstance(content, dict) else None
+        do = f"It was written by lopsided {wrote}; use that version." if isinstance(wrote, str) else do
+        raise RunError(sentence(f"{path} must be of format {FORMAT}", repr(version), do))
+    try:
+        card = ModelCard.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        got = f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise RunError(sentence(f"{path} must hold the fields of a model card", got)) from error
+    _check_card(card, path)
+    return card
+
+
+def _check_card(card: ModelCard, path: Path) -> None:
+    dims, numbers = (1, card.shape[0]) if card.kind == "vector" and card.shape else (3, card.channels)
+    wrong = len(card.shape) != dims or min(card.shape) < 1 or not len(card.mean) == len(card.std) == numbers
+    if wrong or min(card.std) <= 0:
+        got = f"shape {card.shape}, {len(card.mean)} means and {len(card.std)} deviations for {card.channels} channels"
+        raise RunError(sentence(f"{path} must describe inputs of a {card.kind} model", got))
