@@ -12,7 +12,7 @@ import pytest
 
 from lopsided import files
 from lopsided.errors import RunError
-from lopsided.files import append_line, atomic_folder, atomic_write, lock, make_folder, replacing
+from lopsided.files import append_line, atomic_folder, atomic_write, lock, make_folder, remove_leftovers, replacing
 
 HOLD = """
 import sys, time
@@ -112,6 +112,13 @@ def test_a_folder_does_not_replace_one_that_holds_something(tmp_path: Path) -> N
     ):
         pass
     assert names(tmp_path / "run") == ["kept"]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".model.json.123.tmp", ".hidden", "kept.tmp"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".hidden", "kept.tmp"]
 
 
 def test_lines_are_appended_after_a_torn_one_without_touching_it(tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+    """Remove temporary files that a killed process left in a folder; the caller holds its lock."""
+    for path in Path(folder).glob(".*.tmp"):
+        with suppress(OSError):
+            path.unlink()
+
+
 def append_line(path: str | os.PathLike[str], text: str) -> None:
     """Append one line, in a single write. A line that a killed process left unfinished stays a line of its own."""
     if "\n" in text:

@@ -49,30 +49,30 @@ class ModelCard(BaseModel):
 
 
 class Model(nn.Module):
-    """Encoder and linear classifier; inputs are normalised inside."""
+    """Encoder and linear classifier; inputs are normalised inside, vectors in double precision."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, encoder: nn.Module, classifier: ClassifierHead, mean: Sequence[float], std: Sequence[float]
+        self,
+        encoder: nn.Module,
+        classifier: ClassifierHead,
+        mean: Sequence[float],
+        std: Sequence[float],
+        kind: Literal["image", "vector"] = "image",
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.classifier = classifier
-        self.set_normalisation(mean, std)
-
-    def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set what is subtracted from inputs and what they are divided by, per channel or per column."""
         # They stand in the card, so they are no part of the weights.
-        device = self.classifier.weight.device
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32, device=device), persistent=False)
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32, device=device), persistent=False)
+        dtype, shape = (torch.float32, (1, -1, 1, 1)) if kind == "image" else (torch.float64, (1, -1))
+        self.register_buffer("mean", torch.tensor(mean, dtype=dtype).view(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=dtype).view(shape), persistent=False)
 
     def features(self, x: Tensor) -> Tensor:
         """Feature vectors (n, f) of inputs (n, c, h, w) in [0, 1], or (n, d)."""
-        shape = (1, -1, 1, 1) if x.ndim == 4 else (1, -1)
-        features: Tensor = self.encoder((x - self.mean.view(shape)) / self.std.view(shape))
+        features: Tensor = self.encoder(((x - self.mean) / self.std).float())
         return features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,23 +81,20 @@ class Model(nn.Module):
         return logits
 
 
-def build_model(card: ModelCard, *, weights: str = "none", seed: int = 0) -> Model:
-    """Build the model that a card describes, with initial weights."""
+def _build(card: ModelCard) -> Model:
+    """Build the model that a card describes, with weights that are to be replaced."""
     vector = card.kind == "vector"
-    size = None if vector else (card.shape[1], card.shape[2])
     encoder, features = build_encoder(
         card.encoder,
         channels=card.channels,
-        image_size=size,
+        image_size=None if vector else (card.shape[1], card.shape[2]),
         in_features=card.shape[0] if vector else None,
-        weights=weights,
-        seed=seed,
     )
-    return Model(encoder, ClassifierHead(features, len(card.classes)), card.mean, card.std)
+    return Model(encoder, ClassifierHead(features, len(card.classes)), card.mean, card.std, card.kind)
 
 
 def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
-    """Write ``model.safetensors`` and then ``model.json``, which counts only with the weights that it was written for."""
+    """Write ``model.safetensors`` and then ``model.json``, which counts only with the weights it was written for."""
     from safetensors.torch import save
 
     make_folder(folder)
@@ -129,7 +126,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[
     except SafetensorError as error:
         raise RunError(sentence(f"{path} must be a safetensors file", error)) from error
     try:
-        model = build_model(card)
+        model = _build(card)
     except LopsidedError as error:
         raise RunError(f"{folder / CARD_NAME} must describe a model that can be built: {error}") from error
     try:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lopsided.data.augment import to_float
 from lopsided.data.images import Images, Progress
 from lopsided.errors import DataError, sentence
+from lopsided.training.inputs import Inputs, StreamedInputs, row_batches
 from lopsided.training.model import Model, ModelCard
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +35,8 @@ class Predictions:
     @property
     def y_pred(self) -> npt.NDArray[np.int64]:
         """The most probable class of each image, the first of equals."""
-        return self.probabilities.argmax(axis=1)
+        best: npt.NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return best
 
 
 @overload
@@ -83,8 +85,8 @@ def predict(
     if device is not None:
         model = model.to(device)
     num, parts, vectors = len(images), [], []
-    for rows in row_batches(num, batch_size):
-        batch = images.load(rows, card.image_size, card.channels, workers=workers)
+    inputs = StreamedInputs(images, card.image_size, card.channels, workers)
+    for rows, batch in inputs.batches(row_batches(num, batch_size)):
         check_shape(batch, card)
         probabilities, found = predict_batch(model, batch)
         parts.append(probabilities)
@@ -98,11 +100,18 @@ def predict(
     return together, np.concatenate(vectors) if vectors else np.empty((0, card.features), dtype=np.float32)
 
 
+def predict_inputs(model: Model, inputs: Inputs, batch_size: int) -> Floats:
+    """Probabilities (n, K) of prepared inputs."""
+    return np.concatenate(
+        [predict_batch(model, batch)[0] for _, batch in inputs.batches(row_batches(len(inputs), batch_size))]
+    )
+
+
 def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.float32]]:
     """Probabilities (n, K) and features (n, f) of one batch: uint8 images, float images in [0, 1], or vectors."""
     with evaluating(model):
-        x = to_float(batch) if batch.ndim == 4 else batch.float()
-        features = model.features(x.to(model.classifier.weight.device))
+        x = batch.to(model.classifier.weight.device)
+        features = model.features(to_float(x) if x.ndim == 4 else x)
         logits = model.classifier(features)
         return logits.double().softmax(dim=1).cpu().numpy(), features.float().cpu().numpy()
 
@@ -117,12 +126,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         module.train(mode)
-
-
-def row_batches(num: int, size: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the rows 0 to ``num`` - 1 in order, ``size`` at a time."""
-    for start in range(0, num, size):
-        yield np.arange(start, min(start + size, num))
 
 
 def check_shape(batch: Tensor, card: ModelCard) -> None:

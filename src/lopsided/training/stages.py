@@ -1,17 +1,43 @@
-"""From a recipe and a source to a fitted model: two stages, or end to end."""
+"""From a recipe and a source to a fitted model: two stages, or end to end.
+
+**Two stages.** The first trains encoder and projection head with a contrastive loss. The second drops the projection,
+freezes the encoder in eval mode and trains one linear layer on its features; unless ``classifier.augment``, each image
+is encoded once. **End to end** trains encoder and linear layer together for ``encoder_training.epochs``; a baseline of
+the same budget (``Recipe.baseline``) has the epochs of both stages there.
+
+**Which epoch is taken.** With a validation split, in every stage the epoch whose ``selection.metric`` is highest, the
+later one of equals; training stops early after ``selection.patience`` epochs without a gain. The first stage has no
+classifier, so its epochs are judged by the nearest class mean in the encoder's features, from up to 100 training images
+of each class. Without a validation split the last epoch is taken. The test split is looked at once, at the end.
+
+**Randomness.** Initial weights, the order of images, augmentation and dropout have seeds by name, stage, epoch and
+step, so that no generator's state needs to be saved: an epoch is the same whenever it is run.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from lopsided import __version__
 from lopsided.data.sources import Source
-from lopsided.data.splits import Leaks, Splits
+from lopsided.data.splits import Leaks, Splits, find_leaks, split
+from lopsided.errors import RunError, sentence
+from lopsided.files import make_folder, remove_leftovers
 from lopsided.recipe import Recipe
-from lopsided.training.model import Model, ModelCard, load_model, save_model
-from lopsided.training.prediction import Predictions, predict, predict_batch
-from lopsided.training.reporter import Reporter
+from lopsided.training.cautions import cautions
+from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.inputs import Part, check_trainable, prepare
+from lopsided.training.machine import pick_device, threads
+from lopsided.training.model import CARD_NAME, Model, ModelCard, load_model, save_model
+from lopsided.training.prediction import Predictions, predict, predict_batch, predict_inputs
+from lopsided.training.reporter import Log, Reporter
+from lopsided.training.run import Training
 
 __all__ = [
     "Fitted",
@@ -19,11 +45,13 @@ __all__ = [
     "ModelCard",
     "Predictions",
     "Reporter",
+    "data_seed",
     "fit",
     "load_model",
     "predict",
     "predict_batch",
     "save_model",
+    "split_source",
 ]
 
 
@@ -42,6 +70,19 @@ class Fitted:
     seconds: float = 0.0
 
 
+def data_seed(recipe: Recipe) -> int:
+    """The seed that draws a scenario and a split: the run's own, or 0 for every run without ``data.redraw``."""
+    return recipe.seed if recipe.data.redraw else 0
+
+
+def split_source(recipe: Recipe, source: Source) -> Splits:
+    """Split a source by a recipe's rule."""
+    how = recipe.data.split
+    if how == "auto":
+        how = "given" if source.splits is not None else "group" if source.groups is not None else "stratified"
+    return split(source, how=how, val=recipe.data.val, test=recipe.data.test, seed=data_seed(recipe))
+
+
 def fit(
     recipe: Recipe,
     source: Source,
@@ -53,6 +94,128 @@ def fit(
     """Train a model on a source that is already drawn by scenario and verified.
 
     With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after each epoch, and
-    ``model.safetensors`` with ``model.json`` at the end. The caller holds the folder's lock.
+    ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on after its last
+    whole epoch and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
+    holds the folder's lock.
     """
-    raise NotImplementedError
+    device = pick_device(recipe.device)
+    checkpoint = Checkpoint(folder)
+    saved = _saved(checkpoint, folder, resume=resume)
+    log = Log(folder, reporter)
+    with threads(recipe.threads) as num_threads:
+        splits = split_source(recipe, source)
+        prepared, notes = prepare(recipe, source, splits)
+        check_trainable(prepared)
+        state = State(
+            recipe=recipe.content_hash(),
+            data=_fingerprint(source, splits),
+            stage="encoder" if recipe.method == "two-stage" else "end-to-end",
+            threads=num_threads,
+        )
+        if saved is not None:
+            notes += _check_resumable(state, saved[0])
+            state = saved[0]
+        training = Training(recipe, prepared, device, log, checkpoint)
+        training.build(fresh=saved is None)
+        leaks = find_leaks(source, splits)
+        if folder is not None:
+            remove_leftovers(make_folder(folder))
+        _announce(log, recipe, source, splits, device, num_threads, resumed=saved is not None)
+        for text in notes:
+            log.note(text)
+        for text in cautions(recipe, prepared, leaks):
+            log.warn(text)
+        _complete(training, state, saved[1] if saved is not None else {}, folder)
+        fitted = Fitted(
+            model=training.model,
+            card=training.card,
+            splits=splits,
+            leaks=leaks,
+            history=state.history,
+            val=_predictions(training, source, splits.val, prepared.val),
+            test=_predictions(training, source, splits.test, prepared.test),
+            warnings=log.warnings,
+            seconds=state.seconds,
+        )
+    log.event("end", seconds=fitted.seconds)
+    return fitted
+
+
+def _complete(training: Training, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
+    """Train what is left to train and write the model, or read back the one that is finished."""
+    if state.finished and folder is not None:
+        training.model, training.card = load_model(folder, training.device)
+        return
+    training.run(state, tensors)
+    if folder is not None:
+        training.card = save_model(folder, training.model, training.card)
+    state.finished, state.chosen = True, None
+    training.checkpoint.save(state, {})
+
+
+def _saved(
+    checkpoint: Checkpoint, folder: Path | None, *, resume: bool
+) -> tuple[State, dict[str, torch.Tensor]] | None:
+    if folder is None:
+        if resume:
+            raise RunError(sentence("a run must have a folder to be resumed", "none"))
+        return None
+    if resume:
+        return checkpoint.load()
+    if checkpoint.exists() or (folder / CARD_NAME).exists():
+        raise RunError(
+            sentence("a new run must have a folder of its own", f"{folder}, which holds a run", "Resume it (--resume).")
+        )
+    return None
+
+
+def _check_resumable(state: State, saved: State) -> list[str]:
+    do = "Resume with what the run was started with, or start a new one in another folder."
+    for name, what in (("recipe", "recipe"), ("data", "images, labels and splits")):
+        if getattr(state, name) != getattr(saved, name):
+            raise RunError(sentence(f"a run must be resumed with the same {what}", "others", do))
+    notes = [f"The run goes on after epoch {saved.epoch} of stage {saved.stage}."]
+    for name in ("threads", "torch"):
+        then, now = getattr(saved, name), getattr(state, name)
+        if then != now:
+            notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
+    return notes
+
+
+def _fingerprint(source: Source, splits: Splits) -> str:
+    digest = hashlib.sha256(repr((source.classes, source.names)).encode())
+    for array in (source.labels, splits.train, splits.val, splits.test):
+        digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")
+    return digest.hexdigest()
+
+
+def _announce(
+    log: Log, recipe: Recipe, source: Source, splits: Splits, device: torch.device, num_threads: int, *, resumed: bool
+) -> None:
+    counts = {name: source.subset(rows).counts() for name, rows in splits.parts()}
+    log.event(
+        "resume" if resumed else "start",
+        recipe=recipe.content_hash(),
+        seed=recipe.seed,
+        lopsided=__version__,
+        torch=torch.__version__,
+        device=str(device),
+        threads=num_threads,
+        source=source.name,
+        images=counts,
+    )
+    if device.type != "cpu":
+        log.note(f"On {device} two runs of one recipe can differ in their last digits; on a CPU they do not.")
+
+
+def _predictions(training: Training, source: Source, rows: Any, part: Part | None) -> Predictions | None:
+    if part is None:
+        return None
+    size = training.recipe.encoder_training.batch_size
+    return Predictions(
+        names=tuple(source.names[i] for i in rows),
+        classes=source.classes,
+        probabilities=predict_inputs(training.model, part.inputs, size),
+        y_true=part.labels,
+        groups=None if source.groups is None else source.groups[rows],
+    )

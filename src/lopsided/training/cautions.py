@@ -1,0 +1,76 @@
+"""What makes the figures of a run worth less than they look, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lopsided.data.splits import Leaks
+from lopsided.recipe import Recipe
+from lopsided.training.inputs import Part, Prepared
+
+FEW_TEST, FEW_VAL = 30, 10
+"""Images of a class below which its recall says little on the test split, and picks little on the validation split."""
+
+
+def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
+    """Yield the warnings of a run."""
+    yield from _of_splits(prepared)
+    yield from _of_leaks(leaks)
+    yield from _of_batches(recipe, prepared)
+
+
+def _of_splits(prepared: Prepared) -> Iterator[str]:
+    if prepared.test is None:
+        yield "There is no test split: nothing is known about images that were not trained on."
+    else:
+        few = _few(prepared, prepared.test, FEW_TEST)
+        if few:
+            yield f"The test split holds fewer than {FEW_TEST} images of {few}: mind the width of the intervals."
+    if prepared.val is None:
+        yield "There is no validation split: the last model is taken, not the best one."
+    else:
+        few = _few(prepared, prepared.val, FEW_VAL)
+        if few:
+            yield f"The validation split holds fewer than {FEW_VAL} images of {few}: the choice of a model is noisy."
+
+
+def _few(prepared: Prepared, part: Part, least: int) -> str:
+    counts = np.bincount(part.labels, minlength=len(prepared.classes))
+    named = [f"{name} ({n})" for name, n in zip(prepared.classes, counts.tolist(), strict=True) if n < least]
+    return ", ".join(named[:5]) + (f" and {len(named) - 5} more classes" if len(named) > 5 else "")
+
+
+def _of_leaks(leaks: Leaks) -> Iterator[str]:
+    if leaks.groups:
+        number = f"{len(leaks.groups):,} groups lie" if len(leaks.groups) > 1 else "One group lies"
+        yield (
+            f"{number} in more than one split, such as {leaks.groups[0]}: figures come out too high. "
+            'Split by group (data.split = "group").'
+        )
+    if leaks.duplicates:
+        first, where, other, there = leaks.duplicates[0]
+        number = f"{len(leaks.duplicates):,} images are" if len(leaks.duplicates) > 1 else "One image is"
+        yield (
+            f"{number} byte-identical to one in another split, such as {other} in {there} to {first} in {where}: "
+            "figures come out too high."
+        )
+
+
+def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
+    training, counts = recipe.encoder_training, prepared.counts()
+    if recipe.method != "two-stage":
+        return
+    if training.sampler == "m-per-class":
+        expected = float(training.m_per_class)
+    else:
+        weights = {"plain": counts, "sqrt": np.sqrt(counts), "balanced": np.minimum(counts, 1)}[training.sampler]
+        size = min(training.batch_size, len(prepared.train))
+        expected = size * float(weights[prepared.minority] / weights.sum())
+    if expected < 2 and training.views == 1:
+        does = "its anchors find few positives" if training.eta else "such anchors do not train at all"
+        yield (
+            f"A batch holds {expected:.1f} images of {prepared.classes[prepared.minority]} on average: {does}. "
+            'Use larger batches, encoder_training.views = 2, or encoder_training.sampler = "balanced".'
+        )

@@ -1,0 +1,157 @@
+"""The state of an unfinished run, from which it goes on as if nothing had happened.
+
+``checkpoint/state.safetensors`` holds the weights in training and the optimizer's state, and in its header, as JSON,
+the rest: one file, so that one rename makes the step from epoch to epoch. ``chosen-STAGE-EPOCH.safetensors`` holds the
+best weights of the stage so far, and ``encoder.safetensors`` the encoder of a finished first stage. Files that the
+state does not name are left over from a killed process and are removed. A finished run keeps the header alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lopsided.errors import RunError, sentence
+from lopsided.files import atomic_write, disk_errors, make_folder
+
+FORMAT = 1
+FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "encoder.safetensors"
+_KEY = "lopsided"
+_AGAIN = "Remove the checkpoint folder to start the run anew."
+
+
+@dataclass
+class State:
+    """Where a run stands: ``epoch`` epochs of ``stage`` are done."""
+
+    recipe: str
+    data: str
+    stage: str
+    epoch: int = 0
+    selection: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    chosen: str | None = None
+    finished: bool = False
+    seconds: float = 0.0
+    threads: int = 0
+    torch: str = torch.__version__
+    format: int = FORMAT
+
+
+class Checkpoint:
+    """The checkpoint of a run folder; without a folder nothing is written."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = None if folder is None else folder / FOLDER_NAME
+        self._last: State | None = None
+
+    def exists(self) -> bool:
+        """Whether a state was written."""
+        return self.folder is not None and (self.folder / STATE_NAME).exists()
+
+    def save(self, state: State, tensors: Mapping[str, Tensor]) -> None:
+        """Make ``state`` the one to go on from."""
+        if self.folder is None:
+            return
+        self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
+        self._last = State(**asdict(state))
+        kept = {STATE_NAME, state.chosen, ENCODER_NAME if state.stage == "classifier" else None}
+        for path in self.folder.iterdir():
+            if path.name not in kept or (state.finished and path.name != STATE_NAME):
+                with suppress(OSError):
+                    path.unlink()
+
+    def save_weights(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write weights beside the state, which is to name them next."""
+        if self.folder is not None:
+            self._write(name, tensors, "{}")
+
+    def load(self) -> tuple[State, dict[str, Tensor]] | None:
+        """Read the state and its tensors; None if there is none."""
+        if not self.exists():
+            return None
+        tensors, text = self._read(STATE_NAME)
+        try:
+            content = json.loads(text)
+            if content["format"] != FORMAT:
+                got = f"format {content['format']!r}"
+                raise RunError(sentence(f"{self.folder} must be of format {FORMAT}", got, _AGAIN))
+            self._last = State(**content)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(sentence(f"{self.folder} must hold the state of a run", "another file", _AGAIN)) from error
+        return State(**content), tensors
+
+    def load_weights(self, name: str) -> dict[str, Tensor]:
+        """Read weights that the state names."""
+        return self._read(name)[0]
+
+    def last_good(self) -> str:
+        """Say where a run that broke off can be taken up."""
+        if self.folder is None:
+            return "There is no checkpoint, because no folder was given."
+        if self._last is None:
+            return "There is no checkpoint yet."
+        after = f"after epoch {self._last.epoch} of stage {self._last.stage}"
+        return f"The last good checkpoint is {self.folder / STATE_NAME}, {after}."
+
+    def _write(self, name: str, tensors: Mapping[str, Tensor], text: str) -> None:
+        from safetensors.torch import save
+
+        assert self.folder is not None
+        make_folder(self.folder)
+        # One key alone: the order of several would differ from process to process.
+        content = save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, {_KEY: text})
+        atomic_write(self.folder / name, content)
+
+    def _read(self, name: str) -> tuple[dict[str, Tensor], str]:
+        from safetensors import SafetensorError, safe_open
+
+        assert self.folder is not None
+        path = self.folder / name
+        try:
+            with disk_errors(path), safe_open(path, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  It is no mapping.
+                return tensors, (file.metadata() or {}).get(_KEY, "")
+        except SafetensorError as error:
+            raise RunError(sentence(f"{path} must be a whole safetensors file", error, _AGAIN)) from error
+
+
+def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors of a module and of its optimizer, by name."""
+    tensors = {f"module.{key}": value for key, value in module.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
+    return tensors
+
+
+def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Bring a module and its optimizer into the state that ``training_tensors`` took."""
+    load_strictly(module, {key[7:]: value for key, value in tensors.items() if key.startswith("module.")})
+    content = optimizer.state_dict()
+    content["state"] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            content["state"].setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(content)
+
+
+def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load weights that must fit."""
+    try:
+        module.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        got = "weights of another model"
+        raise RunError(sentence("a checkpoint must fit the recipe that it is resumed with", got, _AGAIN)) from error
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no weight is NaN or infinite."""
+    return all(bool(value.isfinite().all()) for value in tensors if value.is_floating_point())

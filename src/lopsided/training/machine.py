@@ -1,0 +1,59 @@
+"""The machine that a run computes on: its device and its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from lopsided.errors import InputError, sentence
+from lopsided.seeds import derive_seed
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of this name; "auto" is the first CUDA device if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        must = 'device must be "auto", "cpu", "cuda", "cuda:1" or "mps"'
+        raise InputError(sentence(must, repr(name))) from None
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(device.type, False):
+        found = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        found += ["mps"] if there["mps"] else []
+        do = 'Use "auto" to take what there is.'
+        raise InputError(sentence(f"device must be one that this machine has, {', '.join(found)}", repr(name), do))
+    return device
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[int]:
+    """Compute with so many CPU threads inside the block, None: as torch has it; yields the number."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        if number is not None:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int, *names: str | int) -> Iterator[None]:
+    """Draw what modules draw by themselves, as dropout does, from a named seed; the global state stays as it is."""
+    cuda = device.type == "cuda"
+    index = torch.cuda.current_device() if cuda and device.index is None else device.index
+    with torch.random.fork_rng(devices=[index] if cuda else []):
+        value = derive_seed(seed, *names)
+        torch.default_generator.manual_seed(value)
+        if cuda:
+            torch.cuda.default_generators[index].manual_seed(value)
+        yield

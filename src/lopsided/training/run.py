@@ -1,0 +1,271 @@
+"""The stages of a run, built from a recipe and gone through with a checkpoint after every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lopsided.data.augment import Augment, to_float
+from lopsided.data.samplers import BatchSampler
+from lopsided.encoders import build_encoder, seeded_init
+from lopsided.heads import ClassifierHead, ProjectionHead
+from lopsided.recipe import Classifier, EncoderTraining, Recipe
+from lopsided.seeds import derive_seed
+from lopsided.training.checkpoint import (
+    ENCODER_NAME,
+    Checkpoint,
+    State,
+    all_finite,
+    load_strictly,
+    restore_training,
+    training_tensors,
+)
+from lopsided.training.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
+from lopsided.training.loop import Stage, Trainer
+from lopsided.training.model import Model, ModelCard
+from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
+from lopsided.training.prediction import evaluating
+from lopsided.training.reporter import Log
+from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
+
+
+class Training:
+    """A run of one recipe on prepared data."""
+
+    model: Model
+    card: ModelCard
+
+    def __init__(
+        self, recipe: Recipe, prepared: Prepared, device: torch.device, log: Log, checkpoint: Checkpoint
+    ) -> None:
+        self.recipe, self.prepared, self.device = recipe, prepared, device
+        self.log, self.checkpoint = log, checkpoint
+        self.num_classes = len(prepared.classes)
+        self._augment = self._choose_augment()
+
+    def build(self, *, fresh: bool = True) -> None:
+        """Build the model; weights are loaded only for a fresh run, because a checkpoint brings its own."""
+        recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
+        channels = 1 if vector else prepared.shape[0]
+        encoder, features = build_encoder(
+            recipe.encoder.name,
+            channels=channels,
+            image_size=None if vector else (prepared.shape[1], prepared.shape[2]),
+            in_features=prepared.shape[0] if vector else None,
+            weights=recipe.encoder.weights if fresh else "none",
+            seed=recipe.seed,
+        )
+        with seeded_init(recipe.seed, "classifier"):
+            classifier = ClassifierHead(features, self.num_classes)
+        self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
+        self.card = ModelCard(
+            kind=prepared.kind,
+            encoder=recipe.encoder.name,
+            encoder_weights=recipe.encoder.weights,
+            channels=channels,
+            image_size=prepared.image_size,
+            shape=prepared.shape,
+            mean=prepared.mean,
+            std=prepared.std,
+            classes=prepared.classes,
+            features=features,
+        )
+
+    def run(self, state: State, tensors: dict[str, Tensor]) -> None:
+        """Go through the stages, from the one that ``state`` is in; ``state`` follows."""
+        self._begin = perf_counter() - state.seconds
+        if state.stage == "end-to-end":
+            self._run_stage(self._end_to_end(), state, tensors)
+        else:
+            if state.stage == "encoder":
+                self._run_stage(self._encoder_stage(), state, tensors)
+                self.checkpoint.save_weights(ENCODER_NAME, self.model.encoder.state_dict())
+                state.stage, state.epoch, state.selection, state.chosen, tensors = "classifier", 0, {}, None, {}
+                self.checkpoint.save(state, {})
+            else:
+                load_strictly(self.model.encoder, self.checkpoint.load_weights(ENCODER_NAME))
+            self.model.encoder.requires_grad_(False)
+            self._run_stage(self._classifier_stage(), state, tensors)
+            self.model.encoder.requires_grad_(True)
+        self.model.eval()
+
+    def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
+        epochs, minority = stage.settings.epochs, self.prepared.minority
+        trainer = Trainer(
+            stage,
+            device=self.device,
+            seed=self.recipe.seed,
+            num_classes=self.num_classes,
+            minority=minority,
+            reporter=self.log,
+        )
+        selection = Selection(patience=self.recipe.selection.patience)
+        best: dict[str, Tensor] = {}
+        if tensors:
+            restore_training(stage.module, trainer.optimizer, tensors)
+            selection = Selection(**state.selection)
+            if state.chosen is not None:
+                best = self.checkpoint.load_weights(state.chosen)
+        self.log.stage(stage.name, epochs, len(stage.sampler))
+        while state.epoch < epochs and not selection.exhausted(state.epoch):
+            index = state.epoch
+            facts = trainer.epoch(index, self.checkpoint)
+            now = training_tensors(stage.module, trainer.optimizer)
+            trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
+            found = stage.judge() if stage.judge is not None else {}
+            facts |= {f"val_{name}": value for name, value in found.items()}
+            if selection.update(index, found.get(self.recipe.selection.metric)) and stage.judge is not None:
+                best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
+                state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
+                self.checkpoint.save_weights(state.chosen, best)
+            state.epoch, state.selection = index + 1, selection.to_dict()
+            state.history.append(facts)
+            state.seconds = perf_counter() - self._begin
+            self.log.epoch(index + 1, facts)
+            self.checkpoint.save(state, now)
+        if best:
+            load_strictly(stage.module, best)
+            text = f"Stage {stage.name} takes epoch {selection.chosen + 1} of {state.epoch}"
+            self.log.note(f"{text}, validation {self.recipe.selection.metric} {selection.best:.4f}.")
+
+    def _encoder_stage(self) -> Stage:
+        settings = self.recipe.encoder_training
+        with seeded_init(self.recipe.seed, "projection"):
+            projection = ProjectionHead(self.card.features, self.recipe.head.hidden, self.recipe.head.out)
+        module = nn.ModuleDict({"encoder": self.model.encoder, "projection": projection})
+        views = settings.views
+
+        def output(x: Tensor) -> Tensor:
+            z: Tensor = projection(self.model.features(x))
+            return z if views == 1 else z.view(len(z) // views, views, -1)
+
+        return Stage(
+            name="encoder",
+            section="encoder_training",
+            module=module,
+            settings=settings,
+            part=self.prepared.train,
+            sampler=self._sampler("encoder", settings),
+            transform=lambda x, generator: self._augment(_repeat(x, views), generator),
+            output=output,
+            objective=ContrastiveObjective(settings),
+            judge=None if self.prepared.val is None else self._probe(self.prepared.val),
+            contrastive=True,
+            views=views,
+            min_batch=2,
+        )
+
+    def _end_to_end(self) -> Stage:
+        settings, val = self.recipe.encoder_training, self.prepared.val
+
+        def judge() -> dict[str, float]:
+            assert val is not None
+            with evaluating(self.model):
+                logits = self.model.classifier(self._features(val.inputs))
+            return figures(logits.argmax(dim=1).cpu().numpy(), val.labels, self.num_classes)
+
+        return Stage(
+            name="end-to-end",
+            section="encoder_training",
+            module=self.model,
+            settings=settings,
+            part=self.prepared.train,
+            sampler=self._sampler("end-to-end", settings),
+            transform=self._augment,
+            output=self.model,
+            objective=ClassificationObjective(settings, self.prepared.counts()),
+            judge=None if val is None else judge,
+            min_batch=2,
+        )
+
+    def _classifier_stage(self) -> Stage:
+        settings, prepared = self.recipe.classifier, self.prepared
+        classifier = self.model.classifier
+        val = None if prepared.val is None else (self._features(prepared.val.inputs), prepared.val.labels)
+
+        def encode(x: Tensor, generator: torch.Generator) -> Tensor:
+            with torch.no_grad():
+                return self.model.features(self._augment(x, generator))
+
+        def judge() -> dict[str, float]:
+            assert val is not None
+            with torch.no_grad():
+                predicted = classifier(val[0]).argmax(dim=1)
+            return figures(predicted.cpu().numpy(), val[1], self.num_classes)
+
+        part, transform = prepared.train, encode
+        if not settings.augment:
+            part = Part(MemoryInputs(self._features(part.inputs)), part.labels)
+            transform = _unchanged
+        self.model.encoder.eval()
+        return Stage(
+            name="classifier",
+            section="classifier",
+            module=classifier,
+            settings=settings,
+            part=part,
+            sampler=self._sampler("classifier", settings),
+            transform=transform,
+            output=classifier,
+            objective=ClassificationObjective(settings, prepared.counts()),
+            judge=None if val is None else judge,
+        )
+
+    def _sampler(self, stage: str, settings: EncoderTraining | Classifier) -> BatchSampler:
+        return BatchSampler(
+            self.prepared.train.labels,
+            settings.batch_size,
+            kind=settings.sampler,
+            m_per_class=settings.m_per_class if isinstance(settings, EncoderTraining) else None,
+            last=settings.last_batch if isinstance(settings, EncoderTraining) else "keep",
+            seed=derive_seed(self.recipe.seed, stage),
+        )
+
+    def _probe(self, val: Part) -> Callable[[], dict[str, float]]:
+        """Judge an encoder by nearest class means, from training images as they are."""
+        train = self.prepared.train
+        rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
+        labels = torch.from_numpy(train.labels[rows]).to(self.device)
+
+        def judge() -> dict[str, float]:
+            known = self._features(train.inputs, rows)
+            predicted = nearest_centroid(known, labels, self._features(val.inputs), self.num_classes)
+            return figures(predicted, val.labels, self.num_classes)
+
+        return judge
+
+    def _features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
+        """The features of inputs, not augmented, in the order of ``rows``."""
+        size = self.recipe.encoder_training.batch_size
+        rows = np.arange(len(inputs)) if rows is None else rows
+        with evaluating(self.model):
+            parts = (rows[part] for part in row_batches(len(rows), size))
+            return torch.cat([self.model.features(_plain(x.to(self.device))) for _, x in inputs.batches(parts)])
+
+    def _choose_augment(self) -> Callable[[Tensor, torch.Generator], Tensor]:
+        if self.prepared.kind == "vector":
+            return _unchanged
+        section = self.recipe.augment
+        return Augment(
+            rotation=section.rotation,
+            horizontal_flip=section.horizontal_flip,
+            vertical_flip=section.vertical_flip,
+            crop=section.crop,
+            colour=section.colour,
+        )
+
+
+def _plain(x: Tensor) -> Tensor:
+    return to_float(x) if x.ndim == 4 else x
+
+
+def _unchanged(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x
+
+
+def _repeat(x: Tensor, views: int) -> Tensor:
+    return x if views == 1 else x.repeat_interleave(views, dim=0)

@@ -1,0 +1,73 @@
+"""Which epoch's weights are taken, judged on the validation split and never on the test split."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lopsided.metrics import confusion_figures
+
+MAX_PROBE = 100
+"""The most training inputs of each class that the probe of the first stage takes."""
+
+
+@dataclass
+class Selection:
+    """The best epoch so far. Of equals the later one is taken, having been trained longer."""
+
+    patience: int | None = None
+    best: float | None = None
+    chosen: int = -1
+    rose: int = -1
+    """The epoch in which the figure last rose."""
+
+    def update(self, epoch: int, figure: float | None) -> bool:
+        """Take note of an epoch; True when its weights are to be kept. Without a figure the last epoch is taken."""
+        if figure is None or self.best is None or figure > self.best:
+            self.best, self.rose = figure, epoch
+        elif figure < self.best:
+            return False
+        self.chosen = epoch
+        return True
+
+    def exhausted(self, epochs_done: int) -> bool:
+        """Whether patience ran out."""
+        return self.patience is not None and self.best is not None and epochs_done - 1 - self.rose >= self.patience
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """All fields, for JSON."""
+        return asdict(self)
+
+
+def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num_classes: int) -> dict[str, float]:
+    """Accuracy, UWA, macro F1, G-mean and MCC of predicted classes."""
+    codes = labels * num_classes + predicted
+    return confusion_figures(np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes))
+
+
+def probe_rows(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+    """Up to ``MAX_PROBE`` training rows of each class, drawn by seed."""
+    generator = np.random.default_rng(seed)
+    drawn = [generator.permutation(np.flatnonzero(labels == c))[:MAX_PROBE] for c in np.unique(labels)]
+    return np.sort(np.concatenate(drawn))
+
+
+def nearest_centroid(features: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> npt.NDArray[np.int64]:
+    """Classify by the nearest class mean among features of length 1.
+
+    The first stage has no classifier, so that its epochs are judged by this: it has nothing to fit, and it asks what
+    the second stage needs, whether classes are apart in feature space.
+    """
+    unit = normalize(features.double(), dim=1)
+    sums = unit.new_zeros(num_classes, unit.shape[1]).index_add_(0, labels, unit)
+    counts = labels.bincount(minlength=num_classes)
+    centroids = sums / counts.clamp(min=1)[:, None]
+    # The squared distance, less the query's own length, which is 1 for all.
+    distances = centroids.square().sum(dim=1) - 2 * normalize(queries.double(), dim=1) @ centroids.T
+    distances[:, counts == 0] = float("inf")
+    nearest: npt.NDArray[np.int64] = distances.argmin(dim=1).cpu().numpy()
+    return nearest
