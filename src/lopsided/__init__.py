@@ -6,5 +6,22 @@ is first used.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lopsided.training.classifier import TwoStageClassifier
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["TwoStageClassifier", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TwoStageClassifier":
+        from lopsided.training.classifier import TwoStageClassifier
+
+        return TwoStageClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
