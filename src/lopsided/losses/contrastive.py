@@ -208,10 +208,11 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         """The loss of features ``z`` with labels ``y``."""
         if self.normalize:
             z = _unit(z)
-            reference = reference and (_unit(reference[0]), reference[1])
+            if isinstance(reference, tuple | list) and len(reference) == 2:
+                reference = (_unit(reference[0]), reference[1])
         eta = self.eta
         if self.eta_unit == "parity":
-            samples = [z] if reference is None else [z, reference[0]]
+            samples = (z,) if reference is None else (z, reference[0])
             eta *= parity_eta(sum(math.prod(x.shape[:-1]) for x in samples))
         return asymmetric_focal_contrastive_loss(
             z, y, eta=eta, gamma=self.gamma, temperature=self.temperature, reference=reference, positive=positive,

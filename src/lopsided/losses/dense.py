@@ -35,5 +35,5 @@ def dense_values(
     pull = (torch.exp(gamma * log_not_p) * log_p).masked_fill(~positive, 0.0).sum(1)
     push = log_not_p.masked_fill(~negative, 0.0).sum(1)
     if released:
-        return -(pull + eta * push) / m
-    return -(pull / positive.sum(1).clamp(min=1) + eta * push / negative.sum(1).clamp(min=1))
+        return (0.0 - (pull + eta * push)) / m
+    return 0.0 - (pull / positive.sum(1).clamp(min=1) + eta * push / negative.sum(1).clamp(min=1))

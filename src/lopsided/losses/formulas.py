@@ -85,23 +85,30 @@ def negative_part(
 def positive_part(
     p: Tensor, log_p: Tensor, positives: Tensor | None, terms: Terms, scratch: Scratch, i: int
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """-q/w+ of the positives where gamma > 0, and the row sums of (1-p)^gamma log p and of -q/w+."""
+    """-q/w+ of the positives where gamma > 0, and the row sums of (1-p)^gamma log p and of -q/w+; spends ``log_p``.
+
+    With V = (1-p)^gamma, the first is V - gamma p/(1-p) V log p: few passes over few buffers, which is what the time
+    goes into. exp(gamma log(1-p)) is several times faster than torch.pow and as exact, 1-p being at least 1/2.
+    """
     gamma = terms.gamma
     not_p = torch.sub(p.new_ones(()), p, out=scratch.take("work", *p.shape))
-    power = scratch.take("power", *p.shape)  # (1-p)^(gamma-1)
     if gamma == 1:
-        power.fill_(1.0)
-    elif gamma == 2:
-        power.copy_(not_p)
-    else:  # Twice as fast as torch.pow, and as exact: 1-p is at least 1/2 here.
-        torch.log(not_p, out=power).mul_(gamma - 1).exp_()
-    minus_q, minus_q_sum, values = None, NOTHING, NOTHING
-    if terms.want_grad:
-        minus_q = torch.addcmul(not_p, p, log_p, value=-gamma, out=scratch.take(f"q{i}", *p.shape)).mul_(power)
-        if positives is not None:
-            minus_q.mul_(positives)
-        minus_q_sum = minus_q.sum(1)
-    if terms.want_values:
-        power.mul_(not_p).mul_(log_p)
-        values = power.sum(1) if positives is None else torch.linalg.vecdot(power, positives)
-    return minus_q, values, minus_q_sum
+        product = torch.mul(not_p, log_p, out=scratch.take(f"q{i}", *p.shape)) if terms.want_values else log_p
+        minus_q, values = not_p, _row_sum(product, positives) if terms.want_values else NOTHING
+        if terms.want_grad:
+            minus_q = torch.addcmul(not_p, p, log_p, value=-1.0, out=scratch.take(f"q{i}", *p.shape))
+    else:
+        minus_q = torch.log(not_p, out=scratch.take(f"q{i}", *p.shape)).mul_(gamma).exp_()
+        log_p.mul_(minus_q)
+        values = _row_sum(log_p, positives) if terms.want_values else NOTHING
+        if terms.want_grad:
+            minus_q.addcmul_(torch.div(p, not_p, out=not_p), log_p, value=-gamma)
+    if not terms.want_grad:
+        return None, values, NOTHING
+    if positives is not None:
+        minus_q.mul_(positives)
+    return minus_q, values, minus_q.sum(1)
+
+
+def _row_sum(x: Tensor, positives: Tensor | None) -> Tensor:
+    return x.sum(1) if positives is None else torch.linalg.vecdot(x, positives)

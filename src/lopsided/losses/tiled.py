@@ -148,9 +148,11 @@ def sweep(
 
     values, grad_z, grad_reference = batch.values, z.new_empty(0), z.new_empty(0)
     if batch.grad_columns is not None:
-        grad_z, grad_reference = batch.grad_columns[: len(z)], batch.grad_columns[len(z) :]
-        if batch.grad_queries is not None:
-            grad_z = batch.grad_queries.div_(temperature).add_(grad_z)
+        if batch.grad_queries is None:  # both sides are in one already
+            grad_z = batch.grad_columns
+        else:
+            grad_z = batch.grad_queries.div_(temperature).add_(batch.grad_columns[: len(z)])
+        grad_reference = batch.grad_columns[len(z) :] if want_reference_grad else grad_reference
     if order is not None:
         values = torch.empty_like(values).index_copy_(0, order, values) if want_values else values
         grad_z = torch.empty_like(grad_z).index_copy_(0, order, grad_z) if want_grad else grad_z
@@ -191,10 +193,11 @@ def _visit_sorted(batch: _Batch, terms: Terms, plan: Iterator[Block], temperatur
 
 
 class _Part(NamedTuple):
-    """A segment of a block with its exp(s), later p, later gradient; if it is mixed, which entries are positives."""
+    """A segment of a block with its exp(s), later p, later gradient; s, where needed; positives, if it is mixed."""
 
     segment: Segment
     entries: Tensor
+    s: Tensor | None
     positives: Tensor | None
 
 
@@ -205,8 +208,10 @@ def _visit_smooth(batch: _Batch, terms: Terms, block: Block, own: Tensor, scratc
     parts: list[_Part] = []
     totals, tops, counts, similarities = [], [], [], []
     for i, segment in enumerate(block.segments):
-        e = scratch.take(f"e{i}", size, segment.stop - segment.start)
-        torch.mm(queries, batch.columns[segment.columns].t(), out=e)
+        s = e = scratch.take(f"e{i}", size, segment.stop - segment.start)
+        if terms.gamma > 0 and segment.kind != "negative":
+            s = scratch.take(f"s{i}", size, segment.stop - segment.start)
+        torch.mm(queries, batch.columns[segment.columns].t(), out=s)
         itself = own - segment.start if segment.start else own
         positives = None
         if segment.kind == "mixed":
@@ -218,14 +223,14 @@ def _visit_smooth(batch: _Batch, terms: Terms, block: Block, own: Tensor, scratc
             counts.append(queries.new_full((size,), segment.stop - segment.start - segment.own))
         if segment.kind != "negative" and terms.gamma == 0 and terms.want_values:
             if segment.own:
-                e.scatter_(1, itself, 0.0)
+                s.scatter_(1, itself, 0.0)
             # The similarities of the positives, summed, are all that gamma = 0 needs of them.
-            similarities.append(e.sum(1) if positives is None else torch.linalg.vecdot(e, positives))
+            similarities.append(s.sum(1) if positives is None else torch.linalg.vecdot(s, positives))
         if segment.own:
-            e.scatter_(1, itself, -torch.inf)
-        totals.append(e.exp_().sum(1))
+            s.scatter_(1, itself, -torch.inf)
+        totals.append(torch.exp(s, out=e).sum(1))
         tops.append(e.amax(1))
-        parts.append(_Part(segment, e, positives))
+        parts.append(_Part(segment, e, None if s is e else s, positives))
     total, num_positive = _add(totals), _add(counts)
     is_peaked = functools.reduce(torch.maximum, tops) * 2 > total
     some_peaked = bool(is_peaked.any())
@@ -270,15 +275,15 @@ def _finish_smooth(
             pulls.append(row.similarity - row.total.log() * row.num_positive)
         pull_qs.append(-row.num_positive)
     found: list[tuple[Tensor | None, Tensor | None]] = []
-    for i, (segment, p, positives) in enumerate(parts):
+    for i, (segment, p, s, positives) in enumerate(parts):
         p.mul_(inverse)
         ratio = minus_q = None
         if terms.eta > 0 and segment.kind != "positive":
             ratio, value, q = negative_part(p, positives, terms, scratch, i)
             pushes.append(value)
             push_qs.append(q)
-        if terms.gamma > 0 and segment.kind != "negative":
-            log_p = torch.log(p, out=scratch.take("log_p", *p.shape))
+        if s is not None:
+            log_p = s.sub_(row.total.log().unsqueeze(1))
             if segment.own:
                 log_p.scatter_(1, row.own - segment.start, 0.0)
             minus_q, value, q = positive_part(p, log_p, positives, terms, scratch, i)
@@ -288,7 +293,7 @@ def _finish_smooth(
     q_sum, w_pos, w_neg = _store_values(batch, terms, here, row.w_pos, row.w_neg, pulls, pushes, pull_qs, push_qs)
     if not terms.want_grad:
         return
-    for (segment, grad, positives), (ratio, minus_q) in zip(parts, found, strict=True):
+    for (segment, grad, _, positives), (ratio, minus_q) in zip(parts, found, strict=True):
         grad.mul_(q_sum)
         add_q(grad, ratio, minus_q, positives, segment.kind, w_pos, w_neg)
         if segment.own and positives is None:
@@ -312,7 +317,7 @@ def _store_values(
         values = w_pos * _add(pulls)
         if w_neg is not None and pushes:
             values.addcmul_(w_neg, _add(pushes))
-        torch.neg(values, out=batch.values[here])
+        torch.sub(NOTHING, values, out=batch.values[here])  # 0 - 0 is 0, where its negation would print as -0
     if not terms.want_grad:
         return NOTHING, w_pos, w_neg
     if batch.weight is not None:
@@ -392,7 +397,7 @@ def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratc
     if terms.want_values:
         pull = pull - k_positive * focus * minus_log_p_k
         push = push - (1 - k_positive) * minus_log_a
-        batch.values[where] = -(w_pos * pull + w_neg * push)
+        batch.values[where] = 0.0 - (w_pos * pull + w_neg * push)
     if terms.want_grad:
         if batch.weight is not None:
             w_pos, w_neg = w_pos * batch.weight[where], w_neg * batch.weight[where]

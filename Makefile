@@ -1,0 +1,37 @@
+# `make demo` and `make test` set up all they need. One virtual environment can serve several clones: make VENV=... test
+VENV ?= .venv
+PYTHON ?= python3.11
+BIN = $(VENV)/bin
+export PYTHONPATH := $(CURDIR)/src
+
+.PHONY: setup demo test lint types contracts check docs clean
+
+setup: $(VENV)/.lopsided-stamp
+
+$(VENV)/.lopsided-stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/lonely_anchor.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports
+
+# Each worker has one thread of its own, so that two cores run two tests.
+check: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test: lint types contracts check
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

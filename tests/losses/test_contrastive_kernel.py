@@ -1,0 +1,189 @@
+"""The tiled kernel inside torch: autograd, compilation, memory; and the modules."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from batches import LOSSES, PATHS, unit
+from pytorch_metric_learning.distances import DotProductSimilarity
+from pytorch_metric_learning.losses import SupConLoss
+from torch import nn
+from torch.testing import assert_close
+
+from lopsided.losses import (
+    AsymmetricContrastiveLoss,
+    AsymmetricFocalContrastiveLoss,
+    ContrastiveLoss,
+    FocalContrastiveLoss,
+    asymmetric_focal_contrastive_loss,
+    contrastive_loss,
+    parity_eta,
+)
+
+every_path = pytest.mark.parametrize("tile", PATHS.values(), ids=PATHS)
+
+
+@every_path
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("temperature", [0.02, 0.5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradcheck_in_float64_with_a_reference(tile, reduction, temperature, masked):
+    z, z_ref = unit(7, 3).requires_grad_(), unit(4, 3, seed=1).requires_grad_()
+    y, y_ref = torch.tensor([0, 1, 0, 2, 1, 0, 3]), torch.tensor([0, 1, 4, 2])
+    mask = torch.rand(7, 11, generator=torch.Generator().manual_seed(0)) < 0.5 if masked else None
+
+    def loss(z, z_ref):
+        return asymmetric_focal_contrastive_loss(
+            z, y, reference=(z_ref, y_ref), positive=mask, eta=3.0, gamma=1.7, temperature=temperature,
+            reduction=reduction, tile=tile,
+        )  # fmt: skip
+
+    assert torch.autograd.gradcheck(loss, (z, z_ref), atol=1e-5)
+
+
+def test_the_dense_path_has_a_right_second_derivative():
+    z, y = unit(6, 3).requires_grad_(), torch.tensor([0, 1, 0, 2, 1, 0])
+
+    def loss(z):
+        return asymmetric_focal_contrastive_loss(z, y, eta=3.0, gamma=1.7, temperature=0.5, tile=None)
+
+    assert torch.autograd.gradgradcheck(loss, (z,))
+
+
+@pytest.mark.parametrize("tile", [2, "auto"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_of_the_tiled_path_is_a_clear_error(tile, reduction):
+    z, y = unit(6, 3).requires_grad_(), torch.tensor([0, 1, 0, 2, 1, 0])
+    loss = contrastive_loss(z, y, tile=tile, reduction=reduction)
+    (grad,) = torch.autograd.grad(loss.sum(), z, create_graph=True)
+    assert_close(grad.detach(), torch.autograd.grad(contrastive_loss(z, y, tile=None, reduction=reduction).sum(), z)[0])
+    with pytest.raises(RuntimeError, match=r"Pass tile=None to differentiate twice\."):
+        torch.autograd.grad(grad.square().sum(), z)
+
+
+@every_path
+def test_only_what_requires_grad_gets_one(tile):
+    z, z_ref = unit(7, 3), unit(4, 3, seed=1).requires_grad_()
+    y, y_ref = torch.tensor([0, 1, 0, 2, 1, 0, 3]), torch.tensor([0, 1, 4, 2])
+    of_reference = torch.autograd.grad(contrastive_loss(z, y, reference=(z_ref, y_ref), tile=tile), z_ref)[0]
+    z.requires_grad_()
+    both = torch.autograd.grad(contrastive_loss(z, y, reference=(z_ref, y_ref), tile=tile), (z, z_ref))
+    alone = torch.autograd.grad(contrastive_loss(z, y, reference=(z_ref.detach(), y_ref), tile=tile), z)[0]
+    assert_close(both[1], of_reference)
+    assert_close(both[0], alone)
+    assert not contrastive_loss(z.detach(), y, tile=tile).requires_grad
+
+
+@every_path
+def test_neither_inputs_nor_gradients_are_modified(tile):
+    z, y = unit(9, 4).requires_grad_(), torch.arange(9) % 2
+    before = z.detach().clone()
+    loss = asymmetric_focal_contrastive_loss(z, y, eta=2.0, gamma=2.0, tile=tile)
+    (first,) = torch.autograd.grad(loss, z, retain_graph=True)
+    kept = first.clone()
+    (second,) = torch.autograd.grad(loss, z)
+    assert torch.equal(z.detach(), before)
+    assert torch.equal(first, kept)
+    assert torch.equal(first, second)
+
+
+class Encoder(nn.Module):
+    def __init__(self, loss):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.loss = loss
+
+    def forward(self, x, y):
+        return self.loss(self.layer(x), y)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("tile", ["auto", 4, None])
+def test_a_compiled_model_that_uses_the_loss_trains_the_same_in_one_graph(reduction, tile):
+    torch.manual_seed(0)
+    x, y = torch.randn(10, 8), torch.arange(10) % 3
+    model = Encoder(AsymmetricFocalContrastiveLoss(eta=5.0, gamma=2.0, reduction=reduction, tile=tile))
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+    losses = [m(x, y) for m in (model, compiled)]
+    for loss in losses:
+        loss.sum().backward()
+    assert_close(*losses)
+    assert_close(model.layer.weight.grad, compiled.layer.weight.grad)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("tile", ["auto", 3, None])
+def test_cl_equals_the_supcon_loss_of_pytorch_metric_learning_where_every_anchor_has_a_positive(views, tile):
+    z, y = unit(10 * views, 6), (torch.arange(10) % 3).repeat_interleave(views)
+    peer = SupConLoss(temperature=0.1, distance=DotProductSimilarity(normalize_embeddings=False))
+    ours = contrastive_loss(z.reshape(10, views, 6), y[::views], temperature=0.1, tile=tile)
+    assert_close(ours, peer(z, y), rtol=1e-6, atol=1e-7)
+
+
+MEASURE = """
+import sys, torch
+from lopsided.losses import asymmetric_focal_contrastive_loss
+n = int(sys.argv[1])
+torch.set_num_threads(1)
+z = torch.nn.functional.normalize(torch.randn(n, 128), dim=1).requires_grad_()
+y = (torch.arange(n) % 11 == 0).long()
+asymmetric_focal_contrastive_loss(z[:300], y[:300], eta=300.0, gamma=7.0).backward()
+z.grad = None
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts again from what stands now
+before = status("VmRSS")
+asymmetric_focal_contrastive_loss(z, y, eta=300.0, gamma=7.0, tile=None if sys.argv[2] == "dense" else "auto").backward()
+print((status("VmHWM") - before) / 1024)
+"""
+
+
+def test_memory_stays_far_below_one_matrix_of_all_pairs():
+    def mebibytes(n, path):
+        command = [sys.executable, "-c", MEASURE, str(n), path]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert mebibytes(12_000, "tiled") < 12_000**2 * 4 / 2**20 / 4
+    assert mebibytes(3_000, "dense") > 3_000**2 * 4 / 2**20  # the measurement sees a matrix where there is one
+
+
+MODULES = {
+    "CL": (ContrastiveLoss, {}),
+    "FCL": (FocalContrastiveLoss, {}),
+    "ACL": (AsymmetricContrastiveLoss, {"eta": 60.0}),
+    "AFCL": (AsymmetricFocalContrastiveLoss, {"eta": 60.0, "gamma": 2.5}),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_its_function_on_normalised_features(name):
+    module, settings = MODULES[name]
+    function, options = LOSSES[name]
+    z, y, z_ref, y_ref = 5 * unit(9, 6), torch.arange(9) % 2, 3 * unit(4, 6, seed=2), torch.arange(4) % 3
+    expected = function(unit(9, 6), y, **options, temperature=0.2, reference=(unit(4, 6, seed=2), y_ref))
+    assert_close(module(**settings, temperature=0.2)(z, y, reference=(z_ref, y_ref)), expected)
+    raw = module(**settings, temperature=30.0, normalize=False)(z, y)
+    assert_close(raw, function(z, y, **options, temperature=30.0))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_survives_pickling_and_shows_its_settings(name):
+    module, settings = MODULES[name]
+    loss = module(**settings, temperature=0.25, reduction="sum")
+    again = pickle.loads(pickle.dumps(loss))
+    z, y = unit(9, 6), torch.arange(9) % 2
+    assert torch.equal(again(z, y), loss(z, y))
+    assert "temperature=0.25" in repr(loss)
+
+
+def test_in_units_of_parity_eta_follows_the_number_of_contrast_samples():
+    z, y, z_ref, y_ref = unit(6, 2, 5), torch.arange(6) % 2, unit(3, 5, seed=3), torch.arange(3)
+    loss = AsymmetricContrastiveLoss(eta=0.5, eta_unit="parity", normalize=False)
+    by_hand = AsymmetricContrastiveLoss(eta=0.5 * parity_eta(15), normalize=False)
+    assert_close(loss(z, y, reference=(z_ref, y_ref)), by_hand(z, y, reference=(z_ref, y_ref)))
+    assert_close(loss(z[:, 0], y), AsymmetricContrastiveLoss(eta=0.5 * parity_eta(6), normalize=False)(z[:, 0], y))

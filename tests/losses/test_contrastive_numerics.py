@@ -1,0 +1,177 @@
+"""Values and gradients in single precision, against mpmath and float64, where the formula is hardest to compute."""
+
+from __future__ import annotations
+
+import itertools
+
+import mpmath
+import pytest
+import torch
+from batches import BATCHES, PATHS, unit
+
+from lopsided.losses import asymmetric_focal_contrastive_loss, contrastive_loss
+from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss
+
+TEMPERATURES = (0.005, 0.02, 0.07, 0.5, 10.0)
+GAMMAS = (0.0, 0.5, 1.0, 2.0, 7.0, 10.0)
+ETAS = (0.0, 1.0, 300.0, 1e6)
+ROUNDING = 2.0**-24
+every_path = pytest.mark.parametrize("tile", PATHS.values(), ids=PATHS)
+every_batch = pytest.mark.parametrize("batch", BATCHES)
+
+
+def golden_terms(z, y, temperature):
+    """The recipe of the golden values: log p and log(1 - p) of every pair, from the stored features, with 60 digits."""
+    mpmath.mp.dps = 60
+    z, n = z.tolist(), len(z)
+    z = [[mpmath.mpf(x) for x in row] for row in z]
+    terms = []
+    for i in range(n):
+        s = [mpmath.fdot(z[i], z[k]) / mpmath.mpf(temperature) for k in range(n)]
+        e = [mpmath.exp(s[k] - s[i]) if k != i else mpmath.mpf(0) for k in range(n)]
+        total = mpmath.fsum(e)
+        rest = [mpmath.fsum(e[:k] + e[k + 1 :]) for k in range(n)]  # not total - e[k], which no number of digits saves
+        others = [k for k in range(n) if k != i] if n > 2 else []
+        terms.append([(mpmath.log(e[k] / total), mpmath.log(rest[k] / total), bool(y[i] == y[k])) for k in others])
+    return terms
+
+
+def golden_value(terms, eta, gamma):
+    """The mean over anchors of the printed formula."""
+    total = mpmath.mpf(0)
+    for row in terms:
+        pull = [mpmath.exp(gamma * log_not_p) * log_p for log_p, log_not_p, same in row if same]
+        push = [log_not_p for _, log_not_p, same in row if not same]
+        total -= mpmath.fsum(pull) / max(len(pull), 1) + eta * mpmath.fsum(push) / max(len(push), 1)
+    return total / len(terms)
+
+
+def tolerance(temperature, gamma):
+    """1e-5 from 0.07 up. Below, and under the powers of a large gamma, a few roundings of the similarities over the
+    temperature, which no method can undo once the similarities are single-precision numbers."""
+    return max(1e-5, 4 * (1 + gamma) * ROUNDING / temperature)
+
+
+@every_batch
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_single_precision_values_match_mpmath_and_are_finite(batch, temperature):
+    z, y = BATCHES[batch]()
+    z = z.float()
+    terms = golden_terms(z, y, temperature)
+    for gamma, eta in itertools.product(GAMMAS, ETAS):
+        golden = golden_value(terms, eta, gamma)
+        for tile in PATHS.values():
+            value = asymmetric_focal_contrastive_loss(z, y, eta=eta, gamma=gamma, temperature=temperature, tile=tile)
+            assert torch.isfinite(value)
+            error = abs(mpmath.mpf(value.item()) - golden)
+            # The smallest single-precision number is 1e-45; nothing can be relative to less than that.
+            assert error <= tolerance(temperature, gamma) * abs(golden) + 1e-37, (gamma, eta, tile)
+
+
+def gradient(z, y, **options):
+    z = z.detach().clone().requires_grad_()
+    return torch.autograd.grad(asymmetric_focal_contrastive_loss(z, y, **options), z)[0]
+
+
+@every_batch
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_single_precision_gradients_match_float64_and_are_finite(batch, temperature):
+    z, y = BATCHES[batch]()
+    z = z.float()
+    generator = torch.Generator().manual_seed(0)
+    nudged = [z.double() * (1 + 2 * ROUNDING * torch.randn(z.shape, generator=generator)) for _ in range(3)]
+    for gamma, eta in itertools.product(GAMMAS, ETAS):
+        options = {"eta": eta, "gamma": gamma, "temperature": temperature}
+        exact = gradient(z.double(), y, **options, tile=None)
+        # Where large forces cancel, what remains is known as well as it survives a rounding of the features.
+        unknowable = max((gradient(x, y, **options, tile=None) - exact).norm() for x in nudged)
+        unknowable += ROUNDING * (1 + gamma + eta) / temperature / len(z)
+        for tile in PATHS.values():
+            found = gradient(z, y, **options, tile=tile)
+            assert torch.isfinite(found).all()
+            error = (found.double() - exact).norm()
+            assert error <= 1e-5 * exact.norm() + 8 * unknowable + 1e-37, (gamma, eta, tile)
+
+
+@every_path
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single_precision(tile, dtype):
+    z, y = unit(9, 6).to(dtype).requires_grad_(), torch.arange(9) % 2
+    options = {"eta": 100.0, "gamma": 2.0, "tile": tile}
+    value = asymmetric_focal_contrastive_loss(z, y, **options)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, asymmetric_focal_contrastive_loss(z.float(), y, **options))
+    value.backward()
+    assert z.grad.dtype == dtype
+    assert torch.isfinite(z.grad).all()
+
+
+@every_path
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_autocast_changes_nothing(tile, reduction):
+    z, y = unit(9, 6).float().requires_grad_(), torch.arange(9) % 2
+    options = {"eta": 100.0, "gamma": 2.0, "tile": tile, "reduction": reduction}
+    plain = asymmetric_focal_contrastive_loss(z, y, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = asymmetric_focal_contrastive_loss(z, y, **options)
+    assert torch.equal(plain, cast)
+    assert torch.equal(torch.autograd.grad(plain.sum(), z)[0], torch.autograd.grad(cast.sum(), z)[0])
+
+
+def test_a_module_takes_the_length_of_half_precision_features_in_single_precision():
+    z, y = (3 * unit(9, 6)).half(), torch.arange(9) % 2
+    loss = AsymmetricFocalContrastiveLoss(eta=10.0)
+    assert torch.equal(loss(z, y), loss(z.float(), y))
+
+
+@every_path
+@pytest.mark.parametrize("position", [0, 6])
+def test_nan_in_gives_nan_out(tile, position):
+    z, y = unit(9, 6).float(), torch.arange(9) % 2
+    z[position, 2] = torch.nan
+    z.requires_grad_()
+    value = asymmetric_focal_contrastive_loss(z, y, eta=1.0, gamma=2.0, tile=tile)
+    assert value.isnan()
+    assert torch.autograd.grad(value, z)[0].isnan().any()
+
+
+@every_path
+def test_flushed_denormals_do_not_turn_small_probabilities_into_nan(tile):
+    if not torch.set_flush_denormal(True):
+        pytest.fail("this processor cannot flush denormals, so that the case cannot be tried")
+    try:
+        for temperature in (0.033, 0.034, 0.01):
+            z, y = BATCHES["antipodal clusters"]()
+            z = z.float().requires_grad_()
+            value = asymmetric_focal_contrastive_loss(
+                z, 1 - y // 2 % 2, eta=1.0, gamma=2.0, temperature=temperature, tile=tile
+            )
+            assert torch.isfinite(value)
+            assert torch.isfinite(torch.autograd.grad(value, z)[0]).all()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 2.5])
+def test_rows_with_and_without_a_dominating_entry_share_a_block(gamma):
+    z, y = unit(40, 6), torch.arange(40) % 3
+    z[1::4] = z[::4]  # some anchors have a twin, for which p is nearly 1
+    options = {"eta": 30.0, "gamma": gamma, "temperature": 0.04}
+    grads, values = [], []
+    for tile in (None, 16):
+        features = z.clone().requires_grad_()
+        value = asymmetric_focal_contrastive_loss(features, y, **options, tile=tile, reduction="none")
+        values.append(value.detach())
+        grads.append(torch.autograd.grad(value.square().sum(), features)[0])
+    p = torch.softmax((z @ z.t() / 0.04).fill_diagonal_(-torch.inf), 1).amax(1)
+    assert 0 < (p > 0.5).sum() < 40
+    torch.testing.assert_close(*values, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+def test_features_that_are_not_contiguous_give_the_same():
+    wide = unit(10, 12).float()
+    y = torch.arange(10) % 2
+    for z in (wide[:, ::2], wide[::2].expand(5, 12), wide.t().contiguous().t()):
+        labels = y[: len(z)]
+        assert torch.equal(contrastive_loss(z, labels), contrastive_loss(z.contiguous(), labels))
