@@ -1,0 +1,133 @@
+"""The command: its verbs, and what becomes of errors. Nothing heavy is imported before a verb is chosen."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from lopsided import __version__
+from lopsided.commands import look, train, use
+from lopsided.commands.output import StoppedError, printable
+from lopsided.errors import LopsidedError, sentence
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+
+app = typer.Typer(
+    name="lopsided",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lopsided {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def lopsided(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Learn from images of which one class is rare, and say how sure the result is.
+
+    \b
+    Examples:
+      lopsided demo                       see it work on embedded images
+      lopsided fit photos --out run       train on one sub-folder per class
+      lopsided evaluate run new-photos    figures on other labelled images
+      lopsided predict run inbox --out answers.csv
+      lopsided export run --to onnx
+    """
+
+
+for verb in (
+    train.demo,
+    train.fit,
+    use.evaluate,
+    use.predict,
+    use.export,
+    look.recipes,
+    look.data,
+    look.doctor,
+):
+    app.command()(verb)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; errors a user can repair end with their sentence and exit code 2, interruptions with 130."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
+    try:
+        code = app(arguments, prog_name="lopsided", standalone_mode=False)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        return _end(error)
+    if code == 130:  # What typer makes of a KeyboardInterrupt.
+        return _end(KeyboardInterrupt())
+    return code if isinstance(code, int) else 0
+
+
+def _end(error: BaseException) -> int:
+    """Say what went wrong in one sentence, and return the exit code that belongs to it."""
+    if isinstance(error, BrokenPipeError):
+        _silence_stdout()  # Whoever read the output has seen enough.
+        return 1
+    if type(error).__name__ == "NoArgsIsHelpError":  # The help has been printed.
+        return 2
+    text, code = f"{error}", 2
+    if isinstance(error, StoppedError):
+        code = 130
+    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+        text, code = "interrupted.", 130
+    elif _is_usage(error):
+        text = f"{_usage_text(error)} {_usage_help(error)}"
+    elif isinstance(error, OSError) and error.errno in _DISK:
+        text = sentence("the disk must be writable and have room", f"{error.filename or 'a file'} ({error.strerror})")
+    elif not isinstance(error, LopsidedError):
+        reason = " ".join(str(error).split())
+        told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        text, code = f"something unexpected happened ({told}). Set LOPSIDED_TRACEBACK=1 to see where.", 1
+    if os.environ.get("LOPSIDED_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"lopsided: {printable(text)}", file=sys.stderr)
+    return code
+
+
+def _is_usage(error: BaseException) -> bool:
+    # The class lies in click or, since typer 0.26, in typer's own copy of it; its face is the same.
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
+
+
+def _usage_text(error: Any) -> str:
+    text = " ".join(str(error.format_message()).split())
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _usage_help(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"See `{context.command_path if context else 'lopsided'} --help`."
+
+
+def _silence_stdout() -> None:
+    """Point stdout nowhere, so that the interpreter's last flush does not fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,104 @@
+"""What the verbs print: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from lopsided.errors import LopsidedError
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes; the result is still printed.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, everything else on stderr.")]
+
+FIGURES = {
+    "uwa": "unweighted accuracy",
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "g_mean": "G-mean",
+    "mcc": "Matthews correlation",
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+    "brier": "Brier score",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+}
+"""The figures of an evaluation in the order in which they are shown, with their names in words."""
+
+
+class StoppedError(LopsidedError):
+    """The user stopped the command; the text says how to go on."""
+
+
+def say(text: str) -> None:
+    """Print a note or a warning, on stderr."""
+    print(printable(text), file=sys.stderr)
+
+
+def show(text: str) -> None:
+    """Print a result in words, on stdout."""
+    print("\n".join(printable(line) for line in text.split("\n")))
+
+
+def show_json(result: object) -> None:
+    """Print a result for another program, on stdout."""
+    print(json.dumps(result, indent=2, allow_nan=False))
+
+
+def printable(text: str) -> str:
+    """Replace what could steer a terminal: names of files and classes are anyone's."""
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Align rows under a header; a column of numbers is aligned to the right.
+
+    >>> print(table(["class", "images"], [["shirt", 12], ["top", 3]]))
+    class  images
+    shirt      12
+    top         3
+    """
+    body = [list(row) for row in rows]
+    texts = [list(header), *([str(cell) for cell in row] for row in body)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
+    right = [bool(body) and all(isinstance(row[i], int | float) for row in body) for i in range(len(header))]
+    lines = (
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
+        for row in texts
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def interval(figure: Mapping[str, float | None]) -> str:
+    """Write a figure of ``metrics.json`` with its interval.
+
+    >>> interval({"value": 0.5, "low": 0.25, "high": 0.75})
+    '0.500 [0.250, 0.750]'
+    """
+    if figure["value"] is None:
+        return "not defined"
+    return f"{figure['value']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
+
+
+def figures_table(evaluation: Mapping[str, Any]) -> str:
+    """Lay out an evaluation: the figures beside those of the majority vote, and one row per class."""
+    majority = evaluation["majority"]
+    level = f"{100 * evaluation['level']:g} % interval"
+    rows = []
+    for name, words in FIGURES.items():
+        if name in evaluation["figures"]:
+            vote = majority.get(name)
+            rows.append([words, interval(evaluation["figures"][name]), "" if vote is None else f"{vote:.3f}"])
+    classes = [
+        [row["label"], row["support"], interval(row["recall"]), interval(row["precision"]), interval(row["f1"])]
+        for row in evaluation["per_class"]
+    ]
+    parts = [
+        table(["figure", f"value [{level}]", f"always {majority['label']}"], rows),
+        table(["class", "images", "recall", "precision", "F1"], classes),
+        *evaluation["notes"],
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,295 @@
+"""Run folders: a recipe in, a model with honest figures out.
+
+A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
+``checkpoint/`` and ``metrics.json``. The last is written last: a run that has it is finished.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lopsided import __version__, files
+from lopsided import recipe_words as words
+from lopsided.data.images import FileImages
+from lopsided.data.scenarios import draw, parse_scenario
+from lopsided.data.sources import SOURCE_NAMES, Source, open_source
+from lopsided.errors import InputError, LopsidedError, RunError, sentence
+from lopsided.metrics import evaluate
+from lopsided.recipe import RUNTIME_FIELDS, Recipe
+
+if TYPE_CHECKING:
+    from lopsided.data.images import Progress
+    from lopsided.training.model import Model, ModelCard
+    from lopsided.training.prediction import Predictions
+    from lopsided.training.reporter import Reporter
+    from lopsided.training.stages import Fitted
+
+FORMAT = 1
+"""The version of a run folder; it rises when an older reader could misread a newer folder."""
+
+RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
+CHECKPOINT = "checkpoint"
+PROBABILITY = "p:"
+"""What the column of a class's probability starts with, so that a class called "name" does not hide another column."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that was opened; ``metrics`` is None until the run is finished."""
+
+    folder: Path
+    recipe: Recipe
+    metrics: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Run:
+        """Open a run folder, finished or not."""
+        path = Path(folder)
+        if not (path / RECIPE).is_file():
+            missing = f"which has no {RECIPE}" if path.is_dir() else "which does not exist"
+            raise RunError(sentence("RUN must be the folder of a run", f"{path}, {missing}"))
+        return cls(path, Recipe.load(path / RECIPE), _read_metrics(path))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.metrics is not None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of the log, oldest first; a line that a killed process left unfinished is passed over."""
+        with (self.folder / LOG).open(encoding="utf-8") as log:
+            for line in log:
+                with suppress(ValueError):
+                    yield json.loads(line)
+
+    def predictions(self) -> list[dict[str, str]]:
+        """Return the rows of ``predictions.csv``."""
+        with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
+            return list(csv.DictReader(table))
+
+
+def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
+    """Load the model of a finished run, or of any folder that holds ``model.safetensors`` and ``model.json``."""
+    from lopsided.training.machine import pick_device
+    from lopsided.training.model import load_model
+
+    path = Path(folder)
+    if (path / RECIPE).is_file() and not (path / CARD).is_file():
+        do = f"Continue it with lopsided fit --out {path} --resume."
+        raise RunError(sentence("a run must be finished before its model can be used", f"{path}, which is not", do))
+    return load_model(path, pick_device(device))
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    data: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Train by a recipe into the folder ``out`` and return the finished run.
+
+    ``data`` replaces the recipe's source. ``resume`` continues a run of the same recipe, starts one that is not there
+    yet, and returns one that is finished. Nothing is written before the data have been read, and an error before the
+    first checkpoint removes the folder again. ``progress`` is told how many images have been checked.
+    """
+    recipe = settle(recipe, data)
+    folder = Path(out)
+    found = _found(folder, recipe, resume)
+    if found is not None and found.finished:
+        return found
+    source = prepare_source(recipe, progress)
+    made = _make(folder)
+    try:
+        with files.lock(folder):
+            found = _found(folder, recipe, resume)  # Another process may have been here since.
+            if found is None or not found.finished:
+                _train(folder, recipe, source, resume=found is not None, reporter=reporter)
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()  # Only what is empty goes.
+    return Run.open(folder)
+
+
+def _train(folder: Path, recipe: Recipe, source: Source, *, resume: bool, reporter: Reporter | None) -> None:
+    from lopsided.training.checkpoint import Checkpoint
+    from lopsided.training.stages import fit
+
+    try:
+        if not resume:
+            files.atomic_write(folder / RECIPE, recipe.to_toml())
+        fitted = fit(recipe, source, folder, resume=resume, reporter=reporter)
+        _write_results(folder, recipe, source, fitted)
+    except LopsidedError:
+        if not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
+            shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
+            for name in (RECIPE, LOG):
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe:
+    """Put ``data`` in a recipe's place for it, and make its paths absolute, so that it says the same everywhere."""
+    source = recipe.data.source if data is None else os.fspath(data)
+    if source is None:
+        do = "Write lopsided fit DATA, or set data.source in the recipe."
+        raise InputError(sentence("DATA must be given, or the recipe must name a source", "neither", do))
+    if source not in SOURCE_NAMES:
+        source = os.path.abspath(source)
+    changes = {"data.source": source}
+    if recipe.encoder.weights not in ("none", "timm"):
+        changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
+    return recipe.override(**changes)
+
+
+def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
+    """Open a recipe's source, check its images, and draw its scenario."""
+    from lopsided.training.stages import data_seed
+
+    data = recipe.data
+    source = open_source(
+        data.source or "",
+        classes=data.classes,
+        group=data.group,
+        skip_unreadable=data.skip_unreadable,  # Before the draw, whose numbers must hold for what is left.
+        allow_outside=data.allow_outside,
+    )
+    if data.scenario is not None:
+        scenario = parse_scenario(data.scenario)
+        source = source.subset(draw(source.labels, source.classes, scenario, data_seed(recipe)))
+    same_size = data.image_size is None
+    if not data.skip_unreadable:
+        return source.verify(same_size=same_size, workers=recipe.threads or os.cpu_count() or 1, progress=progress)
+    if same_size and isinstance(source.images, FileImages):
+        source.images.check_sizes()
+    return source
+
+
+def environment(recipe: Recipe) -> dict[str, Any]:
+    """Return what a figure may depend on beside the recipe."""
+    import torch
+
+    from lopsided.training.machine import pick_device
+
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "pillow")
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": str(pick_device(recipe.device)),
+        "threads": recipe.threads or torch.get_num_threads(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _read_metrics(folder: Path) -> dict[str, Any] | None:
+    path = folder / METRICS
+    try:
+        content = json.loads(path.read_bytes())
+        written = content["format"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(sentence(f"{METRICS} must be a readable record of a run", f"{path} ({error})")) from None
+    if written != FORMAT:
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')}, which wrote it."
+        raise RunError(sentence(f"a run must have format {FORMAT}", f"format {written} in {path}", do))
+    return dict(content)
+
+
+def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
+    """Return the run that is there and may be gone on with; None when there is nothing yet."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(sentence("--out must be a folder", f"{folder}, which is a file"))
+    if not folder.exists() or not any(not _is_ours(name) for name in os.listdir(folder)):
+        return None
+    if not resume:
+        do = "Choose another folder, or continue with --resume."
+        raise RunError(sentence("--out must be a new or empty folder", f"{folder}, which is not empty", do))
+    run = Run.open(folder)
+    before = {path: value for path, _, value in words.leaves(run.recipe)}
+    for path, _, value in words.leaves(recipe):
+        if path not in RUNTIME_FIELDS and before[path] != value:
+            must = f"a run must be resumed with its own recipe, {path} = {before[path]!r} in {folder}"
+            raise RunError(sentence(must, repr(value), "Leave it as it was, or choose another folder."))
+    return run
+
+
+def _is_ours(name: str) -> bool:
+    return name == files.LOCK_NAME
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return those that were made, the deepest first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(sentence("--out must be a folder that can be written", f"{folder} ({error.strerror})")) from None
+    return missing
+
+
+def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted) -> None:
+    parts = {"val": fitted.val, "test": fitted.test}
+    files.atomic_write(folder / PREDICTIONS, _table(parts, source.classes))
+    record = {
+        "format": FORMAT,
+        "lopsided": __version__,
+        "recipe": recipe.content_hash(),
+        "method": recipe.method,
+        "loss": recipe.encoder_training.loss,
+        "seed": recipe.seed,
+        "source": recipe.data.source,
+        "classes": list(source.classes),
+        "counts": {name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
+        **{name: _figures(predictions, recipe.seed) for name, predictions in parts.items()},
+        "leaks": {
+            "groups": list(fitted.leaks.groups),
+            "duplicates": [list(pair) for pair in fitted.leaks.duplicates],
+        },
+        "warnings": list(fitted.warnings),
+        "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
+        "environment": environment(recipe),
+        "seconds": round(fitted.seconds, 3),
+    }
+    files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def _figures(predictions: Predictions | None, seed: int) -> dict[str, Any] | None:
+    if predictions is None or predictions.y_true is None:
+        return None
+    return evaluate(
+        predictions.y_true,
+        predictions.probabilities,
+        classes=predictions.classes,
+        seed=seed,
+        groups=predictions.groups,
+    ).to_dict()
+
+
+def _table(parts: dict[str, Predictions | None], classes: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
+    for split, part in parts.items():
+        if part is None or part.y_true is None:
+            continue
+        groups = [""] * len(part.names) if part.groups is None else part.groups.tolist()
+        rows = zip(part.names, groups, part.y_true, part.y_pred, part.probabilities, strict=True)
+        for name, group, label, predicted, p in rows:
+            numbers = (f"{value:.9g}" for value in p)
+            writer.writerow([split, name, group, classes[label], classes[predicted], *numbers])
+    return text.getvalue().encode(errors="surrogateescape")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiny import write_model, write_photos
+from tiny_command import SMALL, Call, Ended, command
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run the command in this process, which spares the import of torch; errors and exit codes are the same."""
+    from lopsided.cli import run
+
+    monkeypatch.delenv("LOPSIDED_DATA", raising=False)
+
+    def call(*arguments: str | Path) -> Ended:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Ended(code, out, err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty cats and sixteen dogs; not to be changed."""
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 40, "dog": 16})
+
+
+@pytest.fixture(scope="session")
+def other_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of the same kind that no run has seen; not to be changed."""
+    return write_photos(tmp_path_factory.mktemp("data") / "others", {"cat": 9, "dog": 6}, start=100)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an untrained model; not to be changed."""
+    return write_model(tmp_path_factory.mktemp("untrained") / "model")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """A finished run, made by the command; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    ended = command("fit", photos, "--out", folder, "--seed", "3", *SMALL)
+    assert ended.code == 0, ended.err
+    return folder

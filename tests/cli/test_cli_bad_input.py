@@ -1,0 +1,271 @@
+"""Each bad input: one sentence with the file's name, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tiny import write_photos
+from tiny_command import SMALL, Call, Ended, environment, names_below
+
+
+def assert_refused(ended: Ended, *told: str) -> None:
+    """One sentence on stderr with all of ``told``, and code 2."""
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.startswith("lopsided: ")
+    assert ended.err.count("\n") == 1
+    assert ended.err.endswith((".\n", "?\n"))
+    assert "Traceback" not in ended.err
+    for text in told:
+        assert text in ended.err
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "photos", {"cat": 8, "dog": 6})
+
+
+@pytest.fixture
+def refused(call: Call, folder: Path) -> Callable[..., None]:
+    """Fit on the folder, or on other data, and see that it is refused and leaves nothing behind."""
+
+    def refused(*told: str, data: Path | None = None, flags: tuple[str, ...] = ()) -> None:
+        before = names_below(folder.parent)
+        ended = call("fit", data or folder, "--out", folder.parent / "deep" / "run", *SMALL, *flags)
+        assert_refused(ended, *told)
+        assert names_below(folder.parent) == before
+        assert not (folder.parent / "deep").exists()
+
+    return refused
+
+
+def png_header(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+
+
+def test_a_folder_that_is_missing(refused: Callable[..., None], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    refused("DATA must be a folder, a CSV or Parquet table, or one of", f"got {gone}, which does not exist.", data=gone)
+
+
+def test_no_data_at_all(call: Call, tmp_path: Path) -> None:
+    ended = call("fit", "--out", tmp_path / "run")
+    assert_refused(ended, "DATA must be given, or the recipe must name a source, got neither.")
+
+
+def test_an_empty_class(refused: Callable[..., None], folder: Path) -> None:
+    (folder / "fox").mkdir()
+    refused(f"every class folder must hold at least one image, got none in {folder / 'fox'}.")
+
+
+def test_one_class_only(refused: Callable[..., None], folder: Path) -> None:
+    shutil.rmtree(folder / "dog")
+    refused(f"a source must hold at least 2 classes, got 1 (cat) in {folder}.")
+
+
+def test_a_class_with_one_image(refused: Callable[..., None], folder: Path) -> None:
+    write_photos(folder, {"fox": 1})
+    refused("a class must hold at least 2 images to be split, got 1 in 'fox' of photos.")
+
+
+def test_a_truncated_file(refused: Callable[..., None], folder: Path) -> None:
+    path = folder / "cat" / "003.png"
+    path.write_bytes(path.read_bytes()[:100])
+    refused(f"every image must be readable, got {path} (", "(--skip-unreadable).")
+
+
+def test_a_text_file_called_jpg(refused: Callable[..., None], folder: Path) -> None:
+    path = folder / "dog" / "letter.jpg"
+    path.write_text("dear reader")
+    refused(f"every image must be readable, got {path} (its content is no image of a known format).")
+
+
+def test_a_pixel_bomb(refused: Callable[..., None], folder: Path) -> None:
+    path = folder / "dog" / "bomb.png"
+    path.write_bytes(png_header(60_000, 60_000))
+    refused(f"{path} (", "pixels, where 89,478,485 are allowed")
+
+
+def test_images_that_differ_in_size_without_a_size_to_resize_to(refused: Callable[..., None], folder: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (20, 30)).save(folder / "cat" / "large.png")
+    refused("images must agree in size when image_size is not set", "20 x 30 in ", "large.png", "Set image_size.")
+
+
+@pytest.mark.parametrize("header", ["file,label", "path,class", "a"])
+def test_a_table_without_its_columns(header: str, refused: Callable[..., None], folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text(f"{header}\n" + ",".join(["x"] * (header.count(",") + 1)) + "\n")
+    refused(f"a table must have the columns path and label, got {', '.join(header.split(','))} in {table}.", data=table)
+
+
+def test_a_table_without_the_column_of_groups(refused: Callable[..., None], folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text("path,label\ncat/000.png,cat\ndog/000.png,dog\n")
+    refused("must have the columns path and label and patient", data=table, flags=("--group", "patient"))
+
+
+def test_a_table_that_names_missing_images(refused: Callable[..., None], folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text("path,label\ncat/000.png,cat\ndog/999.png,dog\n")
+    refused(f"every image that {table} names must exist, got 1 missing of 2, the first {folder / 'dog/999.png'}.",
+            data=table)  # fmt: skip
+
+
+def test_labels_that_differ_between_train_and_test(refused: Callable[..., None], tmp_path: Path) -> None:
+    split = tmp_path / "split"
+    write_photos(split / "train", {"cat": 4, "dog": 4})
+    write_photos(split / "test", {"cat": 4, "fox": 4})
+    refused("labels must be the same in train and test, got 'dog' only in train of", str(split), data=split)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--scenario", "90:10,total=900"), "90:10,total=900 needs cat 810, dog 90, got cat 8, dog 6."),
+        (("--scenario", "90:20"), "shares must add up to 100, got 90:20, which adds up to 110."),
+        (("--encoder", "resnet19"), "encoder.name must be a timm model or \"mlp\", got 'resnet19'."),
+        (("--loss", "afc"), "encoder_training.loss must be one of"),
+        (("--eta", "-1"), "encoder_training.eta must be a finite number >= 0, got -1.0"),
+        (("--val", "0.6", "--test", "0.5"), "data.test + data.val must be < 1, got 0.5 + 0.6."),
+        (("--recipe", "none.toml"), "a recipe must be a readable TOML file, got none.toml (No such file"),
+        (("--device", "quantum"), "device must be"),
+        (("--weights", "/none/w.safetensors"), "/none/w.safetensors"),
+        (("--split", "group"), "a split by group needs groups, got none in photos."),
+        (("--split", "given"), "a given split needs folders or a column that say so, got none in photos."),
+    ],
+)
+def test_a_flag_that_cannot_be_used(flags: tuple[str, ...], told: str, refused: Callable[..., None]) -> None:
+    refused(told, flags=flags)
+
+
+def test_an_empty_folder_that_was_there_stays_empty_after_an_error(call: Call, folder: Path) -> None:
+    out = folder.parent / "run"
+    out.mkdir()
+    assert_refused(call("fit", folder, "--out", out, *SMALL, "--encoder", "resnet19"))
+    assert list(out.iterdir()) == []
+
+
+def test_corrupt_images_are_left_out_and_listed_when_asked(call: Call, folder: Path) -> None:
+    (folder / "cat" / "003.png").write_bytes(b"")
+    (folder / "dog" / "letter.jpg").write_text("dear reader")
+    run = folder.parent / "run"
+    ended = call("fit", folder, "--out", run, *SMALL, "--skip-unreadable")
+    assert ended.code == 0
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["unreadable"] == [
+        {"name": "cat/003.png", "reason": "the file is empty"},
+        {"name": "dog/letter.jpg", "reason": "its content is no image of a known format"},
+    ]
+    assert sum(sum(split.values()) for split in metrics["counts"].values()) == 13
+    assert "2 unreadable images were left out" in ended.out
+
+
+def test_a_run_of_another_version(call: Call, finished: Path, other_photos: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    for name in ("metrics.json", "model.json"):
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps({**content, "format": 9, "lopsided": "7.0"}))
+    ended = call("fit", "--out", run, "--resume")
+    assert_refused(ended, f"a run must have format 1, got format 9 in {run / 'metrics.json'}.", "lopsided 7.0")
+    for arguments in (("evaluate", run, other_photos), ("predict", run, other_photos), ("export", run)):
+        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must be of format 1, got 9.", "lopsided 7.0")
+    assert not (run / "model.onnx").exists()
+
+
+def test_a_model_that_was_truncated(call: Call, model: Path, other_photos: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(model, tmp_path / "run")
+    weights = run / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert_refused(call("predict", run, other_photos), str(weights), "a changed or truncated file")
+
+
+def test_metrics_that_are_no_json(call: Call, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "metrics.json").write_text("[1, 2")
+    assert_refused(call("fit", "--out", run, "--resume"), f"got {run / 'metrics.json'} (")
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "export"])
+def test_a_folder_that_is_no_run(verb: str, call: Call, other_photos: Path, tmp_path: Path) -> None:
+    more = () if verb == "export" else (other_photos,)
+    assert_refused(call(verb, tmp_path, *more, "--quiet"), f"got none in {tmp_path}.")
+
+
+def test_labels_that_the_model_does_not_know(call: Call, model: Path, tmp_path: Path) -> None:
+    others = write_photos(tmp_path / "others", {"cat": 2, "fox": 2})
+    ended = call("evaluate", model, others, "--out", tmp_path / "figures.json")
+    assert_refused(ended, "labels must be among the classes of the model, cat, dog, got fox in others.")
+    assert not (tmp_path / "figures.json").exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "export"])
+def test_an_output_in_a_folder_that_does_not_exist_is_refused_before_the_work(
+    verb: str, call: Call, model: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    more = () if verb == "export" else (other_photos,)
+    out = tmp_path / "none" / "file"
+    ended = call(verb, model, *more, "--out", out)
+    assert_refused(ended, f"--out must be a file in a folder that exists, got {out}, whose folder does not exist.")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that refuses even root")
+def test_a_disk_that_cannot_be_written(call: Call, folder: Path, model: Path) -> None:
+    assert_refused(
+        call("fit", folder, "--out", "/sys/run", *SMALL), "--out must be a folder that can be written, got /sys/run ("
+    )
+    assert_refused(call("predict", model, folder, "--out", "/sys/a.csv"), "/sys/a.csv must be writable, got ")
+    assert_refused(call("evaluate", model, folder, "--out", "/sys/a.json"), "/sys/a.json must be writable, got ")
+
+
+def limited(arguments: list[object], limit: int) -> Ended:
+    """Run the command where no file may grow above ``limit`` bytes, as on a disk that is full."""
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lopsided", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONDONTWRITEBYTECODE="1"),
+        preexec_fn=limit_files,
+        timeout=120,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_full_disk_leaves_no_run_behind(folder: Path) -> None:
+    out = folder.parent / "run"
+    before = names_below(folder.parent)
+    ended = limited(["fit", folder, "--out", out, *SMALL, "--quiet"], 50_000)
+    warnings, told = ended.err.splitlines()[:-1], ended.err.splitlines()[-1]
+    assert all(line.startswith("warning: ") for line in warnings)
+    assert_refused(
+        Ended(ended.code, ended.out, f"{told}\n"), f"{out}/checkpoint/", "must fit on the disk, got file too"
+    )
+    assert names_below(folder.parent) == before
+    assert not out.exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_prediction(model: Path, folder: Path) -> None:
+    out = folder.parent / "answers.csv"
+    ended = limited(["predict", model, folder, "--out", out, "--quiet"], 500)
+    assert_refused(ended, f"{out} must fit on the disk, got file too large.")
+    assert [name for name in names_below(folder.parent) if not name.startswith("photos/")] == []

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from tiny import write_photos
+from tiny_command import Call, command
+
+
+def test_the_sources_are_listed_with_what_to_do_about_those_that_are_missing(call: Call) -> None:
+    sources = {source["name"]: source for source in json.loads(call("data", "--json").out)}
+    assert sources["fashion-mnist-tops"]["found"] is True
+    assert sources["isic2018"]["found"] is False
+    assert "LOPSIDED_DATA" in sources["isic2018"]["where"]
+    assert "fashion-mnist" in call("data").out
+
+
+def test_a_folder_is_described_by_its_own_process(photos: Path) -> None:
+    ended = command("data", photos)
+    assert ended.code == 0
+    assert ended.err == ""
+    first, *_ = ended.out.splitlines()
+    assert first == "photos: 56 images, 2 classes, colour, 12 x 12 pixels"
+    assert "cat        40  71.4 %" in ended.out
+    assert "dog        16  28.6 %" in ended.out
+    assert "cat has 2.5 times as many images as dog; answering cat always is 71.4 % accurate" in ended.out
+
+
+def test_what_fit_would_stumble_over_is_listed(call: Call, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 4, "dog": 3})
+    shutil.copy(folder / "cat" / "000.png", folder / "dog" / "copy.png")
+    (folder / "cat" / "text.jpg").write_text("hello")
+    facts = json.loads(call("data", folder, "--json").out)
+    assert facts["classes"] == {"cat": 5, "dog": 4}
+    assert facts["duplicates"] == [{"names": ["cat/000.png", "dog/copy.png"], "labels": ["cat", "dog"]}]
+    assert [item["name"] for item in facts["unreadable"]] == ["cat/text.jpg"]
+    words = call("data", folder).out
+    assert "1 byte-identical images carry different labels" in words
+    assert "cat/text.jpg (its content is no image of a known format)" in words
+
+
+def test_groups_and_splits_of_a_table_are_counted(call: Call, tmp_path: Path) -> None:
+    write_photos(tmp_path, {"cat": 4, "dog": 4})
+    lines = ["path,label,patient,split"]
+    for name in ("cat", "dog"):
+        lines += [f"{name}/{i:03d}.png,{name},{i // 2},{'train' if i < 2 else 'test'}" for i in range(4)]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    facts = json.loads(call("data", tmp_path / "table.csv", "--group", "patient", "--json").out)
+    assert facts["groups"] == {"number": 2, "largest": 4}
+    assert facts["splits"] == {"train": {"cat": 2, "dog": 2}, "test": {"cat": 2, "dog": 2}}
+
+
+def test_data_that_do_not_exist_are_named(call: Call) -> None:
+    ended = call("data", "nowhere")
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.endswith("got nowhere, which does not exist.\n")

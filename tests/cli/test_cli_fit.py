@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lopsided.experiments.runs import Run
+from lopsided.metrics import unweighted_accuracy
+from lopsided.recipe import Recipe
+from tiny_command import SMALL, Call, command, names_below, start
+
+FILES = ["checkpoint/state.safetensors", "log.jsonl", "metrics.json", "model.json", "model.safetensors"]
+FILES += ["predictions.csv", "recipe.toml"]
+
+
+def metrics_of(run: Path) -> dict:
+    return json.loads((run / "metrics.json").read_text())
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    with (run / "predictions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_folder_holds_what_is_promised_and_nothing_else(finished: Path, photos: Path) -> None:
+    assert names_below(finished) == FILES
+    metrics = metrics_of(finished)
+    assert metrics["format"] == 1
+    assert metrics["seed"] == 3
+    assert metrics["source"] == str(photos)
+    counts = metrics["counts"]
+    assert {name: sum(split[name] for split in counts.values()) for name in ("cat", "dog")} == {"cat": 40, "dog": 16}
+    for split in ("val", "test"):
+        figures = metrics[split]["figures"]
+        assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in figures.values())
+        assert metrics[split]["majority"]["label"] == "cat"
+        assert [row["label"] for row in metrics[split]["per_class"]] == ["cat", "dog"]
+        assert sum(map(sum, metrics[split]["confusion"])) == sum(counts[split].values())
+    assert metrics["environment"]["packages"]["torch"]
+    assert metrics["environment"]["threads"] == 1
+    assert metrics["seconds"] > 0
+    assert metrics["unreadable"] == []
+    assert metrics["leaks"] == {"groups": [], "duplicates": []}
+
+
+def test_the_predictions_give_the_figures_back(finished: Path) -> None:
+    metrics, rows = metrics_of(finished), rows_of(finished)
+    assert list(rows[0]) == ["split", "name", "group", "label", "predicted", "p:cat", "p:dog"]
+    for split in ("val", "test"):
+        part = [row for row in rows if row["split"] == split]
+        assert len(part) == sum(metrics["counts"][split].values())
+        found = unweighted_accuracy([row["label"] for row in part], [row["predicted"] for row in part])
+        assert found == pytest.approx(metrics[split]["figures"]["uwa"]["value"])
+        for row in part:
+            assert row["label"] == row["name"].partition("/")[0]
+            assert row["predicted"] == ("cat" if float(row["p:cat"]) >= float(row["p:dog"]) else "dog")
+            assert float(row["p:cat"]) + float(row["p:dog"]) == pytest.approx(1)
+
+
+def test_the_log_has_one_event_a_line(finished: Path) -> None:
+    events = list(Run.open(finished).events())
+    epochs = [(event["stage"], event["epoch"]) for event in events if event["event"] == "epoch"]
+    assert epochs == [("encoder", 1), ("encoder", 2), ("classifier", 1), ("classifier", 2)]
+
+
+def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished: Path, tmp_path: Path) -> None:
+    ended = command("fit", "--recipe", finished / "recipe.toml", "--out", "again", "--json", "--quiet", cwd=tmp_path)
+    assert ended.code == 0
+    again = tmp_path / "again"
+    for name in ("recipe.toml", "predictions.csv", "model.safetensors", "model.json"):
+        assert (again / name).read_bytes() == (finished / name).read_bytes()
+    result, before = json.loads(ended.out), metrics_of(finished)
+    assert result.pop("run") == "again"
+    assert result == metrics_of(again)
+    for metrics in (result, before):
+        del metrics["seconds"]
+    assert result == before
+    assert all(line.startswith("warning: ") for line in ended.err.splitlines())
+
+
+def test_the_flags_reach_the_recipe(call: Call, photos: Path, tmp_path: Path) -> None:
+    flags = "--recipe default --loss acl --eta 0.25 --temperature 0.2 --encoder mlp-8 --weights none --image-size 6 "
+    flags += "--epochs 1 --classifier-epochs 1 --classifier-loss weighted-ce --batch-size 16 --lr 0.01 --sampler sqrt "
+    flags += "--val 0 --test 0.25 --split random --scenario 80:20,total=40 --seed 5 --device cpu --cache none"
+    ended = call("fit", photos, "--out", tmp_path / "run", *flags.split(), "--skip-unreadable", "--quiet")
+    assert ended.code == 0
+    recipe = Recipe.load(tmp_path / "run" / "recipe.toml")
+    training, classifier, data = recipe.encoder_training, recipe.classifier, recipe.data
+    assert (training.loss, training.eta, training.gamma, training.temperature) == ("acl", 0.25, 0.0, 0.2)
+    assert (training.epochs, training.batch_size, training.lr, training.sampler) == (1, 16, 0.01, "sqrt")
+    assert (classifier.epochs, classifier.loss, classifier.batch_size) == (1, "weighted-ce", 16)
+    assert (recipe.encoder.name, recipe.encoder.weights, recipe.seed, recipe.device) == ("mlp-8", "none", 5, "cpu")
+    assert (data.image_size, data.val, data.test, data.split) == (6, 0.0, 0.25, "random")
+    assert (data.scenario, data.cache, data.skip_unreadable) == ("80:20,total=40", "none", True)
+    metrics = metrics_of(tmp_path / "run")
+    assert metrics["val"] is None
+    assert sum(sum(split.values()) for split in metrics["counts"].values()) == 40
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["image_size"] == 6
+
+
+def test_a_classification_loss_trains_end_to_end_for_the_epochs_of_both_stages(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "short.toml").write_text(
+        '[encoder]\nname = "mlp"\n[encoder_training]\nepochs = 2\n[classifier]\nepochs = 1\n'
+    )
+    arguments = ("fit", photos, "--recipe", tmp_path / "short.toml", "--out", tmp_path / "run", "--loss", "focal")
+    ended = call(*arguments)
+    assert ended.code == 0
+    assert ended.out.startswith(f"FOCAL on {photos}: ")
+    events = Run.open(tmp_path / "run").events()
+    epochs = [(event["stage"], event["epoch"]) for event in events if event["event"] == "epoch"]
+    assert epochs == [("end-to-end", 1), ("end-to-end", 2), ("end-to-end", 3)]
+
+
+def test_without_a_held_out_image_there_is_a_model_and_no_figure(call: Call, photos: Path, tmp_path: Path) -> None:
+    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, "--val", "0", "--test", "0")
+    assert ended.code == 0
+    assert "there is no figure" in ended.out
+    assert rows_of(tmp_path / "run") == []
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_plain_lines_tell_of_each_epoch_where_there_is_no_terminal(call: Call, photos: Path, tmp_path: Path) -> None:
+    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL)
+    lines = [line for line in ended.err.splitlines() if line.startswith(("encoder ", "classifier "))]
+    assert [line.partition(":")[0] for line in lines] == [
+        "encoder 1/2",
+        "encoder 2/2",
+        "classifier 1/2",
+        "classifier 2/2",
+    ]
+    for line in lines:
+        assert all(word in line for word in ("loss ", "UWA ", " images/s", " left"))
+    assert "\x1b" not in ended.err + ended.out
+
+
+def test_a_finished_run_is_shown_again_when_it_is_resumed(call: Call, finished: Path) -> None:
+    before = {name: (finished / name).read_bytes() for name in names_below(finished)}
+    ended = call("fit", "--out", finished, "--resume", "--json")
+    assert ended.code == 0
+    assert ended.err == f"{finished} is finished; nothing was left to do.\n"
+    assert json.loads(ended.out) == {"run": str(finished), **metrics_of(finished)}
+    assert {name: (finished / name).read_bytes() for name in names_below(finished)} == before
+
+
+def test_a_folder_that_holds_something_is_not_written_to(call: Call, finished: Path, photos: Path) -> None:
+    ended = call("fit", photos, "--out", finished)
+    assert ended.code == 2
+    do = "Choose another folder, or continue with --resume."
+    assert ended.err == f"lopsided: --out must be a new or empty folder, got {finished}, which is not empty. {do}\n"
+
+
+def test_a_run_is_not_resumed_with_another_recipe(call: Call, finished: Path) -> None:
+    ended = call("fit", "--out", finished, "--resume", "--epochs", "7")
+    assert ended.code == 2
+    must = f"a run must be resumed with its own recipe, encoder_training.epochs = 2 in {finished}, got 7."
+    assert must in ended.err
+
+
+def test_resume_refuses_a_folder_that_is_no_run(call: Call, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear reader")
+    ended = call("fit", photos, "--out", tmp_path, "--resume", *SMALL)
+    assert ended.code == 2
+    assert ended.err == f"lopsided: RUN must be the folder of a run, got {tmp_path}, which has no recipe.toml.\n"
+
+
+def wait_for_epochs(run: Path, number: int, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        log = run / "log.jsonl"
+        if log.exists() and log.read_text().count('"event": "epoch"') >= number:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the run did not get so far")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
+    how: signal.Signals, call: Call, photos: Path, tmp_path: Path, whole: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start("fit", photos, "--out", run, *LONG)
+    wait_for_epochs(run, 5)
+    os.kill(process.pid, how)
+    _, err = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert err.splitlines()[-1] == f"lopsided: interrupted. Continue with: lopsided fit --out {run} --resume"
+    assert not (run / "metrics.json").exists()
+    unfinished = call("export", run)
+    assert unfinished.code == 2
+    assert "a run must be finished before its model can be used" in unfinished.err
+    ended = command("fit", "--out", run, "--resume")
+    assert ended.code == 0, ended.err
+    for name in ("recipe.toml", "predictions.csv", "model.safetensors", "model.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+    assert names_below(run) == FILES
+
+
+LONG = [*SMALL, "--epochs", "60", "--encoder", "mlp-256-256", "--batch-size", "4"]
+"""A run of a few seconds, so that there is time to stop it."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert command("fit", photos, "--out", folder, *LONG).code == 0
+    return folder
+
+
+def test_a_second_process_is_kept_out_of_a_run_and_clears_nothing_away(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided.experiments import runs
+    from lopsided.files import lock
+
+    run = tmp_path / "run"
+    run.mkdir()
+    prepare = runs.prepare_source
+
+    def slowly(*arguments: object) -> object:
+        (run / "recipe.toml").write_text("what the first process wrote meanwhile")
+        return prepare(*arguments)
+
+    monkeypatch.setattr(runs, "prepare_source", slowly)
+    with lock(run):
+        ended = call("fit", photos, "--out", run, *SMALL)
+    assert ended.code == 2
+    assert f"got {run}, held by process {os.getpid()} on " in ended.err
+    assert names_below(tmp_path) == ["run/recipe.toml"]
+
+
+def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided.experiments import demo
+    from lopsided.recipe import named_recipe
+
+    small = {"encoder.name": "mlp", "encoder_training.epochs": 1, "classifier.epochs": 1, "data.scenario": None}
+    small["data.scenario"] = "90:10,total=200"
+    monkeypatch.setattr(demo, "named_recipe", lambda name: named_recipe(name).override(**small))
+    out = tmp_path / "demo"
+    ended = call("demo", "--out", out)
+    assert ended.code == 0
+    assert ended.out.splitlines()[0] == "Trained on 99 T-shirt/top, 11 Shirt; tested on 54 T-shirt/top, 6 Shirt."
+    rows = [line for line in ended.out.splitlines() if line.startswith(("CE ", "CL ", "AFCL ", "always "))]
+    assert len(rows) == 4
+    assert rows[3].split() == ["always", "T-shirt/top", "0.500", "0.900"]
+    assert all(row.count("[") == 2 for row in rows[:3])
+    assert f"Written to {out}" in ended.out
+    assert [json.loads((out / loss / "metrics.json").read_text())["loss"] for loss in ("ce", "cl", "afcl")] == [
+        "ce",
+        "cl",
+        "afcl",
+    ]
+    assert Run.open(out / "ce").recipe.encoder_training.epochs == 2
+    written = {name: (out / name).stat().st_mtime_ns for name in names_below(out) if name != "summary.json"}
+    again = call("demo", "--out", out, "--json")
+    assert [run["loss"] for run in json.loads(again.out)["runs"]] == ["ce", "cl", "afcl"]
+    assert json.loads(again.out)["majority"] == {"label": "T-shirt/top", "accuracy": 0.9, "uwa": 0.5}
+    assert {name: (out / name).stat().st_mtime_ns for name in written} == written
+
+
+def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
+    from lopsided.experiments.demo import demo_recipes
+
+    recipes = demo_recipes(4)
+    assert list(recipes) == ["ce", "cl", "afcl"]
+    assert {recipe.data for recipe in recipes.values()} == {recipes["ce"].data}
+    assert {recipe.seed for recipe in recipes.values()} == {4}
+    budgets = {
+        recipe.encoder_training.epochs + (recipe.classifier.epochs if recipe.method == "two-stage" else 0)
+        for recipe in recipes.values()
+    }
+    assert len(budgets) == 1
+    assert recipes["ce"].data.source == "fashion-mnist-tops"
+    assert recipes["ce"].data.scenario.startswith("90:10")

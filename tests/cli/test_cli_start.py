@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiny_command import Call, command, environment
+
+VERBS = ("demo", "fit", "evaluate", "predict", "export", "recipes", "data", "doctor")
+HEAVY = ("torch", "sklearn", "scipy", "pydantic", "numpy", "timm", "PIL", "lopsided.recipe")
+
+
+def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, lopsided.cli\n"
+        "code = lopsided.cli.run(['--help'])\n"
+        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "import json\n" + code], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert json.loads(ended.stderr) == []
+    assert all(f" {verb} " in ended.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> None:
+    ended = call(verb, "--help")
+    assert ended.code == 0
+    assert f"lopsided {verb}" in ended.out.partition("Examples:")[2]
+
+
+def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
+    flags = (
+        "--recipe --loss --eta --gamma --temperature --encoder --weights --image-size --epochs --classifier-epochs "
+        "--classifier-loss --batch-size --lr --sampler --val --test --split --group --scenario --seed --device --cache "
+        "--resume --skip-unreadable --quiet --json --out"
+    )
+    text = call("fit", "--help").out
+    assert [flag for flag in flags.split() if f"{flag} " not in text] == []
+
+
+def test_without_a_verb_the_help_is_shown(call: Call) -> None:
+    ended = call()
+    assert ended.code == 2
+    assert "Usage: lopsided" in ended.out + ended.err
+    assert "lopsided: " not in ended.err
+
+
+def test_the_version_is_the_packages(call: Call) -> None:
+    from lopsided import __version__
+
+    assert call("--version").out == f"lopsided {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fit", "--colour", "3"], "No such option: --colour"),
+        (["fly"], "No such command 'fly'"),
+        (["fit", "--eta", "much"], "Invalid value for '--eta'"),
+        (["evaluate", "run"], "Missing argument 'DATA'"),
+        (["predict", "run", "x.png", "--batch-size", "0"], "Invalid value for '--batch-size'"),
+    ],
+)
+def test_a_misused_verb_ends_with_one_sentence_and_code_2(arguments: list[str], told: str, call: Call) -> None:
+    ended = call(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert told in ended.err
+    assert ended.err.count("\n") == 1
+    assert "--help`." in ended.err
+
+
+def test_something_unexpected_is_one_sentence_that_says_how_to_see_more(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided import doctor
+
+    def fail() -> None:
+        raise ZeroDivisionError("no way")
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    ended = call("doctor")
+    told = "something unexpected happened (ZeroDivisionError: no way). Set LOPSIDED_TRACEBACK=1 to see where."
+    assert (ended.code, ended.err) == (1, f"lopsided: {told}\n")
+    monkeypatch.setenv("LOPSIDED_TRACEBACK", "1")
+    ended = call("doctor")
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+    assert 'raise ZeroDivisionError("no way")' in ended.err
+
+
+def test_an_interruption_ends_with_code_130(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lopsided import doctor
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    assert call("doctor") == type(call("--version"))(130, "", "lopsided: interrupted.\n")
+
+
+def test_the_names_of_files_cannot_steer_the_terminal(call: Call, tmp_path: Path) -> None:
+    ended = call("data", f"{tmp_path}/\x1b[31mred")
+    assert ended.code == 2
+    assert "\x1b" not in ended.err
+
+
+def test_recipes_are_listed_and_printed_as_toml_that_reads_back(call: Call, tmp_path: Path) -> None:
+    from lopsided.recipe import Recipe, named_recipe, named_recipes
+
+    listed = call("recipes").out
+    assert all(name in listed and text in listed for name, text in named_recipes().items())
+    assert json.loads(call("recipes", "--json").out) == named_recipes()
+    for name in named_recipes():
+        assert Recipe.from_toml(call("recipes", name).out) == named_recipe(name)
+    assert json.loads(call("recipes", "demo", "--json").out)["data"]["source"] == "fashion-mnist-tops"
+    ended = call("recipes", "papre-isic")
+    assert ended.code == 2
+    assert "Did you mean paper-isic?" in ended.err
+
+
+def test_a_reader_that_closes_early_is_met_with_silence() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from lopsided.cli import main; main(['recipes', 'default'])"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(PYTHONUNBUFFERED="1"),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+def test_doctor_says_what_each_finding_means() -> None:
+    ended = command("doctor", "--json")
+    assert ended.code == 0
+    assert ended.err == ""
+    findings = {finding["name"]: finding for finding in json.loads(ended.out)}
+    assert {"Python", "torch", "threads", "BLAS", "speed", "memory", "disk", "onnx"} <= set(findings)
+    assert all(finding["value"] and finding["meaning"] for finding in findings.values())
+    assert findings["threads"]["value"] == "1"
+    assert findings["speed"]["value"].endswith(" GFLOP/s")
+
+
+def test_doctor_names_what_to_install_for_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import util
+
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    ended = call("doctor")
+    assert "without onnxruntime" in ended.out
+    assert "pip install 'lopsided[onnx]'" in ended.out
+
+
+def test_completion_offers_the_verbs_and_the_values_of_a_flag() -> None:
+    def offered(words: str) -> str:
+        more = {"_LOPSIDED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return command(**more).out
+
+    assert "fit" in offered("lopsided f").split()
+    assert set(offered("lopsided fit --loss a").split()) == {"acl", "afcl"}
+    assert "paper-isic" in offered("lopsided fit --recipe paper-i").split()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lopsided.data.images import FileImages
+from tiny import SIZE, write_photos
+from tiny_command import Call, command, names_below
+
+
+def test_evaluate_gives_figures_with_intervals_on_other_images(finished: Path, other_photos: Path) -> None:
+    ended = command("evaluate", finished, other_photos)
+    assert ended.code == 0
+    assert ended.err == ""
+    assert ended.out.startswith("others: 15 images\n")
+    uwa = next(line for line in ended.out.splitlines() if line.startswith("unweighted accuracy"))
+    assert uwa.count("[") == 1
+    assert uwa.split()[-1] == "0.500"
+    assert "always cat" in ended.out
+
+
+def test_evaluate_on_the_test_images_gives_what_the_run_gave(
+    call: Call, finished: Path, photos: Path, tmp_path: Path
+) -> None:
+    with (finished / "predictions.csv").open(newline="") as file:
+        held_out = [row for row in csv.DictReader(file) if row["split"] == "test"]
+    for row in held_out:
+        (tmp_path / "held" / row["label"]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos / row["name"], tmp_path / "held" / row["name"])
+    out = tmp_path / "figures.json"
+    ended = call("evaluate", finished, tmp_path / "held", "--json", "--out", out)
+    result = json.loads(ended.out)
+    assert result == json.loads(out.read_text())
+    expected = json.loads((finished / "metrics.json").read_text())["test"]
+    assert result["confusion"] == expected["confusion"]
+    for name in ("uwa", "accuracy", "auroc", "brier"):
+        assert result["figures"][name]["value"] == pytest.approx(expected["figures"][name]["value"], abs=1e-6)
+
+
+def test_evaluate_says_when_a_class_is_not_there(call: Call, finished: Path, tmp_path: Path) -> None:
+    ended = call("evaluate", finished, write_photos(tmp_path / "dogs", {"dog": 4}))
+    assert ended.code == 0
+    assert "No test image of cat: the means over classes leave such classes out." in ended.out
+
+
+def test_evaluate_takes_one_part_of_data_that_come_split(call: Call, finished: Path, tmp_path: Path) -> None:
+    for split, number in (("train", 5), ("test", 3)):
+        write_photos(tmp_path / split, {"cat": number, "dog": number}, start=200 + number)
+    assert json.loads(call("evaluate", finished, tmp_path, "--split", "test", "--json").out)["num_images"] == 6
+    ended = call("evaluate", finished, tmp_path, "--split", "val")
+    assert ended.err == f"lopsided: --split must be one of test, train, got val for {tmp_path}.\n"
+
+
+def test_evaluate_leaves_unreadable_images_out_when_asked(call: Call, finished: Path, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 3, "dog": 3})
+    (folder / "dog" / "000.png").write_bytes(b"")
+    ended = call("evaluate", finished, folder)
+    assert ended.code == 2
+    assert "000.png (the file is empty)" in ended.err
+    ended = call("evaluate", finished, folder, "--skip-unreadable")
+    assert ended.code == 0
+    assert "unreadable, left out: dog/000.png (the file is empty)" in ended.err
+    assert "5 images" in ended.out
+
+
+def test_predict_writes_the_readable_and_lists_the_rest(finished: Path, other_photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_text("no image")
+    out = tmp_path / "answers.csv"
+    ended = command("predict", finished, other_photos, tmp_path / "broken.jpg", "--out", out)
+    assert ended.code == 0
+    assert "broken.jpg (its content is no image of a known format)" in ended.err
+    assert ended.out.startswith("15 images predicted (")
+    assert ended.out.rstrip().endswith(f", 1 unreadable: {out}")
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15
+    right = [Path(row["path"]).parent.name == row["predicted"] for row in rows]
+    assert sum(right) >= 13
+    assert names_below(tmp_path) == ["answers.csv", "answers.unreadable.csv", "broken.jpg"]
+
+
+def test_predict_without_a_file_writes_to_stdout(call: Call, finished: Path, other_photos: Path) -> None:
+    ended = call("predict", finished, other_photos / "cat")
+    rows = list(csv.DictReader(io.StringIO(ended.out)))
+    assert [row["path"] for row in rows] == sorted(str(path) for path in (other_photos / "cat").iterdir())
+    lines = [json.loads(line) for line in call("predict", finished, other_photos / "cat", "--json").out.splitlines()]
+    assert [line["predicted"] for line in lines] == [row["predicted"] for row in rows]
+    for line, row in zip(lines, rows, strict=True):
+        assert line["probabilities"]["cat"] == pytest.approx(float(row["p:cat"]))
+
+
+def test_predict_as_json_counts(call: Call, finished: Path, other_photos: Path, tmp_path: Path) -> None:
+    ended = call("predict", finished, other_photos, "--out", tmp_path / "a.csv", "--json", "--quiet")
+    result = json.loads(ended.out)
+    assert result["images"] == sum(result["predicted"].values()) == 15
+    assert result["unreadable"] == {"number": 0, "first": []}
+    assert ended.err == ""
+
+
+def test_predict_with_no_readable_image_ends_with_code_2(call: Call, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    ended = call("predict", finished, tmp_path / "a.png", "--out", tmp_path / "answers.csv")
+    assert ended.code == 2
+    assert "at least one image must be readable, got none of 1" in ended.err
+    assert names_below(tmp_path) == ["a.png"]
+
+
+def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "model.onnx"
+    ended = command("export", finished, "--to", "onnx", "--out", out)
+    assert ended.code == 0
+    assert ended.out.startswith(f"Written to {out} (")
+    assert "onnxruntime agrees with torch for 1 and 17 images" in ended.out
+    assert ended.err == "exporting and checking; this takes some seconds\n"
+    assert names_below(tmp_path) == ["model.onnx"]
+    paths = sorted(other_photos.rglob("*.png"))
+    pixels = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
+    session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"images": pixels})
+    csv_text = command("predict", finished, other_photos, "--quiet").out
+    rows = {row["path"]: float(row["p:dog"]) for row in csv.DictReader(io.StringIO(csv_text))}
+    np.testing.assert_allclose(found[:, 1], [rows[str(path)] for path in paths], atol=1e-4)
+
+
+def test_export_writes_into_the_run_unless_told_otherwise(call: Call, model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    run = shutil.copytree(model, tmp_path / "run")
+    result = json.loads(call("export", run, "--json", "--quiet").out)
+    assert result["file"] == str(run / "model.onnx")
+    assert result["difference"] <= 1e-4
+    assert (run / "model.onnx").stat().st_size == result["bytes"]
+
+
+def test_export_refuses_another_format(call: Call, model: Path) -> None:
+    assert call("export", model, "--to", "coreml").err == "lopsided: --to must be onnx, got coreml.\n"

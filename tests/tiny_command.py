@@ -1,0 +1,57 @@
+"""Run the command in tests, as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src"
+SMALL = ["--encoder", "mlp", "--epochs", "2", "--classifier-epochs", "2", "--batch-size", "8", "--device", "cpu"]
+"""Flags that make a run of a second or two."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a subprocess: this source, one thread, no sources from elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if name != "LOPSIDED_DATA"}
+    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "100", **more}
+
+
+def start(*arguments: str | Path, cwd: Path | None = None, **more: str) -> subprocess.Popen[str]:
+    """Start the command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lopsided", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=environment(**more),
+    )
+
+
+def command(*arguments: str | Path, cwd: Path | None = None, **more: str) -> Ended:
+    """Run the command as a process of its own."""
+    process = start(*arguments, cwd=cwd, **more)
+    out, err = process.communicate(timeout=120)
+    return Ended(process.returncode, out, err)
+
+
+Call = Callable[..., Ended]
+"""The fixture ``call``: the command in this process."""
+
+
+def names_below(folder: Path) -> list[str]:
+    """All files below a folder, to see that nothing half-written was left."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
