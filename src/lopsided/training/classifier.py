@@ -36,12 +36,7 @@ FORMAT = 1
 _PREDICT_BATCH = 256
 
 
-class TwoStageClassifier(
-    ClassifierMixin,
-    TransformerMixin,
-    ClassNamePrefixFeaturesOutMixin,
-    BaseEstimator,  # type: ignore[misc]
-):
+class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMixin, BaseEstimator):  # type: ignore[misc]
     """Classifier for class-imbalanced images or vectors: a contrastive first stage, then a linear layer.
 
     ``X`` is an array or tensor of images, (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or floats in [0, 1], or a

@@ -172,4 +172,4 @@ def _check_card(card: ModelCard, path: Path) -> None:
     wrong = len(card.shape) != dims or min(card.shape) < 1 or not len(card.mean) == len(card.std) == numbers
     if wrong or min(card.std) <= 0:
         got = f"shape {card.shape}, {len(card.mean)} means and {len(card.std)} deviations for {card.channels} channels"
-        raise RunError(sentence(f"{path} must describe inputs of a {card.kind} model", got))
+        raise RunError(sentence(f"{path} must describe the inputs of a model of kind {card.kind}", got))

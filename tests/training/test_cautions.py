@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from lopsided.data.splits import Leaks
+from lopsided.recipe import Recipe
+from lopsided.training.cautions import cautions
+from lopsided.training.inputs import MemoryInputs, Part, Prepared
+from training.conftest import tiny
+
+NO_LEAKS = Leaks((), ())
+
+
+def part(*counts: int) -> Part:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return Part(MemoryInputs(torch.zeros(len(labels), 1)), labels)
+
+
+def made(train: Part, val: Part | None = None, test: Part | None = None) -> Prepared:
+    return Prepared("vector", (1,), None, (0.0,), (1.0,), ("many", "few"), train, val, test)
+
+
+def texts(recipe: Recipe, prepared: Prepared, leaks: Leaks = NO_LEAKS) -> list[str]:
+    return list(cautions(recipe, prepared, leaks))
+
+
+def test_a_run_with_enough_of_everything_has_no_warnings() -> None:
+    assert texts(tiny(), made(part(50, 50), part(10, 10), part(30, 30))) == []
+
+
+def test_missing_splits_are_warned_about() -> None:
+    assert texts(tiny(), made(part(50, 50))) == [
+        "There is no test split: nothing is known about images that were not trained on.",
+        "There is no validation split: the last model is taken, not the best one.",
+    ]
+
+
+def test_classes_with_few_images_are_named_with_their_number() -> None:
+    assert texts(tiny(), made(part(50, 50), part(10, 9), part(30, 6))) == [
+        "The test split holds fewer than 30 images of few (6): mind the width of the intervals.",
+        "The validation split holds fewer than 10 images of few (9): the choice of a model is noisy.",
+    ]
+
+
+def test_leaks_are_counted_and_one_is_shown() -> None:
+    enough = made(part(50, 50), part(10, 10), part(30, 30))
+    leaks = Leaks(("p1", "p7"), (("a.png", "train", "b.png", "test"),))
+    groups, duplicates = texts(tiny(), enough, leaks)
+    assert groups.startswith("2 groups lie in more than one split, such as p1: figures come out too high.")
+    assert duplicates.startswith(
+        "One image is byte-identical to one in another split, such as b.png in test to a.png in"
+    )
+
+
+def test_a_minority_that_is_alone_in_its_batches_is_warned_about() -> None:
+    rare = made(part(90, 10), part(10, 10), part(30, 30))
+    (text,) = texts(tiny(), rare)
+    assert text.startswith("A batch holds 1.6 images of few on average: its anchors find few positives.")
+    (text,) = texts(tiny(encoder_training__loss="cl"), rare)
+    assert "such anchors do not train at all" in text
+    for change in (
+        {"encoder_training__batch_size": 20},
+        {"encoder_training__views": 2},
+        {"encoder_training__sampler": "balanced"},
+        {"encoder_training__sampler": "m-per-class"},
+        {"encoder_training__sampler": "sqrt"},
+        {"encoder_training__loss": "ce"},
+    ):
+        assert texts(tiny(**change), rare) == [], change

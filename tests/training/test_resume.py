@@ -1,0 +1,142 @@
+"""Killed at any moment and started again, a run ends with the bytes of one that was never killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lopsided import files
+from lopsided.training.model import CARD_NAME, WEIGHTS_NAME
+from lopsided.training.reporter import Reporter
+from lopsided.training.stages import fit
+from training.conftest import stripes, tiny
+
+COUNTS = {"many": 40, "few": 12}
+CHANGES = {
+    "two-stage": {"selection__patience": 2, "classifier__epochs": 2},
+    "end-to-end": {"encoder_training__loss": "focal", "encoder_training__epochs": 3},
+    "no-validation": {"data__val": 0.0, "encoder_training__optimizer": "sgd", "classifier__augment": True},
+}
+
+
+class Moments(Reporter):
+    """Counts the moments of a run, before and after each rename and each report, and kills the process at one."""
+
+    def __init__(self, fatal: int) -> None:
+        self.count, self.fatal = 0, fatal
+        self.replace = os.replace
+        files.os.replace = self._replace  # type: ignore[assignment, attr-defined]
+
+    def _moment(self) -> None:
+        self.count += 1
+        if self.count == self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _replace(self, *names: Any) -> None:
+        self._moment()
+        self.replace(*names)
+        self._moment()
+
+    def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
+        self._moment()
+
+    def step(self, loss: float, images: int) -> None:
+        self._moment()
+
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        self._moment()
+
+
+def run(folder: Path, kind: str, fatal: int = 0) -> None:
+    """In a process of its own: go on until the fatal moment, or to the end, and write down what came out."""
+    moments = Moments(fatal)
+    fitted = fit(tiny(**CHANGES[kind]), stripes(COUNTS), folder, resume=True, reporter=moments)
+    assert fitted.test is not None
+    np.save(folder / "test.npy", fitted.test.probabilities)
+    timeless = [{k: v for k, v in e.items() if k not in ("seconds", "images_per_second")} for e in fitted.history]
+    (folder / "history.json").write_text(json.dumps(timeless))
+    (folder / "moments").write_text(str(moments.count))
+
+
+def child(*arguments: Any) -> int | None:
+    context = multiprocessing.get_context("forkserver")
+    # The first optimizer of a process imports torch._dynamo, which takes seconds.
+    context.set_forkserver_preload(["lopsided.training.stages", "torch._dynamo"])
+    process = context.Process(target=run, args=arguments)
+    process.start()
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in (WEIGHTS_NAME, CARD_NAME, "test.npy", "history.json")}
+
+
+@pytest.mark.parametrize("kind", list(CHANGES))
+def test_a_run_killed_at_any_moment_ends_as_if_it_never_was(tmp_path: Path, kind: str) -> None:
+    assert child(tmp_path / "whole", kind) == 0
+    expected = outcome(tmp_path / "whole")
+    moments = int((tmp_path / "whole" / "moments").read_text())
+    assert moments > 20
+    # Every fifth moment: a step of 5 falls on another sort of moment each time, for there are 4 steps in an epoch here.
+    for fatal in range(1 + list(CHANGES).index(kind), moments + 1, 5):
+        folder = tmp_path / str(fatal)
+        assert child(folder, kind, fatal) == -signal.SIGKILL
+        assert child(folder, kind) == 0
+        assert outcome(folder) == expected, f"killed at moment {fatal}"
+        assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_run_killed_again_and_again_still_ends_the_same(tmp_path: Path) -> None:
+    assert child(tmp_path / "whole", "two-stage") == 0
+    killed = 0
+    while child(tmp_path / "run", "two-stage", 15) == -signal.SIGKILL:
+        killed += 1
+        assert killed < 50
+    assert killed > 3
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+NETWORK = {"encoder.name": "test_resnet", "data__cache": "none", "encoder_training__views": 2}
+SCRIPT = f"""
+import sys
+from pathlib import Path
+from lopsided.training.reporter import Reporter
+from lopsided.training.stages import fit
+from training.conftest import stripes, tiny
+
+class Telling(Reporter):
+    def step(self, loss, images):
+        print("step", flush=True)
+
+fit(tiny(**{NETWORK}), stripes({COUNTS}), Path(sys.argv[1]), reporter=Telling())
+"""
+
+
+def test_a_network_with_batch_norm_that_is_killed_from_outside_ends_the_same(tmp_path: Path) -> None:
+    paths = [str(Path(files.__file__).parents[1]), str(Path(__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for _ in range(7):
+            assert process.stdout.readline() == "step\n"
+        process.kill()
+    assert not (tmp_path / "run" / CARD_NAME).exists()
+    assert (tmp_path / "run" / "checkpoint").exists()
+    for name in ("run", "whole"):
+        fit(tiny(**NETWORK), stripes(COUNTS), tmp_path / name, resume=True)
+    for name in (WEIGHTS_NAME, CARD_NAME):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
