@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from lopsided.data.images import ArrayImages, Indices
 from lopsided.data.sources import Source
+from lopsided.encoders import MLPEncoder
 from lopsided.errors import InputError, RunError
 from lopsided.metrics import unweighted_accuracy
 from lopsided.training.checkpoint import Checkpoint
@@ -134,6 +135,22 @@ def test_a_run_leaves_the_global_state_alone(source: Source) -> None:
     assert np.array_equal(np.random.get_state()[1], before[1])
     assert random.getstate() == before[2]
     assert torch.get_num_threads() == before[3]
+
+
+def test_what_a_network_draws_by_itself_follows_from_the_seed(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropping(MLPEncoder):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.append(torch.nn.Dropout(0.5))
+
+    plain = fit(tiny(), source)
+    monkeypatch.setattr("lopsided.encoders.MLPEncoder", Dropping)
+    runs = []
+    for global_seed in (1, 2):
+        torch.manual_seed(global_seed)
+        runs.append(fit(tiny(), source))
+    assert same(weights(runs[0]), weights(runs[1]))
+    assert not same(weights(runs[0]), weights(plain))
 
 
 def test_where_images_are_kept_does_not_change_the_model(source: Source) -> None:
@@ -276,11 +293,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_place(
 
 
 def test_weights_that_are_not_finite_are_never_saved(source: Source, tmp_path: Path) -> None:
-    recipe = tiny(classifier__lr=3e38, classifier__optimizer="sgd", classifier__batch_size=1000)
-    with pytest.raises(
-        RunError, match=r"must stay finite, got .* of stage classifier\. Lower classifier\.lr\. The last"
-    ):
+    recipe = tiny(classifier__lr=1e300, classifier__optimizer="sgd", classifier__batch_size=1000)
+    text = r"the weights must stay finite, got NaN or infinite ones after epoch 1 of stage classifier\. Lower classifier\.lr"
+    with pytest.raises(RunError, match=text):
         fit(recipe, source, tmp_path)
+    saved = Checkpoint(tmp_path).load()
+    assert saved is not None
+    assert (saved[0].stage, saved[0].epoch) == ("classifier", 0)
     assert not (tmp_path / WEIGHTS_NAME).exists()
 
 
@@ -354,6 +373,12 @@ def test_a_run_is_not_written_over_and_not_resumed_with_something_else(source: S
         fit(tiny(), source.subset(np.arange(1, 72)), folder, resume=True)
     with pytest.raises(RunError, match=r"a run must have a folder to be resumed, got none\."):
         fit(tiny(), source, resume=True)
+
+
+def test_what_a_killed_process_left_behind_is_removed(source: Source, tmp_path: Path) -> None:
+    (tmp_path / ".model.safetensors.99.tmp").touch()
+    fit(tiny(), source, tmp_path, resume=True)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_finished_run_is_read_back(source: Source, tmp_path: Path) -> None:

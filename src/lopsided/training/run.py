@@ -88,9 +88,7 @@ class Training:
                 self.checkpoint.save(state, {})
             else:
                 load_strictly(self.model.encoder, self.checkpoint.load_weights(ENCODER_NAME))
-            self.model.encoder.requires_grad_(False)
             self._run_stage(self._classifier_stage(), state, tensors)
-            self.model.encoder.requires_grad_(True)
         self.model.eval()
 
     def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
