@@ -132,12 +132,13 @@ class Bar(Lines):
 
     def counting(self, label: str) -> Progress | None:
         """Draw a bar with the first count."""
-        meter = Meter()
+        meter: Meter | None = None
         task: TaskID | None = None
 
         def tell(done: int, total: int) -> None:
-            nonlocal task
-            if task is None:
+            nonlocal meter, task
+            if meter is None or task is None:
+                meter = Meter()
                 task = self.bars.add_task(label, total=total, done="", rate="", figures="")
             rate = f"{meter.rate(done):,.0f}/s"
             self.bars.update(task, completed=done, total=total, done=f"{done:,}/{total:,}", rate=rate)
@@ -147,20 +148,26 @@ class Bar(Lines):
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Draw a new bar below those of the stages before."""
         super().stage(name, epochs, steps_per_epoch)
-        self.steps = steps_per_epoch
+        self.steps, self.uwa = steps_per_epoch, ""
+        self.calls, self.advance = 0, 1.0
         title = f"{self.label} {name}".strip()
         total = epochs * steps_per_epoch
         self.task = self.bars.add_task(title, total=total, done=f"epoch 1/{epochs}", rate="", figures="")
 
     def step(self, loss: float, images: int) -> None:
-        """Move the bar."""
+        """Move the bar; on a device that is asked rarely, a call stands for several steps."""
         super().step(loss, images)
-        self.bars.update(self.task, advance=1, rate=f"{self.meter.rate(self.images):,.0f} images/s")
+        self.calls += 1
+        rate = f"{self.meter.rate(self.images):,.0f} images/s"
+        self.bars.update(self.task, advance=self.advance, rate=rate, figures=f"loss {loss:.4f} {self.uwa}")
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Put loss and UWA beside the bar; a resumed run's bar jumps to where it was."""
+        self.advance, self.calls = self.steps / max(self.calls, 1), 0
+        shown = figures(facts)
+        self.uwa = shown[-1] if "val_uwa" in facts else ""
         done = f"epoch {min(index + 1, self.epochs)}/{self.epochs}"
-        self.bars.update(self.task, completed=index * self.steps, done=done, figures=" ".join(figures(facts)))
+        self.bars.update(self.task, completed=index * self.steps, done=done, figures=" ".join(shown))
 
 
 def figures(facts: Mapping[str, Any]) -> list[str]:

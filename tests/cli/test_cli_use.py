@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,28 @@ def test_evaluate_on_the_test_images_gives_what_the_run_gave(
     assert result["confusion"] == expected["confusion"]
     for name in ("uwa", "accuracy", "auroc", "brier"):
         assert result["figures"][name]["value"] == pytest.approx(expected["figures"][name]["value"], abs=1e-6)
+
+
+def test_evaluate_counts_the_answers_of_predict(call: Call, model: Path, other_photos: Path) -> None:
+    answers = csv.DictReader(io.StringIO(call("predict", model, other_photos).out))
+    pairs = Counter((Path(row["path"]).parent.name, row["predicted"]) for row in answers)
+    expected = [[pairs[true, predicted] for predicted in ("cat", "dog")] for true in ("cat", "dog")]
+    assert expected != [[9, 0], [0, 6]]
+    assert json.loads(call("evaluate", model, other_photos, "--json").out)["confusion"] == expected
+
+
+def test_evaluate_warns_of_the_data_that_the_model_was_trained_on(call: Call, finished: Path, photos: Path) -> None:
+    assert "the model was trained on images of these data" in call("evaluate", finished, photos).err
+
+
+def test_a_table_may_name_files_elsewhere_only_when_it_is_allowed(
+    call: Call, finished: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    rows = [f"{path},{path.parent.name}" for path in sorted(other_photos.rglob("*.png"))]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]))
+    for arguments in (("evaluate", finished), ("data",)):
+        assert "paths must stay below the folder of the table" in call(*arguments, tmp_path / "table.csv").err
+        assert call(*arguments, tmp_path / "table.csv", "--allow-outside").code == 0
 
 
 def test_evaluate_says_when_a_class_is_not_there(call: Call, finished: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.commands.output import Json, Quiet, show, show_json, table
+from lopsided.commands.output import AllowOutside, Json, Quiet, show, show_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +60,7 @@ def data(
     group: Annotated[
         str | None, typer.Option(help="A table's column of what must not be parted.", show_default=False)
     ] = None,
+    allow_outside: AllowOutside = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +87,7 @@ def data(
     from lopsided.progress import counter
 
     with counter("reading images", quiet=quiet) as progress:
-        facts = describe(data, group=group, progress=progress)
+        facts = describe(data, group=group, allow_outside=allow_outside, progress=progress)
     if as_json:
         show_json(facts)
     else:

@@ -13,6 +13,7 @@ from lopsided.errors import LopsidedError
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes; the result is still printed.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, everything else on stderr.")]
+AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let a table name files outside its own folder.")]
 
 FIGURES = {
     "uwa": "unweighted accuracy",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.commands.output import Json, Quiet, figures_table, say, show, show_json
+from lopsided.commands.output import AllowOutside, Json, Quiet, figures_table, say, show, show_json
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def evaluate(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read, and list them.")
     ] = False,
+    allow_outside: AllowOutside = False,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -60,13 +61,23 @@ def evaluate(
 
     from lopsided import files
     from lopsided.experiments.evaluate import evaluate_model, open_labelled
-    from lopsided.experiments.runs import open_model
+    from lopsided.experiments.runs import open_model, trained_on
     from lopsided.progress import counter
 
     _check_parent(out)
     model, card = open_model(run, device)
     with counter("checking images", quiet=quiet) as progress:
-        source = open_labelled(data, card, group=group, split=split, skip_unreadable=skip_unreadable, progress=progress)
+        source = open_labelled(
+            data,
+            card,
+            group=group,
+            split=split,
+            skip_unreadable=skip_unreadable,
+            allow_outside=allow_outside,
+            progress=progress,
+        )
+    if split != "test" and trained_on(run, data):
+        say("warning: the model was trained on images of these data, which flatters it; see its test figures instead.")
     with counter("evaluating", quiet=quiet) as progress:
         result = evaluate_model(model, card, source, batch_size=batch_size, progress=progress)
     result = {"run": str(run), **result}

@@ -32,10 +32,15 @@ def list_sources() -> list[dict[str, Any]]:
 
 
 def describe(
-    data: str | os.PathLike[str], *, group: str | None = None, workers: int = 0, progress: Progress | None = None
+    data: str | os.PathLike[str],
+    *,
+    group: str | None = None,
+    allow_outside: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Describe a source: classes, splits, groups, sizes, byte-identical images and those that cannot be read."""
-    source = open_source(data, group=group, min_classes=1)
+    source = open_source(data, group=group, allow_outside=allow_outside, min_classes=1)
     workers = workers or (os.cpu_count() or 1)
     broken = source.images.unreadable(workers=workers, progress=progress)
     rows = np.setdiff1d(np.arange(len(source)), [index for index, _ in broken])

@@ -23,11 +23,12 @@ def open_labelled(
     group: str | None = None,
     split: str | None = None,
     skip_unreadable: bool = False,
+    allow_outside: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Source:
     """Open data whose labels are among the model's classes; ``split`` takes one part of data that come split."""
-    source = open_source(data, group=group, min_classes=1)
+    source = open_source(data, group=group, allow_outside=allow_outside, min_classes=1)
     if split is not None:
         if source.splits is None:
             raise DataError(sentence("--split needs data that come split", f"{split} for {os.fspath(data)}"))

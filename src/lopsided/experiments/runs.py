@@ -148,12 +148,20 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
     if source is None:
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(sentence("DATA must be given, or the recipe must name a source", "neither", do))
-    if source not in SOURCE_NAMES:
-        source = os.path.abspath(source)
-    changes = {"data.source": source}
+    changes = {"data.source": _absolute(source)}
     if recipe.encoder.weights not in ("none", "timm"):
         changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
     return recipe.override(**changes)
+
+
+def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> bool:
+    """Whether the model of a run was trained on images of this source, as far as the folder tells."""
+    path = Path(folder) / RECIPE
+    return path.is_file() and Recipe.load(path).data.source == _absolute(os.fspath(data))
+
+
+def _absolute(source: str) -> str:
+    return source if source in SOURCE_NAMES else os.path.abspath(source)
 
 
 def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
@@ -214,7 +222,7 @@ def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
     """Return the run that is there and may be gone on with; None when there is nothing yet."""
     if folder.exists() and not folder.is_dir():
         raise RunError(sentence("--out must be a folder", f"{folder}, which is a file"))
-    if not folder.exists() or not any(not _is_ours(name) for name in os.listdir(folder)):
+    if not folder.exists() or all(path.name == files.LOCK_NAME or _is_temporary(path) for path in folder.iterdir()):
         return None
     if not resume:
         do = "Choose another folder, or continue with --resume."
@@ -228,8 +236,9 @@ def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
     return run
 
 
-def _is_ours(name: str) -> bool:
-    return name == files.LOCK_NAME
+def _is_temporary(path: Path) -> bool:
+    """Whether a killed process left a file before it had its name."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
 def _make(folder: Path) -> list[Path]:

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lopsided.errors import InputError, RunError
+from lopsided.experiments.runs import Run, open_model, prepare_source, run_recipe, settle, trained_on
+from lopsided.recipe import Recipe
+from tiny import write_photos
+
+SMALL = Recipe().override(
+    **{
+        "encoder.name": "mlp",
+        "encoder_training.epochs": 1,
+        "encoder_training.batch_size": 8,
+        "classifier.epochs": 1,
+        "threads": 1,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Run:
+    return run_recipe(SMALL, tmp_path_factory.mktemp("runs") / "run", data=photos)
+
+
+def test_settling_makes_paths_absolute_and_leaves_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = Recipe().override(**{"encoder.weights": "w.safetensors", "data.source": "mine"})
+    assert settle(recipe).data.source == str(tmp_path / "mine")
+    assert settle(recipe, "other").data.source == str(tmp_path / "other")
+    assert settle(recipe).encoder.weights == str(tmp_path / "w.safetensors")
+    assert settle(recipe, "fashion-mnist-tops").data.source == "fashion-mnist-tops"
+    assert settle(Recipe(), "x").encoder.weights == "none"
+    with pytest.raises(InputError, match=r"^DATA must be given, or the recipe must name a source, got neither\."):
+        settle(Recipe())
+
+
+def test_a_finished_run_opens_with_all_that_was_written(run: Run) -> None:
+    assert run.finished
+    assert Run.open(run.folder) == run
+    assert {row["split"] for row in run.predictions()} == {"val", "test"}
+    assert next(iter(run.events()))["event"] == "start"
+    _, card = open_model(run.folder, "cpu")
+    assert card.classes == ("cat", "dog")
+
+
+def test_a_torn_line_of_the_log_is_passed_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"event": "start"}\n{"event": "ep\n{"event": "end"}\n')
+    assert [event["event"] for event in Run(tmp_path, run.recipe, None).events()] == ["start", "end"]
+
+
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^RUN must be the folder of a run, got .*, which has no recipe\.toml\.$"):
+        Run.open(tmp_path)
+    with pytest.raises(RunError, match=r"which does not exist\.$"):
+        Run.open(tmp_path / "gone")
+
+
+def test_what_a_killed_process_left_without_a_name_does_not_stand_in_the_way(photos: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".recipe.toml.12345.tmp"
+    left.write_text("half of a rec")
+    assert run_recipe(SMALL, tmp_path, data=photos).finished
+    assert not left.exists()
+
+
+def test_resume_may_change_what_does_not_decide_the_outcome(run: Run, photos: Path) -> None:
+    other = SMALL.override(description="the same", threads=2, **{"data.cache": "none"})
+    assert run_recipe(other, run.folder, data=photos, resume=True) == run
+    with pytest.raises(RunError, match=r"its own recipe, seed = 0 in .*, got 1\."):
+        run_recipe(SMALL.override(seed=1), run.folder, data=photos, resume=True)
+
+
+def test_a_scenario_is_drawn_by_the_runs_seed_unless_every_run_is_to_have_the_same(photos: Path) -> None:
+    def names(seed: int, redraw: bool) -> tuple[str, ...]:
+        changes = {"data.scenario": "80:20,total=20", "data.redraw": redraw, "data.source": str(photos)}
+        source = prepare_source(SMALL.override(seed=seed, **changes))
+        assert source.counts() == {"cat": 16, "dog": 4}
+        return source.names
+
+    assert names(0, True) == names(0, True)
+    assert names(0, True) != names(1, True)
+    assert names(0, False) == names(1, False) == names(0, True)
+
+
+def test_a_scenario_is_drawn_from_the_readable_images(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 12, "dog": 6})
+    (folder / "dog" / "000.png").write_bytes(b"")
+    recipe = SMALL.override(
+        **{"data.source": str(folder), "data.skip_unreadable": True, "data.scenario": "50:50,total=10"}
+    )
+    source = prepare_source(recipe)
+    assert source.counts() == {"cat": 5, "dog": 5}
+    assert source.unreadable == (("dog/000.png", "the file is empty"),)
+
+
+def test_groups_reach_the_split_the_intervals_and_the_predictions(photos: Path, tmp_path: Path) -> None:
+    lines = ["path,label,patient"]
+    for name, number in (("cat", 20), ("dog", 10)):
+        lines += [f"{name}/{i:03d}.png,{name},{name}{i // 2}" for i in range(number)]
+    table = photos / "table.csv"
+    table.write_text("\n".join(lines))
+    finished = run_recipe(SMALL.override(**{"data.group": "patient"}), tmp_path / "run", data=table)
+    assert finished.metrics is not None
+    groups = {split: set() for split in ("val", "test")}
+    for row in finished.predictions():
+        name = Path(row["name"])
+        assert row["group"] == f"{name.parent.name}{int(name.stem) // 2}"
+        groups[row["split"]].add(row["group"])
+    assert not groups["val"] & groups["test"]
+    assert finished.metrics["test"]["num_groups"] == len(groups["test"])
+    assert finished.metrics["leaks"] == {"groups": [], "duplicates": []}
+
+
+def test_a_leak_is_recorded(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 4, "dog": 4})
+    lines = ["path,label,group,split"]
+    for name in ("cat", "dog"):
+        lines += [f"{name}/{i:03d}.png,{name},{name},{'train' if i < 2 else 'test'}" for i in range(4)]
+    (folder / "table.csv").write_text("\n".join(lines))
+    (folder / "cat" / "003.png").write_bytes((folder / "cat" / "000.png").read_bytes())
+    finished = run_recipe(SMALL.override(**{"data.val": 0.0}), tmp_path / "run", data=folder / "table.csv")
+    assert finished.metrics is not None
+    assert finished.metrics["leaks"] == {
+        "groups": ["cat", "dog"],
+        "duplicates": [["cat/000.png", "train", "cat/003.png", "test"]],
+    }
+    assert finished.metrics["warnings"]
+
+
+def test_a_run_knows_what_it_was_trained_on(run: Run, photos: Path, tmp_path: Path) -> None:
+    assert trained_on(run.folder, photos)
+    assert not trained_on(run.folder, tmp_path)
+    assert not trained_on(tmp_path, photos)
+
+
+def test_the_probabilities_in_the_table_are_those_of_the_model_to_nine_digits(run: Run, photos: Path) -> None:
+    from lopsided.data.images import FileImages
+    from lopsided.training.prediction import predict
+
+    rows = run.predictions()
+    model, card = open_model(run.folder, "cpu")
+    expected = predict(model, card, FileImages([photos / row["name"] for row in rows]))
+    found = np.array([[float(row["p:cat"]), float(row["p:dog"])] for row in rows])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_name_that_is_not_utf_8_is_written_back_byte_by_byte(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 8, "dog": 8})
+    odd = b"\xff.png"
+    for name in ("cat", "dog"):
+        for path in sorted((folder / name).iterdir()):
+            path.rename(path.with_name(path.stem + odd.decode(errors="surrogateescape")))
+    finished = run_recipe(SMALL, tmp_path / "run", data=folder)
+    assert odd in (tmp_path / "run" / "predictions.csv").read_bytes()
+    assert all((folder / row["name"]).exists() for row in finished.predictions())
+
+
+def test_the_record_is_json_without_nan(run: Run) -> None:
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    assert json.loads((run.folder / "metrics.json").read_text(), parse_constant=refuse) == run.metrics

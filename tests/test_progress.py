@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lopsided import progress
+
+SCRIPT = """
+import time
+from lopsided.progress import reporter
+with reporter() as watcher:
+    tell = watcher.counting("checking images")
+    tell(3, 12)
+    tell(12, 12)
+    watcher.named("afcl")
+    watcher.stage("encoder", 2, 4)
+    for epoch in (1, 2):
+        for step in range(4):
+            watcher.step(2.5 - epoch, 128)
+        watcher.epoch(epoch, {"loss": 2.5 - epoch, "val_uwa": 0.75})
+    watcher.warn("few [images] of dog")
+"""
+
+
+def run_script(in_terminal: bool) -> str:
+    source = str(Path(__file__).parents[1] / "src")
+    environment = {**os.environ, "PYTHONPATH": source, "TERM": "xterm", "COLUMNS": "120"}
+    if not in_terminal:
+        done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, env=environment, check=True)
+        assert done.stdout == b""
+        return done.stderr.decode()
+    import pty
+
+    leader, follower = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=follower, env=environment)
+    os.close(follower)
+    read = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # What Linux says when the other side is closed.
+            break
+        if not part:
+            break
+        read += part
+    os.close(leader)
+    assert process.wait(timeout=30) == 0
+    return read.decode()
+
+
+def test_a_terminal_gets_bars_with_rate_time_left_loss_and_uwa() -> None:
+    seen = run_script(in_terminal=True)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert plain != seen
+    last = [line for line in re.split(r"[\r\n]+", plain) if line.startswith("afcl encoder")][-1]
+    for text in ("epoch 2/2", " images/s", "loss 0.5000", "UWA 0.750", "0:00:00"):
+        assert text in last
+    assert "checking images" in plain
+    assert "12/12" in plain
+    assert "afcl: warning: few [images] of dog" in plain
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    lines = run_script(in_terminal=False).splitlines()
+    assert lines[0].startswith("afcl: encoder 1/2: loss 1.5000, UWA 0.750, ")
+    assert re.fullmatch(r"afcl: encoder 2/2: loss 0\.5000, UWA 0\.750, [\d,]+ images/s, 0:00 left", lines[1])
+    assert lines[2:] == ["afcl: warning: few [images] of dog"]
+
+
+def test_quiet_keeps_warnings_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.reporter(quiet=True) as watcher:
+        assert watcher.counting("checking") is None
+        watcher.note("a note")
+        watcher.stage("encoder", 2, 4)
+        watcher.step(1.0, 128)
+        watcher.epoch(1, {"loss": 1.0})
+        watcher.warn("a warning")
+    assert capsys.readouterr() == ("", "warning: a warning\n")
+
+
+def test_the_time_left_counts_only_epochs_of_this_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    lines = progress.Lines()
+    lines.stage("encoder", 10, 4)
+    now = 30.0
+    lines.epoch(8, {"loss": 1.0})
+    assert capsys.readouterr().err.endswith("1:00 left\n")
+
+
+def test_a_count_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    tell = progress.Lines().counting("checking images")
+    assert tell is not None
+    for done in range(1, 2001):
+        now = done / 100
+        tell(done, 2000)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "checking images: 500 of 2,000"
+    assert len(told) == 4
