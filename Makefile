@@ -15,7 +15,7 @@ $(VENV)/.lopsided-stamp: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/lonely_anchor.py
+	$(BIN)/python -m lopsided demo
 
 lint: setup
 	$(BIN)/ruff check .

@@ -352,7 +352,14 @@ def test_the_written_recipe_holds_every_field_as_a_value_or_as_a_comment():
 
 def test_the_hash_ignores_what_does_not_decide_the_outcome_and_sees_everything_else():
     recipe = named_recipe("default")
-    other = {"device": "cpu", "threads": 1, "data.cache": "none", "data.allow_outside": True, "description": "mine"}
+    other = {
+        "device": "cpu",
+        "threads": 1,
+        "fast": False,
+        "data.cache": "none",
+        "data.allow_outside": True,
+        "description": "mine",
+    }
     assert set(other) == RUNTIME_FIELDS
     assert recipe.override(**other).content_hash() == recipe.content_hash()
     changed = {"encoder_training.eta": 0.25, "seed": 1, "data.source": "x", "augment.crop": 0.5, "classifier.lr": 0.1}

@@ -27,7 +27,7 @@ MAX_BYTES = 1_000_000
 
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
-RUNTIME_FIELDS = frozenset({"description", "device", "threads", "data.cache", "data.allow_outside"})
+RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "data.cache", "data.allow_outside"})
 """Fields that do not decide the outcome of a run and stay out of its hash."""
 
 
@@ -220,6 +220,9 @@ class Recipe(_Section):
     seed: Seed = _field(0, "Every random choice of the run follows from it.")
     device: Text = _field("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
     threads: Count | None = _field(None, "CPU threads; unset: as torch decides.")
+    fast: bool = _field(
+        True, "Fast paths and memory layouts that change results by roundings at most; false: torch as it comes."
+    )
     data: Data = Data()
     augment: Augment = Augment()
     encoder: Encoder = Encoder()

@@ -1,4 +1,4 @@
-"""Seeds by name: every random choice of a run draws from its own seed, so that changing one does not move the others."""
+"""Seeds by name: every random choice of a run has a seed of its own, so that changing one does not move the others."""
 
 from __future__ import annotations
 

@@ -138,7 +138,8 @@ def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
 open("/proc/self/clear_refs", "w").write("5")  # the peak starts again from what stands now
 before = status("VmRSS")
-asymmetric_focal_contrastive_loss(z, y, eta=300.0, gamma=7.0, tile=None if sys.argv[2] == "dense" else "auto").backward()
+tile = None if sys.argv[2] == "dense" else "auto"
+asymmetric_focal_contrastive_loss(z, y, eta=300.0, gamma=7.0, tile=tile).backward()
 print((status("VmHWM") - before) / 1024)
 """
 

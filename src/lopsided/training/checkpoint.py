@@ -136,10 +136,14 @@ def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensor
     load_strictly(module, {key[7:]: value for key, value in tensors.items() if key.startswith("module.")})
     content = optimizer.state_dict()
     content["state"] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, value in tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
-            content["state"].setdefault(int(index), {})[name] = value
+            like = parameters[int(index)]
+            # In memory as the weight lies there: a vector unit rounds its last elements otherwise than the rest.
+            laid = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+            content["state"].setdefault(int(index), {})[name] = laid
     optimizer.load_state_dict(content)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from lopsided.errors import InputError, sentence
 from lopsided.seeds import derive_seed
+from lopsided.small_maps import use_fast_paths
 
 
 def pick_device(name: str) -> torch.device:
@@ -44,6 +46,28 @@ def threads(number: int | None) -> Iterator[int]:
     finally:
         if number is not None:
             torch.set_num_threads(before)
+
+
+@contextmanager
+def flushed_denormals(enabled: bool) -> Iterator[None]:
+    """Let numbers below 1e-38 be 0 inside the block, which some steps are several times faster for.
+
+    Threads that torch starts inside the block inherit this; those it has already started keep what they have. torch
+    cannot tell what was set before, so that afterwards it is what torch starts with: not flushed.
+    """
+    flushed = enabled and torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if flushed:
+            torch.set_flush_denormal(False)
+
+
+def arrange(module: nn.Module, device: torch.device) -> None:
+    """Give an image encoder the layout and the paths that are fastest on this device, in place."""
+    module.to(memory_format=torch.channels_last)
+    if device.type == "cpu":
+        use_fast_paths(module)
 
 
 @contextmanager

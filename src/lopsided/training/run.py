@@ -26,6 +26,7 @@ from lopsided.training.checkpoint import (
 )
 from lopsided.training.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.training.loop import Stage, Trainer
+from lopsided.training.machine import arrange
 from lopsided.training.model import Model, ModelCard
 from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from lopsided.training.prediction import evaluating
@@ -62,6 +63,8 @@ class Training:
         with seeded_init(recipe.seed, "classifier"):
             classifier = ClassifierHead(features, self.num_classes)
         self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
+        if recipe.fast and not vector:
+            arrange(self.model.encoder, self.device)
         self.card = ModelCard(
             kind=prepared.kind,
             encoder=recipe.encoder.name,

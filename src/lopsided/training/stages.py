@@ -33,7 +33,7 @@ from lopsided.recipe import Recipe
 from lopsided.training.cautions import cautions
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.inputs import Part, check_trainable, prepare
-from lopsided.training.machine import pick_device, threads
+from lopsided.training.machine import flushed_denormals, pick_device, threads
 from lopsided.training.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.training.prediction import Predictions, predict, predict_batch, predict_inputs
 from lopsided.training.reporter import Log, Reporter
@@ -102,7 +102,7 @@ def fit(
     checkpoint = Checkpoint(folder)
     saved = _saved(checkpoint, folder, resume=resume)
     log = Log(folder, reporter)
-    with threads(recipe.threads) as num_threads:
+    with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
         splits = split_source(recipe, source)
         prepared, notes = prepare(recipe, source, splits)
         check_trainable(prepared)
