@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(*arguments: str | Path, cwd: Path | None = None, **more: str) -> subprocess.Popen[str]:
-    """Start the command as a process of its own."""
+    """Start the command as a process of its own, which an interrupt reaches even where the tests ignore it."""
     return subprocess.Popen(
         [sys.executable, "-m", "lopsided", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -38,6 +39,7 @@ def start(*arguments: str | Path, cwd: Path | None = None, **more: str) -> subpr
         text=True,
         cwd=cwd,
         env=environment(**more),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  It takes no lock.
     )
 
 
