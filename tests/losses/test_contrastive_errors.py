@@ -63,6 +63,11 @@ REFUSALS = [
         "positive must have shape (6, 6), samples by contrast samples, got (6, 5).",
     ),
     (
+        {"positive": torch.ones(6, 6, dtype=torch.bool, device="meta")},
+        "positive must be on the device of z, cpu, got meta.",
+    ),
+    ({"reference": (Z.to("meta"), Y)}, "z_ref must be on the device of z, cpu, got meta."),
+    (
         {"positive": torch.ones(6, 6, dtype=torch.bool), "reference": REFERENCE},
         "positive must have shape (6, 8), samples by contrast samples, got (6, 6).",
     ),

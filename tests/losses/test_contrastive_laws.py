@@ -199,12 +199,31 @@ def test_views_are_samples_with_the_label_of_their_image(loss, tile):
 
 @every_loss
 @every_path
-def test_a_reference_set_is_the_rest_of_a_larger_batch(loss, tile):
+@pytest.mark.parametrize("normalization", ["paper", "released"])
+def test_a_reference_set_is_the_rest_of_a_larger_batch(loss, tile, normalization):
     function, options = LOSSES[loss]
+    options = {**options, "normalization": normalization, "reduction": "none", "tile": tile}
     z, y = unit(12, 6), torch.arange(12) % 3
-    whole = function(z, y, **options, reduction="none", tile=tile)
-    part = function(z[:5], y[:5], **options, reference=(z[5:], y[5:]), reduction="none", tile=tile)
+    whole = function(z, y, **options)
+    part = function(z[:5], y[:5], **options, reference=(z[5:], y[5:]))
     assert_close(part, whole[:5], rtol=1e-10, atol=1e-12)
+
+
+@every_loss
+@pytest.mark.parametrize("tile", [4, 5, 7])
+def test_classes_that_share_a_block_find_all_their_positives_in_the_reference(loss, tile):
+    function, options = LOSSES[loss]
+    z, y = unit(10, 6), torch.arange(10) // 2
+    # At this temperature no p exceeds 1/2, so that no row leaves the path that goes by segments.
+    options = {**options, "reference": (unit(14, 6, seed=1), torch.arange(14) % 7), "temperature": 1.0}
+    expected = value_and_grad(function, z, y, **options, tile=None)
+    assert_same(value_and_grad(function, z, y, **options, tile=tile), expected)
+
+
+@pytest.mark.parametrize("tile", [3, "auto"])
+def test_labels_that_single_precision_cannot_tell_apart_are_told_apart(tile):
+    z, y = unit(8, 6).float(), torch.arange(8) % 2
+    assert_close(contrastive_loss(z, 2**40 + y, tile=tile), contrastive_loss(z, y, tile=tile))
 
 
 @every_loss

@@ -169,6 +169,19 @@ def test_rows_with_and_without_a_dominating_entry_share_a_block(gamma):
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.5])
+def test_a_row_whose_largest_p_rounds_to_1_leaves_its_neighbours_in_the_block_finite(gamma):
+    z = torch.nn.functional.one_hot(torch.arange(12)).float()
+    z[1] = z[0]  # twins, alone in their direction: their p is 1 to single precision; all other rows are even
+    z[2:] = torch.nn.functional.normalize(z[2:] - 0.5 * z[0], dim=1)
+    z.requires_grad_()
+    y = torch.arange(12) % 3
+    value = asymmetric_focal_contrastive_loss(z, y, eta=30.0, gamma=gamma, temperature=0.034, tile=6)
+    exact = asymmetric_focal_contrastive_loss(z.double(), y, eta=30.0, gamma=gamma, temperature=0.034, tile=None)
+    assert torch.isfinite(torch.autograd.grad(value, z, retain_graph=True)[0]).all()
+    torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=0.0)
+
+
 def test_features_that_are_not_contiguous_give_the_same():
     wide = unit(10, 12).float()
     y = torch.arange(10) % 2

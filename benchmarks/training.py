@@ -1,0 +1,337 @@
+"""How fast is training? This package against a stock loop, in turns, in one run.
+
+Run as ``python benchmarks/training.py QUESTION ...`` with ``--record FILE.json``; the questions:
+
+step18     a stage-1 step of ResNet-18 on 28x28 images, batch 128
+whole      a whole paper-fmnist training with its second stage (minutes)
+step50     a stage-1 step of ResNet-50 on 128x128 images
+decode     JPEG files of 600x450 to 128x128, and what a second epoch costs
+parallel   two single-threaded steps side by side against one with two threads
+
+The stock loop is what a careful person writes first: torchvision's ResNet, a DataLoader with transforms per image,
+Adam, the loss from plain operations. Ratios are of the medians over rounds; peak memory is that of a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from lopsided.data.augment import Augment
+from lopsided.data.images import FileImages
+from lopsided.encoders import build_encoder
+from lopsided.heads import ProjectionHead
+from lopsided.losses import AsymmetricFocalContrastiveLoss
+from lopsided.recipe import named_recipe
+from lopsided.training.machine import arrange
+from lopsided.training.stages import fit, split_source
+
+ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
+Step = Callable[[], object]
+
+
+def plain_loss(z: Tensor, y: Tensor) -> Tensor:
+    """AFCL from plain operations."""
+    z = normalize(z, dim=1)
+    itself = torch.eye(len(z), dtype=torch.bool)
+    log_p = torch.log_softmax((z @ z.t() / TEMPERATURE).masked_fill(itself, -torch.inf), 1).masked_fill(itself, 0.0)
+    p = log_p.exp()
+    positive, negative = (y[:, None] == y) & ~itself, y[:, None] != y
+    pull = ((1 - p).pow(GAMMA) * log_p * positive).sum(1) / positive.sum(1).clamp(min=1)
+    push = torch.log1p(-p.masked_fill(~negative, 0.0).clamp(max=1 - 1e-6)).sum(1) / negative.sum(1).clamp(min=1)
+    return -(pull + ETA * push).mean()
+
+
+def stock_encoder(name: str, channels: int) -> tuple[nn.Module, int]:
+    """torchvision's ResNet without its classifier."""
+    model = getattr(torchvision.models, name)(weights=None)
+    model.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+    width = model.fc.in_features
+    model.fc = nn.Identity()
+    return model, width
+
+
+def stock_step(name: str, channels: int, size: int, batch: int) -> Step:
+    """One step of the stock loop, its batch already loaded and augmented."""
+    encoder, width = stock_encoder(name, channels)
+    model = nn.Sequential(encoder, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    x, y = torch.rand(batch, channels, size, size), (torch.arange(batch) % 10 == 0).long()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        plain_loss(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def our_step(name: str, channels: int, size: int, batch: int) -> Step:
+    """The same step as this package does it."""
+    encoder, width = build_encoder(name, channels=channels, image_size=size)
+    arrange(encoder, torch.device("cpu"))
+    model = nn.Sequential(encoder, ProjectionHead(width))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+    loss = AsymmetricFocalContrastiveLoss(ETA, GAMMA, TEMPERATURE)
+    x, y = torch.rand(batch, channels, size, size), (torch.arange(batch) % 10 == 0).long()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def in_turns(methods: dict[str, Step], seconds: float, rounds: int = 3) -> dict[str, float]:
+    """Median seconds of each method, all taking turns."""
+    for run in methods.values():
+        run()
+    found: dict[str, list[float]] = {name: [] for name in methods}
+    start = time.perf_counter()
+    while min(map(len, found.values())) < rounds or time.perf_counter() - start < seconds:
+        for name, run in methods.items():
+            begin = time.perf_counter()
+            run()
+            found[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def matrix_rate() -> float:
+    """GFLOP/s of a matrix product of 2048: what the machine can do at best."""
+    a, out = torch.randn(2048, 2048), torch.empty(2048, 2048)
+    seconds = in_turns({"product": lambda: torch.mm(a, a, out=out)}, 2.0)["product"]
+    return 2 * 2048**3 / seconds / 1e9
+
+
+def step_gflop(name: str, channels: int, size: int, batch: int) -> float:
+    """Multiplications and additions of one step in 10^9: the forward pass counted, three times."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    encoder, _ = stock_encoder(name, channels)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        encoder(torch.rand(2, channels, size, size))
+    return 3 * counter.get_total_flops() / 2 * batch / 1e9
+
+
+def step_question(name: str, channels: int, size: int, batch: int, seconds: float) -> dict[str, Any]:
+    """Stock against ours, with the share of the machine's rate that each reaches."""
+    facts = (name, channels, size, batch)
+    found = in_turns({"stock": stock_step(*facts), "lopsided": our_step(*facts)}, seconds)
+    rate, work = matrix_rate(), step_gflop(*facts)
+    return {
+        "encoder": name, "size": size, "batch": batch, "stock_s": found["stock"], "lopsided_s": found["lopsided"],
+        "times_faster": found["stock"] / found["lopsided"], "matrix_gflops": rate,
+        "stock_share": work / found["stock"] / rate, "lopsided_share": work / found["lopsided"] / rate,
+        "stock_peak_mib": peak("stock", facts), "lopsided_peak_mib": peak("lopsided", facts),
+    }  # fmt: skip
+
+
+def peak(method: str, facts: tuple[str, int, int, int]) -> float:
+    """Peak memory of two steps in a process of its own, above what stood before the first."""
+    command = [sys.executable, __file__, "--measure-memory", method, *map(str, facts)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def measure_memory(method: str, name: str, channels: str, size: str, batch: str) -> None:
+    """In the child process."""
+    make = stock_step if method == "stock" else our_step
+    make("resnet18", 1, 32, 4)()
+    step = make(name, int(channels), int(size), int(batch))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    step()
+    step()
+    print((status("VmHWM") - before) / 1024)
+
+
+def status(key: str) -> int:
+    """A figure of this process, in KiB, as Linux keeps it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+class PerImage(Dataset[tuple[Tensor, int]]):
+    """Images transformed one by one, as a DataLoader is usually fed."""
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, train: bool) -> None:
+        self.pixels, self.labels = pixels, labels
+        flips = [v2.RandomRotation(15), v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()] if train else []
+        self.transform = v2.Compose([*flips, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(Image.fromarray(self.pixels[index])), int(self.labels[index])
+
+
+def whole(rounds: int) -> dict[str, Any]:
+    """The recipe paper-fmnist, from the embedded images to test predictions."""
+    from lopsided.experiments.runs import prepare_source
+
+    recipe = named_recipe("paper-fmnist")
+    source = prepare_source(recipe)
+    splits = split_source(recipe, source)
+    pixels = source.images.load(np.arange(len(source)), 28, 1).numpy()[:, 0]
+
+    def loader(rows: np.ndarray, train: bool) -> DataLoader[tuple[Tensor, int]]:
+        return DataLoader(PerImage(pixels[rows], source.labels[rows], train), batch_size=128, shuffle=train)
+
+    def stock() -> None:
+        encoder, width = stock_encoder("resnet18", 1)
+        head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128))
+        optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=1e-2)
+        for _ in range(20):
+            for x, y in loader(splits.train, True):
+                optimizer.zero_grad()
+                plain_loss(head(encoder(x)), y).backward()
+                optimizer.step()
+        encoder.eval()
+        classifier = nn.Linear(width, 2)
+        optimizer = torch.optim.Adam(classifier.parameters(), lr=1e-2)
+        for _ in range(10):
+            for x, y in loader(splits.train, True):
+                with torch.no_grad():
+                    features = encoder(x)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(classifier(features), y).backward()
+                optimizer.step()
+        with torch.no_grad():
+            for x, _ in loader(splits.test, False):
+                classifier(encoder(x)).softmax(1)
+
+    found: dict[str, list[float]] = {"stock": [], "lopsided": []}
+    for _ in range(rounds):
+        for name, run in (("stock", stock), ("lopsided", lambda: fit(recipe, source))):
+            begin = time.perf_counter()
+            run()
+            found[name].append(time.perf_counter() - begin)
+    median = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        "recipe": "paper-fmnist", "rounds": rounds, "stock_s": median["stock"], "lopsided_s": median["lopsided"],
+        "times_faster": median["stock"] / median["lopsided"],
+    }  # fmt: skip
+
+
+def decode() -> dict[str, Any]:
+    """1,228 photographs, made here from noise on a gradient: a plain PIL loop against the package's decoder."""
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for i in range(1228):
+            ramp = np.linspace(0, 200, 600, dtype=np.float32)[None, :, None] + np.zeros((450, 1, 3), np.float32)
+            noisy = ramp + generator.normal(0, 12, (450, 600, 3)).astype(np.float32)
+            paths.append(Path(folder) / f"{i}.jpg")
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=85)
+
+        def plain() -> None:
+            for path in paths:
+                with Image.open(path) as image:
+                    np.asarray(image.convert("RGB").resize((128, 128), Image.Resampling.BILINEAR))
+
+        images = FileImages(tuple(paths))
+
+        def ours() -> None:
+            images.load(np.arange(len(paths)), 128, 3, workers=torch.get_num_threads())
+
+        found = in_turns({"plain PIL loop": plain, "lopsided": ours}, 0.0)
+    return {"images": 1228, "stock_s": found["plain PIL loop"], "lopsided_s": found["lopsided"],
+            "times_faster": found["plain PIL loop"] / found["lopsided"]}  # fmt: skip
+
+
+PARALLEL = """
+import sys, time, torch
+torch.set_num_threads(int(sys.argv[1]))
+sys.path.insert(0, sys.argv[2])
+from training import our_step
+step = our_step("resnet18", 1, 28, 128)
+step()
+begin = time.perf_counter()
+for _ in range(10):
+    step()
+print((time.perf_counter() - begin) / 10)
+"""
+
+
+def parallel() -> dict[str, Any]:
+    """Seconds per step and run: two runs with a thread each, side by side, and one run with both threads."""
+
+    def start(threads: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PARALLEL, str(threads), str(Path(__file__).parent)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    side_by_side, alone = [], []
+    for _ in range(3):
+        pair = [start(1), start(1)]
+        side_by_side += [float(process.communicate()[0]) for process in pair]
+        alone.append(float(start(2).communicate()[0]))
+    two, one = statistics.median(side_by_side), statistics.median(alone)
+    return {"two_runs_one_thread_each_s": two, "one_run_two_threads_s": one, "runs_per_time_ratio": 2 * one / two}
+
+
+def augmentation() -> dict[str, Any]:
+    """A batch of 128: transforms per image against the batched ones."""
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 28, 28), dtype=np.uint8)
+    data = PerImage(pixels, np.zeros(128, np.int64), True)
+    batch, augment = torch.from_numpy(pixels)[:, None], Augment(rotation=15, horizontal_flip=True, vertical_flip=True)
+    generator = torch.Generator().manual_seed(0)
+    runs: dict[str, Step] = {
+        "per image": lambda: torch.stack([data[i][0] for i in range(128)]),
+        "batched": lambda: augment(batch, generator),
+    }
+    found = in_turns(runs, 2.0)
+    return {"stock_s": found["per image"], "lopsided_s": found["batched"],
+            "times_faster": found["per image"] / found["batched"]}  # fmt: skip
+
+
+def main() -> None:
+    """Answer the questions asked, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ("step18", "whole", "step50", "decode", "parallel", "augment")
+    parser.add_argument("questions", nargs="*", choices=[*names, []], default=list(names))
+    parser.add_argument("--rounds", type=int, default=2, help="of whole trainings")
+    parser.add_argument("--batch50", type=int, default=32, help="batch of the ResNet-50 step")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--measure-memory", nargs=5, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure_memory:
+        return measure_memory(*arguments.measure_memory)
+    torch.set_flush_denormal(True)
+    answers: dict[str, Callable[[], dict[str, Any]]] = {
+        "step18": lambda: step_question("resnet18", 1, 28, 128, 30.0),
+        "whole": lambda: whole(arguments.rounds),
+        "step50": lambda: step_question("resnet50", 3, 128, arguments.batch50, 30.0),
+        "decode": decode,
+        "parallel": parallel,
+        "augment": augmentation,
+    }
+    record = json.loads(arguments.record.read_text()) if arguments.record and arguments.record.exists() else {}
+    record["machine"] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    for question in arguments.questions:
+        record[question] = answers[question]()
+        print(question, json.dumps(record[question], indent=1), flush=True)
+        if arguments.record:
+            arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
