@@ -7,9 +7,11 @@ whole      a whole paper-fmnist training with its second stage (minutes)
 step50     a stage-1 step of ResNet-50 on 128x128 images
 decode     JPEG files of 600x450 to 128x128, and what a second epoch costs
 parallel   two single-threaded steps side by side against one with two threads
+augment    a batch of 128: transforms per image against the batched ones
 
 The stock loop is what a careful person writes first: torchvision's ResNet, a DataLoader with transforms per image,
-Adam, the loss from plain operations. Ratios are of the medians over rounds; peak memory is that of a process of its own.
+Adam, the loss from plain operations. Ratios are of the medians over rounds; peak memory is that of a process of its
+own.
 """
 
 from __future__ import annotations
