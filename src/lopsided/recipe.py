@@ -88,7 +88,10 @@ class Data(_Section):
     )
     group: Text | None = _field(None, "Column of a table that names what must not be parted, such as the patient.")
     test: Share = _field(0.15, "Share of all images that is held out and looked at once.")
-    val: Share = _field(0.15, "Share of all images by which the model is picked; 0: the last model is taken.")
+    val: Share = _field(
+        0.15,
+        "Share of all images by which the model is picked; 0: the last model is taken, and a given val is not used.",
+    )
     redraw: bool = _field(
         True, f"Whether each run's seed draws its own images and split; false: those of seed 0 for every run. {_OPEN}"
     )

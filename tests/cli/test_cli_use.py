@@ -80,6 +80,17 @@ def test_evaluate_takes_one_part_of_data_that_come_split(call: Call, finished: P
     assert ended.err == f"lopsided: --split must be one of test, train, got val for {tmp_path}.\n"
 
 
+def test_evaluate_and_data_take_a_table_or_a_folder_of_test_images_alone(
+    call: Call, finished: Path, tmp_path: Path
+) -> None:
+    folder = write_photos(tmp_path / "photos" / "test", {"cat": 3, "dog": 2}).parent
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name},test" for path in sorted(folder.rglob("*.png"))]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+    for data in (folder, tmp_path / "table.csv"):
+        assert json.loads(call("evaluate", finished, data, "--json", "--quiet").out)["num_images"] == 5
+        assert json.loads(call("data", data, "--json").out)["splits"] == {"test": {"cat": 3, "dog": 2}}
+
+
 def test_evaluate_leaves_unreadable_images_out_when_asked(call: Call, finished: Path, tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 3, "dog": 3})
     (folder / "dog" / "000.png").write_bytes(b"")

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from lopsided.data.images import ordered_map
-from lopsided.data.sources import Source, decode_image, open_source, source_from_arrays
+from lopsided.data.sources import Source, check_splits, decode_image, open_source, source_from_arrays
 from lopsided.errors import DataError, InputError, MissingDependencyError
 
 MakeFolder = Callable[..., Path]
@@ -83,14 +83,6 @@ def test_a_class_may_be_called_train(make_folder: MakeFolder) -> None:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        (
-            {"train/cat": 1, "train/dog": 1, "test/cat": 1},
-            "labels must be the same in train and test, got 'dog' only in train of ",
-        ),
-        (
-            {"train/a": 1, "train/b": 1, "test/a": 1, "test/b": 1, "test/c": 1},
-            "labels must be the same in train and test, got 'c' only in test of ",
-        ),
         (
             {"train/a": 1, "test/a": 1, "spare/a": 1},
             "a folder must hold either splits or classes, got 'spare' beside test, train in ",
@@ -279,10 +271,58 @@ def test_a_table_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         open_source(tmp_path / "t.csv")
 
 
-def test_a_split_table_without_train_is_an_error(make_folder: MakeFolder) -> None:
-    table = table_of(make_folder({"cat": 1, "dog": 1}), split=["test", "test"])
-    with pytest.raises(DataError, match="a source that comes split must hold train, got test in "):
-        open_source(table)
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (
+            {"train/cat": 1, "train/dog": 1, "test/cat": 1},
+            "labels must be the same in train and test, got 'dog' only in train of ",
+        ),
+        (
+            {"train/a": 1, "train/b": 1, "test/a": 1, "test/b": 1, "test/c": 1},
+            "labels must be the same in train and test, got 'c' only in test of ",
+        ),
+        ({"test/a": 1, "test/b": 1}, "a source that comes split must hold train, got test in "),
+    ],
+)
+def test_splits_that_cannot_be_trained_on_open_but_do_not_pass_the_check(
+    make_folder: MakeFolder, counts: dict[str, int], message: str
+) -> None:
+    folder = make_folder(counts)
+    source = open_source(folder)
+    assert source.splits is not None
+    with pytest.raises(DataError, match=f"^{message}{folder}"):
+        check_splits(source, str(folder))
+
+
+def test_val_and_test_are_splits_without_train_unless_they_hold_images_themselves(make_folder: MakeFolder) -> None:
+    split = open_source(make_folder({"val/a": 1, "val/b": 1, "test/a": 1, "test/b": 2}, root="split"))
+    assert split.classes == ("a", "b")
+    assert split.splits is not None
+    assert split.splits.tolist() == ["test"] * 3 + ["val"] * 2
+    plain = open_source(make_folder({"val": 1, "test": 1}, root="plain"))
+    assert plain.classes == ("test", "val")
+    assert plain.splits is None
+
+
+@pytest.mark.parametrize("root", ["photos", "photos/train"])
+def test_a_link_back_to_the_data_gives_no_image_another_label(make_folder: MakeFolder, root: str) -> None:
+    counts = {"a": 2, "b": 2} if root == "photos" else {"train/a": 2, "train/b": 2}
+    folder = make_folder(counts)
+    (folder.parent / root / "b" / "loop").symlink_to("..")
+    if root != "photos":
+        (folder / "train" / "b" / "higher").symlink_to("../..")
+    assert open_source(folder).counts() == {"a": 2, "b": 2}
+
+
+def test_a_class_whose_name_is_not_utf_8_is_an_error_that_shows_its_bytes(make_folder: MakeFolder) -> None:
+    folder = make_folder({"a": 1, "b": 1})
+    (folder / "b").rename(folder / b"b\xff".decode(errors="surrogateescape"))
+    with pytest.raises(DataError) as caught:
+        open_source(folder)
+    assert str(caught.value) == f"the name of a class must be UTF-8, got b\\xff in {folder}. Rename its folder."
+    (folder / b"b\xff".decode(errors="surrogateescape")).rename(folder / "größer")
+    assert open_source(folder).classes == ("a", "größer")
 
 
 def test_paths_outside_are_read_when_allowed(make_folder: MakeFolder, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lopsided.errors import InputError, RunError
+from lopsided.errors import DataError, InputError, RunError
 from lopsided.experiments.runs import Run, open_model, prepare_source, run_recipe, settle, trained_on
 from lopsided.recipe import Recipe
 from tiny import write_photos
@@ -169,3 +169,87 @@ def test_the_record_is_json_without_nan(run: Run) -> None:
         raise AssertionError(text)
 
     assert json.loads((run.folder / "metrics.json").read_text(), parse_constant=refuse) == run.metrics
+
+
+def write_split(folder: Path, splits: dict[str, int]) -> Path:
+    """Cats and dogs in split folders, no two images alike."""
+    start = 0
+    for split, number in splits.items():
+        write_photos(folder / split, {"cat": number, "dog": number}, start=start)
+        start += number
+    return folder
+
+
+def test_an_unexpected_error_before_the_first_checkpoint_leaves_nothing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided.training.run import Training
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Training, "run", fail)
+    with pytest.raises(ZeroDivisionError):
+        run_recipe(SMALL, tmp_path / "deep" / "run", data=photos)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_given_val_split_is_used_for_nothing_when_val_is_0(tmp_path: Path) -> None:
+    folder = write_split(tmp_path / "photos", {"train": 6, "val": 3, "test": 2})
+    done = run_recipe(SMALL.override(**{"data.val": 0.0, "data.test": 0.0}), tmp_path / "run", data=folder)
+    assert done.metrics is not None
+    assert done.metrics["val"] is None
+    assert done.metrics["counts"]["train"] == {"cat": 6, "dog": 6}
+    assert done.metrics["counts"]["test"] == {"cat": 2, "dog": 2}
+    told = [event["text"] for event in done.events() if event["event"] == "note"]
+    assert "6 images of the given val split are not used because data.val is 0." in told
+    used = run_recipe(SMALL, tmp_path / "used", data=folder)
+    assert used.metrics is not None
+    assert used.metrics["counts"]["val"] == {"cat": 3, "dog": 3}
+    assert not any("not used" in event.get("text", "") for event in used.events())
+
+
+def test_resume_refuses_other_images_under_the_same_names(tmp_path: Path) -> None:
+    from lopsided.training.reporter import Reporter
+
+    class Stop(Reporter):
+        def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
+            if name == "classifier":
+                raise KeyboardInterrupt
+
+    folder = write_photos(tmp_path / "photos", {"cat": 8, "dog": 8})
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(SMALL, tmp_path / "run", data=folder, reporter=Stop())
+    original = (folder / "cat" / "000.png").read_bytes()
+    (folder / "cat" / "000.png").write_bytes((folder / "cat" / "001.png").read_bytes())
+    with pytest.raises(RunError, match=r"^a run must be resumed with the same images, labels and splits, got others\."):
+        run_recipe(SMALL, tmp_path / "run", data=folder, resume=True)
+    (folder / "cat" / "000.png").write_bytes(original)
+    assert run_recipe(SMALL, tmp_path / "run", data=folder, resume=True).finished
+
+
+def test_what_is_split_otherwise_than_it_comes_need_not_come_split_well(tmp_path: Path) -> None:
+    folder = write_split(tmp_path / "photos", {"test": 8})
+    recipe = SMALL.override(**{"data.source": str(folder)})
+    with pytest.raises(DataError, match="^a source that comes split must hold train, got test in "):
+        prepare_source(recipe)
+    assert len(prepare_source(recipe.override(**{"data.split": "stratified"}))) == 16
+
+
+def test_skipping_unreadable_images_must_leave_every_class_in_every_given_split(tmp_path: Path) -> None:
+    folder = write_split(tmp_path / "photos", {"train": 4, "test": 1})
+    (next((folder / "test" / "dog").iterdir())).write_bytes(b"")
+    recipe = SMALL.override(**{"data.source": str(folder), "data.skip_unreadable": True})
+    with pytest.raises(DataError, match="^labels must be the same in train and test, got 'dog' only in train of "):
+        prepare_source(recipe)
+
+
+def test_skipping_unreadable_images_is_counted_and_takes_in_those_that_are_missing(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 4, "dog": 4})
+    rows = [f"{name}/{i:03d}.png,{name}" for name in ("cat", "dog") for i in range(5)]
+    (folder / "table.csv").write_text("\n".join(["path,label", *rows]))
+    told: list[tuple[int, int]] = []
+    recipe = SMALL.override(**{"data.source": str(folder / "table.csv"), "data.skip_unreadable": True})
+    source = prepare_source(recipe, lambda done, total: told.append((done, total)))
+    assert told == [(i, 10) for i in range(1, 11)]
+    assert [name for name, _ in source.unreadable] == ["cat/004.png", "dog/004.png"]

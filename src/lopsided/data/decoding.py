@@ -59,9 +59,12 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def walk_images(folder: Path) -> Iterator[Path]:
-    """Yield all images below a folder in the order of their paths; links are followed, but never in a circle."""
-    yield from _walk(folder, frozenset())
+def walk_images(folder: Path, above: Iterable[Path] = ()) -> Iterator[Path]:
+    """Yield all images below a folder in the order of their paths; links are followed, but never in a circle.
+
+    A link to one of the folders ``above`` is a circle, too.
+    """
+    yield from _walk(folder, frozenset(os.path.realpath(path) for path in above))
 
 
 def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:

@@ -14,12 +14,13 @@ def list_folder(folder: Path) -> Listing:
     """List the images of a folder; hidden files and files without an image's suffix are passed over.
 
     The folder counts as split when it holds a folder ``train`` beside nothing but ``val`` and ``test`` (or their longer
-    names), and a class may be called ``train`` otherwise.
+    names), or nothing but ``val`` and ``test`` with folders and no images in them; a class may be called so otherwise.
     """
     below = _folders(folder)
     splits = {child: SPLIT_NAMES[child.name.lower()] for child in below if child.name.lower() in SPLIT_NAMES}
-    if "train" not in splits.values() or (len(splits) == 1 and len(below) > 1):
-        rows = _class_rows(folder)
+    trains = "train" in splits.values() and (len(splits) > 1 or len(below) == 1)
+    if not trains and not (splits and len(splits) == len(below) and all(_holds_folders(child) for child in splits)):
+        rows = _class_rows(folder, (folder,))
         return _listing(folder, rows, None)
     others = [child.name for child in below if child not in splits]
     if others:
@@ -30,7 +31,7 @@ def list_folder(folder: Path) -> Listing:
         raise DataError(sentence("each split must have one folder", got))
     rows, marks = [], []
     for child, split in splits.items():
-        found = _class_rows(child)
+        found = _class_rows(child, (folder, child))
         rows += found
         marks += [split] * len(found)
     return _listing(folder, rows, marks)
@@ -55,15 +56,23 @@ def _folders(folder: Path) -> list[Path]:
     return [child for child in children if child.is_dir() and not child.name.startswith(".")]
 
 
-def _class_rows(folder: Path) -> list[tuple[Path, str]]:
-    loose = sorted(child.name for child in folder.iterdir() if is_image_name(child.name) and child.is_file())
+def _loose(folder: Path) -> list[str]:
+    return sorted(child.name for child in folder.iterdir() if is_image_name(child.name) and child.is_file())
+
+
+def _holds_folders(folder: Path) -> bool:
+    return bool(_folders(folder)) and not _loose(folder)
+
+
+def _class_rows(folder: Path, above: tuple[Path, ...]) -> list[tuple[Path, str]]:
+    loose = _loose(folder)
     if loose:
         got = f"{len(loose)} directly in {folder}, the first {loose[0]}"
         repair = "Put each image in the folder of its class."
         raise DataError(sentence("images must lie in one sub-folder per class", got, repair))
     rows = []
     for child in _folders(folder):
-        images = list(walk_images(child))
+        images = list(walk_images(child, above))
         if not images:
             repair = f"Put images in it or remove it (known suffixes: {' '.join(sorted(SUFFIXES))})."
             raise DataError(sentence("every class folder must hold at least one image", f"none in {child}", repair))

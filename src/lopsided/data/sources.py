@@ -36,6 +36,7 @@ __all__ = [
     "Images",
     "Source",
     "UnreadableImageError",
+    "check_splits",
     "decode_image",
     "list_images",
     "open_source",
@@ -125,6 +126,7 @@ def open_source(
     classes: Sequence[str] | None = None,
     group: str | None = None,
     skip_unreadable: bool = False,
+    missing_ok: bool = False,
     allow_outside: bool = False,
     min_classes: int = 2,
 ) -> Source:
@@ -135,14 +137,15 @@ def open_source(
 
     ``classes`` chooses classes and their order, in any case of letters. ``group`` names a table's column of groups.
     Pixels are not read here, unless ``skip_unreadable``: then every image is decoded once, and the broken ones are left
-    out and listed. ``Source.verify`` does the same with threads and progress.
+    out and listed. ``Source.verify`` does the same with threads and progress; ``missing_ok`` leaves the files that a
+    table names and that are not there to it.
     """
-    listing = _list(data, classes=classes, group=group, allow_outside=allow_outside, check=not skip_unreadable)
+    check = not (skip_unreadable or missing_ok)
+    listing = _list(data, classes=classes, group=group, allow_outside=allow_outside, check=check)
     source = _assemble(listing, classes)
     if len(source.classes) < min_classes:
         got = f"{len(source.classes)} ({', '.join(source.classes)}) in {listing.where}"
         raise DataError(sentence(f"a source must hold at least {min_classes} classes", got))
-    _check_splits(source, listing.where)
     return source.verify(skip_unreadable=True) if skip_unreadable else source
 
 
@@ -174,6 +177,11 @@ def _list(
 
 def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:
     found = listing.classes()
+    for name in found:
+        if not name.isascii() and name.encode(errors="replace").decode() != name:
+            shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            got = f"{shown} in {listing.where}"
+            raise DataError(sentence("the name of a class must be UTF-8", got, "Rename its folder."))
     chosen = found if classes is None else _choose(classes, found, listing.aliases, listing.where)
     places = {name: i for i, name in enumerate(chosen)}
     labels = np.array([places.get(name, -1) for name in listing.labels], dtype=np.int64)
@@ -204,7 +212,8 @@ def _choose(asked: Sequence[str], found: Sequence[str], aliases: Mapping[str, st
     return tuple(chosen)
 
 
-def _check_splits(source: Source, where: str) -> None:
+def check_splits(source: Source, where: str) -> None:
+    """Raise unless a source that comes split can be trained on so: it holds train, and the same classes everywhere."""
     if source.splits is None:
         return
     held = {split: set(source.labels[source.splits == split].tolist()) for split in SPLITS if split in source.splits}

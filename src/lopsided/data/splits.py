@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -21,7 +22,7 @@ How: TypeAlias = Literal["random", "stratified", "group", "given"]
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Sorted indices of the three splits; together they hold every image once."""
+    """Sorted indices of the three splits; they hold every image once, but for those of a given val that is not used."""
 
     train: Indices
     val: Indices
@@ -52,7 +53,8 @@ def split(source: Source, *, how: How, val: float, test: float, seed: int) -> Sp
     - ``group``: no group crosses splits. Groups are dealt out one by one, those that weigh most in their class first,
       each to the split that is then least full in the group's classes; shares hold as well as the groups allow.
     - ``given``: as the source comes. A share that is asked for and that the source does not give is taken out of its
-      train split, as a share of that: by group when the source has groups, stratified otherwise.
+      train split, as a share of that: by group when the source has groups, stratified otherwise. With ``val`` 0 a val
+      split that the source gives is used for nothing; a test split that it gives is always used.
 
     The same seed gives the same test split for every ``val``, except with ``group``. A class that would be absent from
     train is an error.
@@ -70,11 +72,14 @@ def split(source: Source, *, how: How, val: float, test: float, seed: int) -> Sp
     return splits
 
 
-def find_leaks(source: Source, splits: Splits) -> Leaks:
+def find_leaks(source: Source, splits: Splits, digests: Sequence[str] | None = None) -> Leaks:
     """Find groups that cross splits and byte-identical images in different splits.
 
-    Of several identical images, the first is paired with each that lies in another split than it.
+    Of several identical images, the first is paired with each that lies in another split than it. ``digests``
+    are those of all images, where they are known.
     """
+    if digests is None:
+        digests = source.images.digest(np.arange(len(source)))
     crossing: dict[str, set[str]] = defaultdict(set)
     seen: dict[str, tuple[int, str]] = {}
     duplicates = []
@@ -82,8 +87,8 @@ def find_leaks(source: Source, splits: Splits) -> Leaks:
         if source.groups is not None:
             for group in np.unique(source.groups[indices]).tolist():
                 crossing[group].add(name)
-        for index, digest in zip(indices.tolist(), source.images.digest(indices), strict=True):
-            first, where = seen.setdefault(digest, (index, name))
+        for index in indices.tolist():
+            first, where = seen.setdefault(digests[index], (index, name))
             if where != name:
                 duplicates.append((source.names[first], where, source.names[index], name))
     groups = sorted(group for group, where in crossing.items() if len(where) > 1)
@@ -180,6 +185,8 @@ def _given(source: Source, val: float, test: float, seed: int) -> npt.NDArray[np
     parts = np.array([SPLITS.index(name) for name in source.splits.tolist()], dtype=np.int8)
     missing_val = val if not (parts == 1).any() else 0.0
     missing_test = test if not (parts == 2).any() else 0.0
+    if not val:
+        parts[parts == 1] = -1
     if missing_val or missing_test:
         rows = np.flatnonzero(parts == 0)
         how = "stratified" if source.groups is None else "group"

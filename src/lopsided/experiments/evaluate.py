@@ -28,7 +28,7 @@ def open_labelled(
     progress: Progress | None = None,
 ) -> Source:
     """Open data whose labels are among the model's classes; ``split`` takes one part of data that come split."""
-    source = open_source(data, group=group, allow_outside=allow_outside, min_classes=1)
+    source = open_source(data, group=group, missing_ok=skip_unreadable, allow_outside=allow_outside, min_classes=1)
     if split is not None:
         if source.splits is None:
             raise DataError(sentence("--split needs data that come split", f"{split} for {os.fspath(data)}"))

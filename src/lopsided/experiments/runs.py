@@ -23,8 +23,8 @@ from lopsided import __version__, files
 from lopsided import recipe_words as words
 from lopsided.data.images import FileImages
 from lopsided.data.scenarios import draw, parse_scenario
-from lopsided.data.sources import SOURCE_NAMES, Source, open_source
-from lopsided.errors import InputError, LopsidedError, RunError, sentence
+from lopsided.data.sources import SOURCE_NAMES, Source, check_splits, open_source
+from lopsided.errors import InputError, RunError, sentence
 from lopsided.metrics import evaluate
 from lopsided.recipe import RUNTIME_FIELDS, Recipe
 
@@ -134,7 +134,7 @@ def _train(folder: Path, recipe: Recipe, source: Source, *, resume: bool, report
             files.atomic_write(folder / RECIPE, recipe.to_toml())
         fitted = fit(recipe, source, folder, resume=resume, reporter=reporter)
         _write_results(folder, recipe, source, fitted)
-    except LopsidedError:
+    except Exception:
         if not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
             shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
             for name in (RECIPE, LOG):
@@ -169,19 +169,27 @@ def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
     from lopsided.training.stages import data_seed
 
     data = recipe.data
+    where = data.source or ""
     source = open_source(
-        data.source or "",
+        where,
         classes=data.classes,
         group=data.group,
-        skip_unreadable=data.skip_unreadable,  # Before the draw, whose numbers must hold for what is left.
+        missing_ok=data.skip_unreadable,
         allow_outside=data.allow_outside,
     )
+    given = data.split in ("auto", "given")
+    if given:
+        check_splits(source, where)
+    workers, same_size = recipe.threads or os.cpu_count() or 1, data.image_size is None
+    if data.skip_unreadable:  # Before the draw, whose numbers must hold for what is left.
+        source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
+        if given:
+            check_splits(source, where)
     if data.scenario is not None:
         scenario = parse_scenario(data.scenario)
         source = source.subset(draw(source.labels, source.classes, scenario, data_seed(recipe)))
-    same_size = data.image_size is None
     if not data.skip_unreadable:
-        return source.verify(same_size=same_size, workers=recipe.threads or os.cpu_count() or 1, progress=progress)
+        return source.verify(same_size=same_size, workers=workers, progress=progress)
     if same_size and isinstance(source.images, FileImages):
         source.images.check_sizes()
     return source

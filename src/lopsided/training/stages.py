@@ -106,9 +106,11 @@ def fit(
         splits = split_source(recipe, source)
         prepared, notes = prepare(recipe, source, splits)
         check_trainable(prepared)
+        notes += _unused(source, splits)
+        digests = source.images.digest(np.arange(len(source)))
         state = State(
             recipe=recipe.content_hash(),
-            data=_fingerprint(source, splits),
+            data=_fingerprint(source, splits, digests),
             stage="encoder" if recipe.method == "two-stage" else "end-to-end",
             threads=num_threads,
         )
@@ -117,7 +119,7 @@ def fit(
             state = saved[0]
         training = Training(recipe, prepared, device, log, checkpoint)
         training.build(fresh=saved is None)
-        leaks = find_leaks(source, splits)
+        leaks = find_leaks(source, splits, digests)
         if folder is not None:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, resumed=saved is not None)
@@ -182,8 +184,13 @@ def _check_resumable(state: State, saved: State) -> list[str]:
     return notes
 
 
-def _fingerprint(source: Source, splits: Splits) -> str:
-    digest = hashlib.sha256(repr((source.classes, source.names)).encode())
+def _unused(source: Source, splits: Splits) -> list[str]:
+    number = len(source) - sum(len(rows) for _, rows in splits.parts())
+    return [f"{number:,} images of the given val split are not used because data.val is 0."] if number else []
+
+
+def _fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
+    digest = hashlib.sha256(repr((source.classes, source.names, digests)).encode())
     for array in (source.labels, splits.train, splits.val, splits.test):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")
     return digest.hexdigest()
