@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from batches import unit
@@ -40,6 +41,9 @@ REFUSALS = [
         "z must be a floating tensor, got torch.int64. Convert it with z.float().",
     ),
     ({"z": Z[0]}, "z must have shape (n, d) or (n, views, d), got (3,)."),
+    ({"eta": torch.ones(2)}, "eta must be a number, got a tensor of shape (2,) and type torch.float32. Pass a float."),
+    ({"eta": 10**400}, "eta must be >= 0 and finite, got inf. Use 0 for the symmetric loss."),
+    ({"z": torch.zeros(6, 0, 3)}, "z must hold at least one sample, got shape (6, 0, 3)."),
     ({"z": Z[:0], "y": Y[:0]}, "z must hold at least one sample, got shape (0, 3)."),
     ({"y": None}, "y must hold one label per sample, got None. Pass labels, or a positive mask in their place."),
     ({"y": [0] * 6}, "y must be a tensor of labels, got list. Wrap it in torch.as_tensor."),
@@ -95,11 +99,24 @@ def test_a_module_refuses_bad_settings_when_it_is_made(bad, sentence):
         AsymmetricFocalContrastiveLoss(**bad)
 
 
-def test_a_module_says_of_its_input_what_the_function_says():
+@pytest.mark.parametrize("eta_unit", ["absolute", "parity"])
+def test_a_module_says_of_its_input_what_the_function_says(eta_unit):
+    loss = AsymmetricFocalContrastiveLoss(eta_unit=eta_unit)
     with pytest.raises(TypeError, match="z must be a floating tensor"):
-        AsymmetricFocalContrastiveLoss()(torch.ones(6, 3, dtype=torch.long), Y)
-    with pytest.raises(TypeError, match=r"reference must be a pair"):
-        AsymmetricFocalContrastiveLoss()(Z, Y, reference=Z)
+        loss(torch.ones(6, 3, dtype=torch.long), Y)
+    with pytest.raises(TypeError, match="z must be a tensor of features, got list"):
+        loss([[1.0]], Y)
+    with pytest.raises(TypeError, match="reference must be a pair"):
+        loss(Z, Y, reference=Z)
+    with pytest.raises(TypeError, match="z_ref must be a tensor of features, got NoneType"):
+        loss(Z, Y, reference=(None, Y))
+
+
+@pytest.mark.parametrize("number", [2, np.float32(2), np.int64(2), torch.tensor(2), torch.tensor([2.0])], ids=repr)
+def test_numbers_of_every_kind_are_taken(number):
+    expected = asymmetric_focal_contrastive_loss(Z, Y, eta=2.0, gamma=2.0)
+    assert torch.equal(asymmetric_focal_contrastive_loss(Z, Y, eta=number, gamma=number), expected)
+    assert torch.equal(asymmetric_focal_contrastive_loss(Z, Y, eta=2.0, gamma=2.0, tile=np.int64(256)), expected)
 
 
 @pytest.mark.parametrize("y", [Y.bool(), Y.to(torch.int8), Y.to(torch.int32)], ids=["bool", "int8", "int32"])

@@ -92,6 +92,14 @@ def test_neither_inputs_nor_gradients_are_modified(tile):
     assert torch.equal(first, second)
 
 
+@pytest.fixture
+def fresh_compiler():
+    """What one test compiled does not count against another's limit of recompilations."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 class Encoder(nn.Module):
     def __init__(self, loss):
         super().__init__()
@@ -114,6 +122,67 @@ def test_a_compiled_model_that_uses_the_loss_trains_the_same_in_one_graph(reduct
         loss.sum().backward()
     assert_close(*losses)
     assert_close(model.layer.weight.grad, compiled.layer.weight.grad)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("eta_unit", ["absolute", "parity"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_compiled_loss_follows_the_batch_size(eta_unit, reduction):
+    loss = AsymmetricFocalContrastiveLoss(eta=0.5, gamma=2.0, eta_unit=eta_unit, reduction=reduction)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for n in (10, 7, 300, 12, 33, 5, 9, 21, 64, 65, 18):
+        z, y = unit(n, 6).float(), torch.arange(n) % 3
+        assert_close(compiled(z, y), loss(z, y))
+
+
+def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
+    options = (3.0, 2.0, 0.5, False, False, 4)
+    y, y_ref = torch.arange(9) % 3, torch.arange(5) % 4
+    for z in (unit(9, 6), unit(6, 9).t()):
+        for tile_options in (options, (*options[:5], 64)):
+            for mask in (None, torch.rand(9, 14, generator=torch.Generator().manual_seed(0)) < 0.5):
+                labels = (None, None) if mask is not None else (y, y_ref)
+                arguments = (z, unit(5, 6, seed=1), *labels, mask, None, *tile_options, True, True, True)
+                passed = torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments)
+                assert set(passed.values()) == {"SUCCESS"}
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_of_the_compiled_tiled_path_is_an_error_too(reduction):
+    y = torch.tensor([0, 1, 0, 2, 1, 0])
+    compiled = torch.compile(lambda z: contrastive_loss(z, y, tile=2, reduction=reduction).sum(), backend="aot_eager")
+    z = unit(6, 3).requires_grad_()
+    h = z.sin()
+    with pytest.raises(RuntimeError, match=r"tile=None|double backward|twice"):  # noqa: PT012  Either step may refuse.
+        (grad,) = torch.autograd.grad(compiled(h), h, create_graph=True)
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_reference_made_in_inference_mode_is_taken(reduction):
+    z, y = unit(6, 3).requires_grad_(), torch.tensor([0, 1, 0, 2, 1, 0])
+    with torch.inference_mode():
+        queue = (unit(4, 3, seed=1).clone(), torch.arange(4) % 2)
+    plain = (unit(4, 3, seed=1), torch.arange(4) % 2)
+    grads = [
+        torch.autograd.grad(contrastive_loss(z, y, reference=reference, reduction=reduction).sum(), z)[0]
+        for reference in (queue, plain)
+    ]
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e25])
+def test_a_module_normalises_features_of_any_length(length):
+    z, y = unit(9, 6).float(), torch.arange(9) % 2
+    loss = AsymmetricFocalContrastiveLoss(eta=2.0)
+    scaled = (z * length).requires_grad_()
+    value = loss(scaled, y)
+    assert_close(value, loss(z, y))
+    (grad,) = torch.autograd.grad(value, scaled)
+    z.requires_grad_()
+    assert_close(grad * length, torch.autograd.grad(loss(z, y), z)[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("views", [1, 2])

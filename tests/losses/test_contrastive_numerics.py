@@ -47,9 +47,9 @@ def golden_value(terms, eta, gamma):
 
 
 def tolerance(temperature, gamma):
-    """1e-5 from 0.07 up. Below, and under the powers of a large gamma, a few roundings of the similarities over the
-    temperature, which no method can undo once the similarities are single-precision numbers."""
-    return max(1e-5, 4 * (1 + gamma) * ROUNDING / temperature)
+    """1e-5 from 0.07 up. Below, a few roundings of the similarities over the temperature, more under the power of a
+    large gamma, which no method can undo once the similarities are single-precision numbers."""
+    return 1e-5 if temperature >= 0.07 else max(1e-5, 4 * (1 + gamma) * ROUNDING / temperature)
 
 
 @every_batch

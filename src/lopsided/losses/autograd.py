@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lopsided.losses.tiled import Sweep, sweep
 
+_TWICE = "A second derivative needs the dense path, got the tiled one. Pass tile=None to differentiate twice."
+
 
 @torch.library.custom_op("lopsided::sweep", mutates_args=())
 def _sweep_op(
@@ -21,6 +23,7 @@ def _sweep_op(
     eta: float,
     gamma: float,
     temperature: float,
+    parity: bool,
     released: bool,
     tile: int,
     want_values: bool,
@@ -29,7 +32,7 @@ def _sweep_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel as one opaque operation, so that torch.compile keeps it whole instead of unrolling its blocks."""
     return sweep(
-        z, reference, y, y_reference, mask, weight, eta, gamma, temperature, released, tile,
+        z, reference, y, y_reference, mask, weight, eta, gamma, temperature, parity, released, tile,
         want_values, want_grad, want_reference_grad,
     )  # fmt: skip
 
@@ -45,17 +48,19 @@ def _(
     eta: float,
     gamma: float,
     temperature: float,
+    parity: bool,
     released: bool,
     tile: int,
     want_values: bool,
     want_grad: bool,
     want_reference_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    values = z.new_empty(len(z) if want_values else 0)
-    grad_z = torch.empty_like(z) if want_grad else z.new_empty(0)
+    # Sizes by shape, which may be symbols, and row-major whatever the layout of the input: as the kernel returns them.
+    values = z.new_empty(z.shape[0] if want_values else 0)
+    grad_z = z.new_empty(z.shape) if want_grad else z.new_empty(0)
     grad_reference = z.new_empty(0)
     if want_grad and want_reference_grad and reference is not None:
-        grad_reference = torch.empty_like(reference)
+        grad_reference = z.new_empty(reference.shape)
     return values, grad_z, grad_reference
 
 
@@ -74,11 +79,13 @@ class TiledTotal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
-        """``rest``: y, y_reference, mask, the factor of the sum, eta, gamma, temperature, released, tile."""
+        """``rest``: y, y_reference, mask, the factor of the sum, eta, gamma, temperature, parity, released, tile."""
         y, y_reference, mask, ctx.factor, *options = rest
         of_z, of_reference = ctx.needs_input_grad[:2]
         found = _run(z, reference, y, y_reference, mask, None, *options, True, of_z or of_reference, of_reference)
-        ctx.save_for_backward(z, reference, found.grad_z, found.grad_reference)
+        # The inputs are kept for the error of a second derivative alone, so only where there can be one.
+        kept = z if of_z else None, reference if of_reference else None
+        ctx.save_for_backward(*kept, found.grad_z, found.grad_reference)
         ctx.of_reference = of_reference
         total: Tensor = found.values.sum() * ctx.factor
         return total
@@ -90,7 +97,7 @@ class TiledTotal(torch.autograd.Function):
         grad = grads[0] * ctx.factor
         first = _no_second_derivative(grad_z * grad, z, reference, grad)
         second = grad_reference * grad if ctx.of_reference else None
-        return first, _no_second_derivative(second, z, reference, grad), *[None] * 9
+        return first, _no_second_derivative(second, z, reference, grad), *[None] * 10
 
 
 class TiledRows(torch.autograd.Function):
@@ -98,9 +105,9 @@ class TiledRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
-        """``rest``: y, y_reference, mask, eta, gamma, temperature, released, tile."""
+        """``rest``: y, y_reference, mask, eta, gamma, temperature, parity, released, tile."""
         y, y_reference, mask, *options = rest
-        ctx.save_for_backward(z, reference, y, y_reference, mask)
+        ctx.save_for_backward(*map(_saveable, (z, reference, y, y_reference, mask)))
         ctx.options = options
         return _run(z, reference, y, y_reference, mask, None, *options, True, False, False).values
 
@@ -113,7 +120,14 @@ class TiledRows(torch.autograd.Function):
         found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, of_reference)
         first = _no_second_derivative(found.grad_z, z, reference, grads[0])
         second = found.grad_reference if of_reference else None
-        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 8
+        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 9
+
+
+def _saveable(x: Tensor | None) -> Tensor | None:
+    """What torch.inference_mode made cannot be saved for backward as it is."""
+    if x is None or torch.compiler.is_compiling() or not x.is_inference():
+        return x
+    return x.clone()
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -125,13 +139,34 @@ class _NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        raise RuntimeError(
-            "A second derivative needs the dense path, got the tiled one. Pass tile=None to differentiate twice."
-        )
+        raise RuntimeError(_TWICE)
 
 
 def _no_second_derivative(grad: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
-    if grad is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if grad is None:
+        return None
+    if torch.compiler.is_compiling():
+        guarded: Tensor = _first_derivative_op(grad, *inputs)
+        return guarded
+    if not torch.is_grad_enabled():
         return grad
     passed: Tensor = _NoSecondDerivative.apply(grad, *inputs)
     return passed
+
+
+@torch.library.custom_op("lopsided::first_derivative", mutates_args=())
+def _first_derivative_op(grad: Tensor, z: Tensor | None, reference: Tensor | None, outer: Tensor) -> Tensor:
+    """The same guard inside a compiled graph."""
+    return grad.clone()
+
+
+@_first_derivative_op.register_fake
+def _(grad: Tensor, z: Tensor | None, reference: Tensor | None, outer: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError(_TWICE)
+
+
+_first_derivative_op.register_autograd(_refuse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import NamedTuple
 
 import torch
@@ -23,22 +24,39 @@ class Arguments(NamedTuple):
     positive: Tensor | None
 
 
-def check_number(name: str, value: object, *, positive: bool = False, advice: str = "") -> float:
+def check_number(name: str, value: object, *, above_zero: bool = False, advice: str = "") -> float:
     """A finite number, >= 0 or > 0."""
-    if isinstance(value, Tensor) and value.requires_grad:
-        hint = (
-            "To learn it, multiply z by temperature ** -0.5 and pass temperature=1."
-            if name == "temperature"
-            else "Pass a float."
-        )
-        raise TypeError(f"{name} must be a number, got a tensor that requires grad. {hint}")
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            hint = (
+                "To learn it, multiply z by temperature ** -0.5 and pass temperature=1."
+                if name == "temperature"
+                else "Pass a float."
+            )
+            raise TypeError(f"{name} must be a number, got a tensor that requires grad. {hint}")
+        if value.numel() != 1 or value.is_complex():
+            got = f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+            raise TypeError(f"{name} must be a number, got {got}. Pass a float.")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}. Pass a float.")
-    number = float(value)
-    if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        bound = "> 0" if positive else ">= 0"
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number < math.inf or (above_zero and number == 0):
+        bound = "> 0" if above_zero else ">= 0"
         raise ValueError(f"{name} must be {bound} and finite, got {number}. {advice}".rstrip())
     return number
+
+
+def check_settings(eta: object, gamma: object, temperature: object) -> tuple[float, float, float]:
+    """The three numbers of the loss."""
+    return (
+        check_number("eta", eta, advice="Use 0 for the symmetric loss."),
+        check_number("gamma", gamma, advice="Use 0 for the loss without focusing."),
+        check_number("temperature", temperature, above_zero=True, advice="The paper uses 0.07."),
+    )
 
 
 def check_word(name: str, value: object, words: tuple[str, ...]) -> str:
@@ -54,16 +72,16 @@ def check_tile(tile: object, columns: int) -> int | None:
         return None
     if isinstance(tile, str) and tile == "auto":
         return rows_per_block(columns)
-    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
+    if isinstance(tile, bool) or not isinstance(tile, numbers.Integral) or tile < 1:
         raise ValueError(f"tile must be 'auto', None or an int >= 1, got {tile!r}. It is the number of rows per block.")
-    return tile
+    return int(tile)
 
 
 def check_inputs(z: Tensor, y: Tensor | None, reference: Reference | None, positive: Tensor | None) -> Arguments:
     """Shapes, types and devices; views are unfolded, and half precision becomes float32."""
     _check_features("z", z)
     n, views = len(z), z.shape[1] if z.ndim == 3 else 1
-    if n == 0:
+    if n == 0 or views == 0:
         raise ValueError(f"z must hold at least one sample, got shape {tuple(z.shape)}.")
     if y is None and positive is None:
         raise ValueError("y must hold one label per sample, got None. Pass labels, or a positive mask in their place.")

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lopsided.losses.autograd import TiledRows, TiledTotal
-from lopsided.losses.checks import Arguments, Reference, check_inputs, check_number, check_tile, check_word
+from lopsided.losses.checks import Arguments, Reference, check_inputs, check_settings, check_tile, check_word
 from lopsided.losses.dense import dense_values
+from lopsided.losses.formulas import parity_eta
 
 Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
 Tile = int | Literal["auto"] | None
 EtaUnit = Literal["absolute", "parity"]
 
-
-def parity_eta(n: int) -> float:
-    """Eta at which both terms of the loss weigh the same for uninformative features: (n-1) log(n-1).
-
-    There the first term is log(n-1) and the second about 1/(n-1), for n contrast samples, the anchor included.
-
-    >>> round(parity_eta(128))
-    615
-    """
-    return (n - 1) * math.log(n - 1) if n > 2 else 0.0
+__all__ = [
+    "AsymmetricContrastiveLoss",
+    "AsymmetricFocalContrastiveLoss",
+    "ContrastiveLoss",
+    "FocalContrastiveLoss",
+    "asymmetric_contrastive_loss",
+    "asymmetric_focal_contrastive_loss",
+    "contrastive_loss",
+    "focal_contrastive_loss",
+    "parity_eta",
+]
 
 
 def asymmetric_focal_contrastive_loss(
@@ -76,15 +77,28 @@ def asymmetric_focal_contrastive_loss(
     >>> asymmetric_focal_contrastive_loss(z, y, eta=2.0, temperature=0.5, reduction="none").round(decimals=4)
     tensor([0.0809, 0.1199, 1.4260])
     """
-    eta = check_number("eta", eta, advice="Use 0 for the symmetric loss.")
-    gamma = check_number("gamma", gamma, advice="Use 0 for the loss without focusing.")
-    temperature = check_number("temperature", temperature, positive=True, advice="The paper uses 0.07.")
+    numbers = check_settings(eta, gamma, temperature)
     check_word("normalization", normalization, ("paper", "released"))
     check_word("reduction", reduction, ("mean", "sum", "none"))
-    inputs = check_inputs(z, y, reference, positive)
-    columns = len(inputs.z) + (0 if inputs.reference is None else len(inputs.reference))
+    return _loss(z, check_inputs(z, y, reference, positive), numbers, "absolute", normalization, reduction, tile)
+
+
+def _loss(
+    z: Tensor,
+    inputs: Arguments,
+    numbers: tuple[float, float, float],
+    eta_unit: str,
+    normalization: str,
+    reduction: str,
+    tile: Tile,
+) -> Tensor:
+    """The loss of checked arguments; ``z`` only for its shape."""
+    columns = inputs.z.shape[0] + (0 if inputs.reference is None else inputs.reference.shape[0])
     rows = check_tile(tile, columns)
-    options = (eta, gamma, temperature, normalization == "released")
+    options = (*numbers, eta_unit == "parity", normalization == "released")
+    if not torch.is_grad_enabled():  # A feature that requires grad would have its gradient made for nothing.
+        reference = None if inputs.reference is None else inputs.reference.detach()
+        inputs = inputs._replace(z=inputs.z.detach(), reference=reference)
     if columns < 3:  # every p is 1
         values = (inputs.z * 0.0).sum(1)
         if inputs.reference is not None:
@@ -94,7 +108,7 @@ def asymmetric_focal_contrastive_loss(
     elif reduction == "none":
         values = TiledRows.apply(*inputs, *options, rows)
     else:
-        factor = 1.0 / len(inputs.z) if reduction == "mean" else 1.0
+        factor = 1.0 / inputs.z.shape[0] if reduction == "mean" else 1.0
         total: Tensor = TiledTotal.apply(*inputs, factor, *options, rows)
         return total
     if reduction == "none":
@@ -102,7 +116,7 @@ def asymmetric_focal_contrastive_loss(
     return values.sum() / len(values) if reduction == "mean" else values.sum()
 
 
-def _dense(inputs: Arguments, options: tuple[float, float, float, bool]) -> Tensor:
+def _dense(inputs: Arguments, options: tuple[float, float, float, bool, bool]) -> Tensor:
     z, reference, y, y_reference, positive = inputs
     if positive is None:
         assert y is not None
@@ -187,9 +201,7 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         tile: Tile = "auto",
     ) -> None:
         super().__init__()
-        self.eta = check_number("eta", eta, advice="Use 0 for the symmetric loss.")
-        self.gamma = check_number("gamma", gamma, advice="Use 0 for the loss without focusing.")
-        self.temperature = check_number("temperature", temperature, positive=True, advice="The paper uses 0.07.")
+        self.eta, self.gamma, self.temperature = check_settings(eta, gamma, temperature)
         self.eta_unit = check_word("eta_unit", eta_unit, ("absolute", "parity"))
         self.normalize = normalize
         self.normalization = check_word("normalization", normalization, ("paper", "released"))
@@ -210,14 +222,9 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
             z = _unit(z)
             if isinstance(reference, tuple | list) and len(reference) == 2:
                 reference = (_unit(reference[0]), reference[1])
-        eta = self.eta
-        if self.eta_unit == "parity":
-            samples = (z,) if reference is None else (z, reference[0])
-            eta *= parity_eta(sum(math.prod(x.shape[:-1]) for x in samples))
-        return asymmetric_focal_contrastive_loss(
-            z, y, eta=eta, gamma=self.gamma, temperature=self.temperature, reference=reference, positive=positive,
-            normalization=self.normalization, reduction=self.reduction, tile=self.tile,  # type: ignore[arg-type]
-        )  # fmt: skip
+        numbers = self.eta, self.gamma, self.temperature
+        inputs = check_inputs(z, y, reference, positive)
+        return _loss(z, inputs, numbers, self.eta_unit, self.normalization, self.reduction, self.tile)
 
     def extra_repr(self) -> str:
         """The settings, as they were given."""
@@ -235,7 +242,7 @@ class ContrastiveLoss(AsymmetricFocalContrastiveLoss):
 class FocalContrastiveLoss(AsymmetricFocalContrastiveLoss):
     """:func:`focal_contrastive_loss` as a module that normalises the features."""
 
-    def __init__(self, temperature: float = 0.07, *, gamma: float = 1.0, **options: Any) -> None:
+    def __init__(self, gamma: float = 1.0, temperature: float = 0.07, **options: Any) -> None:
         super().__init__(0.0, gamma, temperature, **options)
 
 
@@ -247,7 +254,14 @@ class AsymmetricContrastiveLoss(AsymmetricFocalContrastiveLoss):
 
 
 def _unit(z: Tensor) -> Tensor:
-    """Features of length 1; in half precision the length itself would be rounded, so that it is taken in float32."""
+    """Features of length 1, in float32 at least: in half precision the length itself would be rounded.
+
+    Each row is first divided by its largest entry, so that no length overflows or vanishes. A row of zeros stays one.
+    """
     if not isinstance(z, Tensor) or not z.is_floating_point():
-        return z  # the function says what is wrong with it
-    return nn.functional.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1)
+        return z  # the check says what is wrong with it
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
+    if z.shape[-1] == 0:
+        return z
+    largest = z.detach().abs().amax(-1, keepdim=True)
+    return nn.functional.normalize(z / torch.where(largest > 0, largest, 1.0), dim=-1)

@@ -10,13 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from lopsided.losses.formulas import parity_eta
+
 
 def dense_values(
-    z: Tensor, reference: Tensor | None, positive: Tensor, eta: float, gamma: float, temperature: float, released: bool
+    z: Tensor,
+    reference: Tensor | None,
+    positive: Tensor,
+    eta: float,
+    gamma: float,
+    temperature: float,
+    parity: bool,
+    released: bool,
 ) -> Tensor:
     """Loss per anchor, (n,); in the boolean (n, m) mask ``positive``, entries at the anchors themselves are ignored."""
     columns = z if reference is None else torch.cat([z, reference])
     n, m = len(z), len(columns)
+    eta = eta * parity_eta(m) if parity else eta
     itself = torch.eye(n, m, dtype=torch.bool, device=z.device)
     s = (z / temperature) @ columns.t()
     k = s.detach().masked_fill(itself, -torch.inf).argmax(1, keepdim=True)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-NOTHING = torch.zeros(())  # a row sum that nobody asked for
+
+def parity_eta(n: int) -> float:
+    """Eta at which both terms of the loss weigh the same for uninformative features: (n-1) log(n-1).
+
+    There the first term is log(n-1) and the second about 1/(n-1), for n contrast samples, the anchor included.
+
+    >>> round(parity_eta(128))
+    615
+    """
+    return (n - 1) * math.log(n - 1) if n > 2 else 0.0
 
 
 @dataclass(frozen=True)
@@ -75,9 +85,10 @@ def negative_part(
     if positives is not None:
         minus_p.addcmul_(p, positives)  # exactly 0 at the positives, for which all that follows is 0
     work = scratch.take("work", *p.shape)
-    values = torch.log1p(minus_p, out=work).sum(1) if terms.want_values else NOTHING
+    nothing = p.new_zeros(())  # a row sum that nobody asked for
+    values = torch.log1p(minus_p, out=work).sum(1) if terms.want_values else nothing
     if not terms.want_grad:
-        return None, values, NOTHING
+        return None, values, nothing
     ratio = minus_p.div_(torch.sub(minus_p.new_full((), -1.0), minus_p, out=work))
     return ratio, values, ratio.sum(1)
 
@@ -90,21 +101,21 @@ def positive_part(
     With V = (1-p)^gamma, the first is V - gamma p/(1-p) V log p: few passes over few buffers, which is what the time
     goes into. exp(gamma log(1-p)) is several times faster than torch.pow and as exact, 1-p being at least 1/2.
     """
-    gamma = terms.gamma
+    gamma, nothing = terms.gamma, p.new_zeros(())
     not_p = torch.sub(p.new_ones(()), p, out=scratch.take("work", *p.shape))
     if gamma == 1:
         product = torch.mul(not_p, log_p, out=scratch.take(f"q{i}", *p.shape)) if terms.want_values else log_p
-        minus_q, values = not_p, _row_sum(product, positives) if terms.want_values else NOTHING
+        minus_q, values = not_p, _row_sum(product, positives) if terms.want_values else nothing
         if terms.want_grad:
             minus_q = torch.addcmul(not_p, p, log_p, value=-1.0, out=scratch.take(f"q{i}", *p.shape))
     else:
         minus_q = torch.log(not_p, out=scratch.take(f"q{i}", *p.shape)).mul_(gamma).exp_()
         log_p.mul_(minus_q)
-        values = _row_sum(log_p, positives) if terms.want_values else NOTHING
+        values = _row_sum(log_p, positives) if terms.want_values else nothing
         if terms.want_grad:
             minus_q.addcmul_(torch.div(p, not_p, out=not_p), log_p, value=-gamma)
     if not terms.want_grad:
-        return None, values, NOTHING
+        return None, values, nothing
     if positives is not None:
         minus_q.mul_(positives)
     return minus_q, values, minus_q.sum(1)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lopsided.losses.formulas import NOTHING, Scratch, Terms, add_q, negative_part, positive_part, weights
+from lopsided.losses.formulas import Scratch, Terms, add_q, negative_part, parity_eta, positive_part, weights
 from lopsided.losses.plan import Block, Segment, sorted_plan
 
 # exp(s) needs no shift while |s| stays below this: a million terms add up to a float32, and the smallest p,
@@ -87,8 +87,8 @@ class _Batch:
             self.grad_columns = (grad + grad.t()) @ self.queries
             return
         if self.grad_queries is None or self.grad_columns is None:
-            self.grad_queries = torch.zeros_like(self.queries)
-            self.grad_columns = torch.zeros_like(self.columns if self.want_reference_grad else self.queries)
+            like = self.columns if self.want_reference_grad else self.queries
+            self.grad_queries, self.grad_columns = like.new_zeros(self.queries.shape), like.new_zeros(like.shape)
         if isinstance(rows, slice):
             target = self.grad_queries[rows]
             target.addmm_(grad, self.columns[columns])
@@ -109,6 +109,7 @@ def sweep(
     eta: float,
     gamma: float,
     temperature: float,
+    parity: bool,
     released: bool,
     tile: int,
     want_values: bool,
@@ -140,6 +141,7 @@ def sweep(
         want_reference_grad=want_reference_grad,
         values=z.new_empty(len(z) if want_values else 0),
     )
+    eta = eta * parity_eta(len(columns)) if parity else eta
     terms = Terms(eta, gamma, released, want_values, want_grad)
     if order is not None and y is not None:
         _visit_sorted(batch, terms, sorted_plan(y, y_reference, tile), temperature)
@@ -152,7 +154,8 @@ def sweep(
             grad_z = batch.grad_columns
         else:
             grad_z = batch.grad_queries.div_(temperature).add_(batch.grad_columns[: len(z)])
-        grad_reference = batch.grad_columns[len(z) :] if want_reference_grad else grad_reference
+        # A copy, because an operation of torch.compile may not return a part of another tensor.
+        grad_reference = batch.grad_columns[len(z) :].clone() if want_reference_grad else grad_reference
     if order is not None:
         values = torch.empty_like(values).index_copy_(0, order, values) if want_values else values
         grad_z = torch.empty_like(grad_z).index_copy_(0, order, grad_z) if want_grad else grad_z
@@ -317,9 +320,9 @@ def _store_values(
         values = w_pos * _add(pulls)
         if w_neg is not None and pushes:
             values.addcmul_(w_neg, _add(pushes))
-        torch.sub(NOTHING, values, out=batch.values[here])  # 0 - 0 is 0, where its negation would print as -0
+        batch.values[here] = 0.0 - values  # 0 - 0 is 0, where its negation would print as -0
     if not terms.want_grad:
-        return NOTHING, w_pos, w_neg
+        return w_pos, w_pos, w_neg
     if batch.weight is not None:
         w_pos = w_pos * batch.weight[here]
         w_neg = None if w_neg is None else w_neg * batch.weight[here]
@@ -351,7 +354,7 @@ def _visit_masked(batch: _Batch, terms: Terms, own: Tensor, here: slice, scratch
         minus_q, pull, q = positive_part(p, log_p, positives, terms, scratch, 0)
         pull_q = -q
     else:
-        pull, pull_q = torch.linalg.vecdot(log_p, positives) if terms.want_values else NOTHING, -num_positive
+        pull, pull_q = torch.linalg.vecdot(log_p, positives) if terms.want_values else num_positive, -num_positive
     q_sum, w_pos, w_neg = _store_values(batch, terms, here, w_pos, w_neg, [pull], pushes, [pull_q], push_qs)
     if terms.want_grad:
         grad = p.mul_(q_sum)
