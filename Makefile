@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN = $(VENV)/bin
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: setup demo test lint types contracts check docs clean
+.PHONY: setup demo test lint types contracts check clean
 
 setup: $(VENV)/.lopsided-stamp
 

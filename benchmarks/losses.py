@@ -183,18 +183,18 @@ def main() -> None:
             for name, values in found.items():
                 row = {
                     "loss": setting, "n": n, "method": name, "rounds": len(values), "median_s": median[name],
-                    "best_s": min(values), "vs_floor": median[name] / median.get("floor", float("nan")),
+                    "best_s": min(values), "vs_floor": median[name] / median["floor"] if "floor" in median else None,
                     "vs_lopsided": median[name] / median["lopsided"], "peak_mib": peak_memory(name, n, setting),
                 }  # fmt: skip
                 rows.append(row)
                 print(
                     f"{setting:14}{n:7}  {name:18}{row['median_s']:10.5f}{row['best_s']:10.5f}"
-                    f"{row['vs_floor']:10.2f}{row['vs_lopsided']:10.2f}{row['peak_mib']:9.0f}",
+                    f"{row['vs_floor'] or float('nan'):10.2f}{row['vs_lopsided']:10.2f}{row['peak_mib']:9.0f}",
                     flush=True,
                 )
     if arguments.record:
         machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.machine()}
-        arguments.record.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        arguments.record.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1, allow_nan=False) + "\n")
     return None
 
 

@@ -63,14 +63,21 @@ def main() -> None:
     colours = [MINORITY if label else MAJORITY for label in y.tolist()]
     for axis, (name, (_, grads)) in zip(axes, found.items(), strict=True):
         axis.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.8"))
-        axis.scatter(*z.t(), s=30 + 40 * grads, c=colours, edgecolors="black", linewidths=0.5, zorder=2)
+        axis.scatter(
+            *z.t().round(decimals=3),
+            s=(25 + 60 * grads.sqrt()).round(),
+            c=colours,
+            edgecolors="black",
+            linewidths=0.5,
+            zorder=2,
+        )
         axis.set_title(f"{name}: the minority anchor's own gradient is {grads[-1]:.2f}", fontsize=10)
         axis.set_aspect("equal")
         axis.set_xlim(-0.1, 1.35)
         axis.set_ylim(-1.2, 1.2)
         axis.axis("off")
     figure.suptitle(
-        "Area grows with the length of an anchor's own gradient. Orange: the one minority sample", fontsize=10
+        "Area grows with the root of an anchor's own gradient length. Orange: the one minority sample", fontsize=10
     )
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None}, bbox_inches="tight")
