@@ -54,8 +54,8 @@ def test_a_write_that_breaks_leaves_the_old_content_and_no_temporary_file(tmp_pa
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (errno.ENOSPC, "must fit on the disk, got no space left on device. Free some space; what was written"),
-        (errno.EDQUOT, "must fit on the disk, got disk quota exceeded. Free some space; what was written before"),
+        (errno.ENOSPC, "must fit on the disk, got no space left on device. Free some space."),
+        (errno.EDQUOT, "must fit on the disk, got disk quota exceeded. Free some space."),
         (errno.EROFS, "must be writable, got read-only file system. Choose another folder or change its permissions."),
         (errno.EACCES, "must be writable, got permission denied. Choose another folder or change its permissions."),
     ],

@@ -27,17 +27,18 @@ with reporter() as watcher:
 """
 
 
-def run_script(in_terminal: bool) -> str:
+def run_script(in_terminal: bool, warning: str = "few [images] of dog") -> str:
+    script = SCRIPT.replace("few [images] of dog", warning.encode("unicode_escape").decode())
     source = str(Path(__file__).parents[1] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "TERM": "xterm", "COLUMNS": "120"}
     if not in_terminal:
-        done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, env=environment, check=True)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)
         assert done.stdout == b""
         return done.stderr.decode()
     import pty
 
     leader, follower = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=follower, env=environment)
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=follower, env=environment)
     os.close(follower)
     read = b""
     while True:
@@ -106,3 +107,11 @@ def test_a_count_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str], m
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "checking images: 500 of 2,000"
     assert len(told) == 4
+
+
+@pytest.mark.parametrize("in_terminal", [False, True])
+def test_a_warning_cannot_steer_the_terminal(in_terminal: bool) -> None:
+    assert "few \x1b]0;" not in run_script(in_terminal, "few \x1b]0;title\x07 of dog")
+    assert "few \N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER} of dog" in run_script(
+        in_terminal, "few \x1b]0;title\x07 of dog"
+    )

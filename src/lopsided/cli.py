@@ -12,8 +12,9 @@ import typer
 
 from lopsided import __version__
 from lopsided.commands import look, train, use
-from lopsided.commands.output import StoppedError, printable
+from lopsided.commands.output import StoppedError
 from lopsided.errors import LopsidedError, sentence
+from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 

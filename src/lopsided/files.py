@@ -33,7 +33,7 @@ def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         reason = (error.strerror or str(error)).lower()
         must, do = f"{os.fspath(path)} must be writable", "Choose another folder or change its permissions."
         if error.errno in _FULL:
-            must, do = f"{os.fspath(path)} must fit on the disk", "Free some space; what was written before is kept."
+            must, do = f"{os.fspath(path)} must fit on the disk", "Free some space."
         raise RunError(sentence(must, reason, do)) from error
 
 

@@ -24,6 +24,11 @@ def in_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def printable(text: str) -> str:
+    """Replace what could steer a terminal: names of files and classes are anyone's."""
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 @contextmanager
 def counter(label: str, *, quiet: bool = False) -> Iterator[Progress | None]:
     """Yield a function that is told how many of how many are done; None when it is to be quiet."""
@@ -70,7 +75,7 @@ class Told(Reporter):
     def say(self, text: str) -> None:
         """Print one line on stderr."""
         before = f"{self.label}: " if self.label else ""
-        print(f"{before}{text}", file=sys.stderr, flush=True)
+        print(printable(f"{before}{text}"), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         """Say what makes the figures worth less."""
@@ -128,7 +133,7 @@ class Bar(Lines):
     def say(self, text: str) -> None:
         """Print one line above the bar."""
         before = f"{self.label}: " if self.label else ""
-        self.bars.console.print(f"{before}{text}", markup=False, highlight=False)
+        self.bars.console.print(printable(f"{before}{text}"), markup=False, highlight=False)
 
     def counting(self, label: str) -> Progress | None:
         """Draw a bar with the first count."""

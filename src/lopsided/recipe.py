@@ -90,7 +90,7 @@ class Data(_Section):
     test: Share = _field(0.15, "Share of all images that is held out and looked at once.")
     val: Share = _field(
         0.15,
-        "Share of all images by which the model is picked; 0: the last model is taken, and a given val is not used.",
+        "Share of all images by which the model is picked; 0: the last one is taken, a given val is unused.",
     )
     redraw: bool = _field(
         True, f"Whether each run's seed draws its own images and split; false: those of seed 0 for every run. {_OPEN}"
@@ -258,7 +258,7 @@ class Recipe(_Section):
             raise InputError(
                 sentence(f"a recipe must be at most {MAX_BYTES:,} bytes of TOML", f"{path}, which is larger")
             )
-        return cls._parse(content, f"recipe {path}")
+        return cls._parse(content, f"recipe {path}", before=f"recipe {path}: ")
 
     @classmethod
     def from_toml(cls, text: str) -> Recipe:
@@ -266,7 +266,7 @@ class Recipe(_Section):
         return cls._parse(text.encode(errors="replace"), "a recipe")
 
     @classmethod
-    def _parse(cls, content: bytes, name: str) -> Recipe:
+    def _parse(cls, content: bytes, name: str, *, before: str = "") -> Recipe:
         try:
             values = tomllib.loads(content.decode())
         except UnicodeDecodeError:
@@ -274,7 +274,10 @@ class Recipe(_Section):
         except (ValueError, RecursionError) as error:  # tomllib lets Python's limits on digits and depth through
             got = "a nesting that is too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")
             raise InputError(sentence(f"{name} must be valid TOML", got)) from None
-        return cls(**values)
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{before}{error}") from None
 
     def to_toml(self) -> str:
         """Write every field with its description; reading the text gives the same recipe."""

@@ -281,3 +281,21 @@ def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
     assert len(budgets) == 1
     assert recipes["ce"].data.source == "fashion-mnist-tops"
     assert recipes["ce"].data.scenario.startswith("90:10")
+
+
+def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided.experiments import runs
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "my run"
+    monkeypatch.setattr(runs, "prepare_source", stop)
+    assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted; nothing was written.\n"
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "_write_results", stop)
+    told = call("fit", photos, "--out", out, *SMALL, "--quiet")
+    assert told.code == 130
+    assert told.err.splitlines()[-1] == f"lopsided: interrupted. Continue with: lopsided fit --out '{out}' --resume"

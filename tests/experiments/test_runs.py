@@ -231,7 +231,7 @@ def test_resume_refuses_other_images_under_the_same_names(tmp_path: Path) -> Non
 def test_what_is_split_otherwise_than_it_comes_need_not_come_split_well(tmp_path: Path) -> None:
     folder = write_split(tmp_path / "photos", {"test": 8})
     recipe = SMALL.override(**{"data.source": str(folder)})
-    with pytest.raises(DataError, match="^a source that comes split must hold train, got test in "):
+    with pytest.raises(DataError, match=r"^a source that comes split must hold train, got test in "):
         prepare_source(recipe)
     assert len(prepare_source(recipe.override(**{"data.split": "stratified"}))) == 16
 
@@ -240,7 +240,7 @@ def test_skipping_unreadable_images_must_leave_every_class_in_every_given_split(
     folder = write_split(tmp_path / "photos", {"train": 4, "test": 1})
     (next((folder / "test" / "dog").iterdir())).write_bytes(b"")
     recipe = SMALL.override(**{"data.source": str(folder), "data.skip_unreadable": True})
-    with pytest.raises(DataError, match="^labels must be the same in train and test, got 'dog' only in train of "):
+    with pytest.raises(DataError, match=r"^labels must be the same in train and test, got 'dog' only in train of "):
         prepare_source(recipe)
 
 
@@ -253,3 +253,24 @@ def test_skipping_unreadable_images_is_counted_and_takes_in_those_that_are_missi
     source = prepare_source(recipe, lambda done, total: told.append((done, total)))
     assert told == [(i, 10) for i in range(1, 11)]
     assert [name for name, _ in source.unreadable] == ["cat/004.png", "dog/004.png"]
+
+
+def test_a_recipe_that_cannot_be_read_is_named_and_tells_nothing_about_the_data(
+    run: Run, photos: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"later = 1\n{run.recipe.to_toml()}")
+    with pytest.raises(RunError) as caught:
+        Run.open(tmp_path)
+    assert str(caught.value).startswith(f"recipe {path}: a recipe must hold known fields only, got later.")
+    assert " If another version wrote the run, open it with that one; this is lopsided " in str(caught.value)
+    assert not trained_on(tmp_path, photos)
+
+
+def test_data_are_known_through_a_link_and_in_part(run: Run, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(photos)
+    assert trained_on(run.folder, tmp_path / "link")
+    assert trained_on(run.folder, photos / "cat")
+    assert trained_on(run.folder, photos.parent)
+    assert not trained_on(run.folder, photos.with_name("photos2"))
+    assert not trained_on(run.folder, "fashion-mnist-tops")

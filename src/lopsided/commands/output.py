@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided.errors import LopsidedError
+from lopsided.progress import printable
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes; the result is still printed.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, everything else on stderr.")]
@@ -47,11 +48,6 @@ def show(text: str) -> None:
 def show_json(result: object) -> None:
     """Print a result for another program, on stdout."""
     print(json.dumps(result, indent=2, allow_nan=False))
-
-
-def printable(text: str) -> str:
-    """Replace what could steer a terminal: names of files and classes are anyone's."""
-    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

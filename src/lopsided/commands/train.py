@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,7 +163,10 @@ def fit(
             checking = watcher.counting("checking images")
             run = run_recipe(chosen, out, data=data, resume=resume, reporter=watcher, progress=checking)
     except KeyboardInterrupt:
-        raise StoppedError(f"interrupted. Continue with: lopsided fit --out {out} --resume") from None
+        if not (out / "recipe.toml").exists():
+            raise StoppedError("interrupted; nothing was written.") from None
+        again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
+        raise StoppedError(f"interrupted. Continue with: {again}") from None
     if already and not quiet:
         say(f"{out} is finished; nothing was left to do.")
     _show_run(run, as_json)
@@ -193,7 +197,8 @@ def demo(
         with reporter(quiet=quiet) as watcher:
             runs = run_demo(out, seed=seed, reporter=watcher.named)
     except KeyboardInterrupt:
-        raise StoppedError(f"interrupted. Continue with: lopsided demo --out {out} --seed {seed}") from None
+        again = f"lopsided demo --out {shlex.quote(str(out))} --seed {seed}"
+        raise StoppedError(f"interrupted. Continue with: {again}") from None
     summary = summarise(runs)
     if as_json:
         show_json({"out": str(out), **summary})
@@ -206,7 +211,9 @@ def _choose(recipe: str | None, out: Path, resume: bool) -> Recipe:
     from lopsided.recipe import find_recipe
 
     if recipe is None and resume and (out / "recipe.toml").is_file():
-        return find_recipe(out / "recipe.toml")
+        from lopsided.experiments.runs import Run
+
+        return Run.open(out).recipe
     return find_recipe(recipe or "default")
 
 

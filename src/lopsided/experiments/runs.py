@@ -11,6 +11,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -59,7 +60,12 @@ class Run:
         if not (path / RECIPE).is_file():
             missing = f"which has no {RECIPE}" if path.is_dir() else "which does not exist"
             raise RunError(sentence("RUN must be the folder of a run", f"{path}, {missing}"))
-        return cls(path, Recipe.load(path / RECIPE), _read_metrics(path))
+        try:
+            recipe = Recipe.load(path / RECIPE)
+        except InputError as error:
+            do = f"If another version wrote the run, open it with that one; this is lopsided {__version__}."
+            raise RunError(f"{error} {do}") from None
+        return cls(path, recipe, _read_metrics(path))
 
     @property
     def finished(self) -> bool:
@@ -86,7 +92,7 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
 
     path = Path(folder)
     if (path / RECIPE).is_file() and not (path / CARD).is_file():
-        do = f"Continue it with lopsided fit --out {path} --resume."
+        do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
         raise RunError(sentence("a run must be finished before its model can be used", f"{path}, which is not", do))
     return load_model(path, pick_device(device))
 
@@ -155,9 +161,18 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
 
 
 def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> bool:
-    """Whether the model of a run was trained on images of this source, as far as the folder tells."""
+    """Whether the model of a run was trained on this source, or on what holds it or lies in it, if the folder tells."""
     path = Path(folder) / RECIPE
-    return path.is_file() and Recipe.load(path).data.source == _absolute(os.fspath(data))
+    try:
+        source = Recipe.load(path).data.source if path.is_file() else None
+    except InputError:
+        source = None
+    if source is None:
+        return False
+    if source in SOURCE_NAMES or data in SOURCE_NAMES:
+        return source == os.fspath(data)
+    then, now = Path(os.path.realpath(source)), Path(os.path.realpath(data))
+    return then.is_relative_to(now) or now.is_relative_to(then)
 
 
 def _absolute(source: str) -> str:
