@@ -170,3 +170,14 @@ def test_completion_offers_the_verbs_and_the_values_of_a_flag() -> None:
     assert "fit" in offered("lopsided f").split()
     assert set(offered("lopsided fit --loss a").split()) == {"acl", "afcl"}
     assert "paper-isic" in offered("lopsided fit --recipe paper-i").split()
+
+
+def test_doctor_tells_the_room_that_the_cache_will_take_and_the_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lopsided import doctor
+    from lopsided.training import inputs
+
+    monkeypatch.setattr(inputs, "free_memory", lambda: 400 * 3 * 224 * 224)
+    found = {finding.name: finding for finding in doctor.examine()}
+    assert found["memory"].meaning == "25% of it caches 100 images of 224 x 224"
+    assert found["fast paths"].value.startswith("small maps, channels last")
+    assert "fast = false" in found["fast paths"].meaning

@@ -274,3 +274,20 @@ def test_data_are_known_through_a_link_and_in_part(run: Run, photos: Path, tmp_p
     assert trained_on(run.folder, photos.parent)
     assert not trained_on(run.folder, photos.with_name("photos2"))
     assert not trained_on(run.folder, "fashion-mnist-tops")
+
+
+def test_a_run_that_goes_on_with_or_without_fast_paths_says_so(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided.experiments import runs
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_write_results", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(SMALL, tmp_path / "run", data=photos)
+    done = run_recipe(SMALL.override(fast=False), tmp_path / "run", data=photos, resume=True)
+    told = [event["text"] for event in done.events() if event["event"] == "note"]
+    assert "The run was started with fast True and goes on with False: last digits may differ." in told

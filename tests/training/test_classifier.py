@@ -22,6 +22,7 @@ import lopsided
 from lopsided import TwoStageClassifier
 from lopsided.data.images import ArrayImages
 from lopsided.errors import InputError, RunError
+from lopsided.training.run import Training
 from lopsided.training.stages import fit
 from training.conftest import stripes, tiny
 
@@ -253,3 +254,28 @@ def test_images_and_vectors_are_not_mixed() -> None:
         TwoStageClassifier(encoder="mlp-4").fit(pixels, y[:-1])
     with pytest.raises(ValueError, match=r"images of floats must lie in \[0, 1\]"):
         model.predict(pixels * 1.0)
+
+
+def test_a_list_of_images_is_taken_as_an_array_of_them() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    y = [0, 1] * 6
+    settings = {"encoder": "mlp", "epochs": 1, "classifier_epochs": 1, "batch_size": 4, "num_threads": 1}
+    one = TwoStageClassifier(random_state=0, **settings).fit(x, y)
+    other = TwoStageClassifier(random_state=0, **settings).fit(list(x), y)
+    np.testing.assert_array_equal(one.predict_proba(x), other.predict_proba(list(x)))
+
+
+def test_fit_flushes_denormals_as_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    run = Training.run
+
+    def watch(self: Training, *arguments: Any) -> None:
+        seen.append(float(torch.tensor(1e-39) * 0.5))
+        run(self, *arguments)
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    torch.set_flush_denormal(False)
+    monkeypatch.setattr(Training, "run", watch)
+    TwoStageClassifier(encoder="mlp", epochs=1, classifier_epochs=1).fit([[0.0], [1.0]] * 8, [0, 1] * 8)
+    assert seen == [0.0]

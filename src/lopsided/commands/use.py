@@ -168,8 +168,8 @@ def export(
     from lopsided.experiments.runs import open_model
 
     target = run / "model.onnx" if out is None else out
-    _check_parent(target)
     model, card = open_model(run)
+    _check_parent(target)
     if not quiet:
         say("exporting and checking; this takes some seconds")
     result = export_onnx(model, card, target)

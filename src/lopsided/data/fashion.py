@@ -84,7 +84,7 @@ def from_sheet(sheet: Pixels) -> Pixels:
 
 def list_fashion(folder: Path | None = None) -> Listing:
     """List all of Fashion-MNIST, 60,000 images to train on and 10,000 to test on, from ``folder`` or wherever it is."""
-    folder = folder or _find() or _download()
+    folder = folder or find_folder() or _download()
     parts = {split: read_pair(folder, split) for split in _FILES}
     labels = np.concatenate([y for _, y in parts.values()])
     return Listing(
@@ -160,7 +160,8 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopsided" / "fashion-mnist"
 
 
-def _find() -> Path | None:
+def find_folder() -> Path | None:
+    """The first of the known places that holds the files."""
     return next((folder for folder in _candidates() if holds_fashion(folder)), None)
 
 

@@ -18,7 +18,7 @@ from lopsided.errors import DataError
 
 def list_sources() -> list[dict[str, Any]]:
     """Say of each source that has a name whether it is on this machine, and where, or what to do about it."""
-    folder = fashion._find()
+    folder = fashion.find_folder()
     put = "downloaded when it is first used, or put below $LOPSIDED_DATA"
     try:
         lesions, found = str(isic.find_isic()), True

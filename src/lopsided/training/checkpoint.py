@@ -41,6 +41,7 @@ class State:
     finished: bool = False
     seconds: float = 0.0
     threads: int = 0
+    fast: bool = True
     torch: str = torch.__version__
     format: int = FORMAT
 

@@ -25,7 +25,7 @@ from lopsided.metrics import confusion_figures
 from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
-from lopsided.training.machine import pick_device, threads
+from lopsided.training.machine import flushed_denormals, pick_device, threads
 from lopsided.training.model import load_model, save_model
 from lopsided.training.prediction import check_shape, predict_batch
 from lopsided.training.reporter import Log, Reporter
@@ -130,6 +130,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train both stages on inputs ``X`` with one label each in ``y``."""
+        X = _stacked(X)
         images = _are_images(X)
         if images:
             y = column_or_1d(_on_cpu(y), warn=True)
@@ -142,7 +143,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             raise InputError(sentence("y must hold at least 2 classes", "1 class"))
         recipe = self._recipe("image" if images else "vector")
         names = tuple(str(label) for label in classes)
-        with threads(recipe.threads):
+        with threads(recipe.threads), flushed_denormals(recipe.fast):
             prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
             state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
             log = Log(None, _Printer() if self.verbose else None)
@@ -278,6 +279,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
         check_is_fitted(self)
+        X = _stacked(X)
         if _are_images(X) != (self.card_.kind == "image"):
             got = "images" if _are_images(X) else "vectors"
             raise InputError(sentence(f"X must hold {self.card_.kind}s, as in fit", got))
@@ -311,6 +313,17 @@ _DTYPES: dict[str, Any] = {
 
 def _are_images(X: Any) -> bool:
     return getattr(X, "ndim", 0) in (3, 4)
+
+
+def _stacked(X: Any) -> Any:
+    """A list of images as one array; anything else as it is."""
+    if not isinstance(X, list | tuple) or not X or getattr(X[0], "ndim", 2) < 2:
+        return X
+    try:
+        array = np.stack([np.asarray(_on_cpu(image)) for image in X])
+    except ValueError:  # They differ in size.
+        return X
+    return array if _are_images(array) else X
 
 
 def _on_cpu(values: Any) -> Any:

@@ -113,6 +113,7 @@ def fit(
             data=_fingerprint(source, splits, digests),
             stage="encoder" if recipe.method == "two-stage" else "end-to-end",
             threads=num_threads,
+            fast=recipe.fast,
         )
         if saved is not None:
             notes += _check_resumable(state, saved[0])
@@ -177,7 +178,7 @@ def _check_resumable(state: State, saved: State) -> list[str]:
         if getattr(state, name) != getattr(saved, name):
             raise RunError(sentence(f"a run must be resumed with the same {what}", "others", do))
     notes = [f"The run goes on after epoch {saved.epoch} of stage {saved.stage}."]
-    for name in ("threads", "torch"):
+    for name in ("threads", "fast", "torch"):
         then, now = getattr(saved, name), getattr(state, name)
         if then != now:
             notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
