@@ -590,3 +590,21 @@ def test_labels_that_do_not_fit_are_refused(y: list[object], classes: list[str] 
 def test_groups_that_do_not_fit_are_refused() -> None:
     with pytest.raises(DataError, match="groups must hold one entry per image, 2, got 1"):
         source_from_arrays(np.zeros((2, 4, 4), dtype=np.uint8), groups=["a"])
+
+
+def test_an_error_in_a_table_names_the_line_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('path,label,note\n\na.png,x,"two\nlines"\n\nb.png,,\n')
+    with pytest.raises(DataError, match=r"the column label must be filled in every line, got an empty cell in line 6 "):
+        open_source(tmp_path / "t.csv")
+
+
+def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,label, label\na.png,x,y\n")
+    with pytest.raises(DataError, match=r"columns of a table must have different names, got 'label' twice in .*t\.csv"):
+        open_source(tmp_path / "t.csv")
+
+
+def test_a_path_outside_says_how_fit_is_to_allow_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,label\n../a.png,x\n")
+    with pytest.raises(DataError, match=r"data\.allow_outside = true in the recipe"):
+        open_source(tmp_path / "t.csv")

@@ -22,7 +22,7 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
     ``allow_outside``, because a table may come from someone else. Labels are text: 01 and 1 are two classes. ``group``
     names the column of the groups; without it the column ``group`` is used when there is one.
     """
-    columns = read_columns(table)
+    columns, lines = _read(table)
     needed = ["path", "label"] + ([group] if group else [])
     missing = [name for name in needed if name not in columns]
     if missing:
@@ -32,10 +32,10 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
         raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))
     optional = ["split"] if group else ["group", "split"]
     for name in needed + [name for name in optional if name in columns]:
-        _check_filled(table, name, columns[name])
-    names = [_inside(table, line, text, allow_outside) for line, text in enumerate(columns["path"], start=2)]
-    _check_once(table, names)
-    splits = _splits(table, columns["split"]) if "split" in columns else None
+        _check_filled(table, name, columns[name], lines)
+    names = [_inside(table, line, text, allow_outside) for line, text in zip(lines, columns["path"], strict=True)]
+    _check_once(table, names, lines)
+    splits = _splits(table, columns["split"], lines) if "split" in columns else None
     paths = [table.parent / name for name in names]
     if check:
         check_files(paths, table)
@@ -52,8 +52,14 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
 
 def read_columns(table: Path) -> dict[str, list[str]]:
     """Read a table as text, column by column; empty cells are empty strings."""
+    return _read(table)[0]
+
+
+def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
+    """Columns, and the line of the file on which each row ends; rows of Parquet count as if below a header."""
     if table.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(table)
+        columns = _read_parquet(table)
+        return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     try:
         text = table.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -63,16 +69,23 @@ def read_columns(table: Path) -> dict[str, list[str]]:
     header = text.partition("\n")[0]
     delimiter = next((mark for mark in ",;\t" if mark in header), ",")
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise DataError(sentence("a CSV table must be well formed", f"{table} ({error})")) from error
-    if not rows:
+    if not numbered:
         raise DataError(sentence("a CSV table must start with a line of column names", f"{table}, which is empty"))
-    for line, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]):
+    header_row = [name.strip() for name in numbered[0][1]]
+    twice = [name for i, name in enumerate(header_row) if name in header_row[:i]]
+    if twice:
+        raise DataError(sentence("the columns of a table must have different names", f"{twice[0]!r} twice in {table}"))
+    for line, row in numbered:
+        if len(row) != len(header_row):
             got = f"{len(row)} cells in line {line} of {table}"
-            raise DataError(sentence(f"every line must have {len(rows[0])} cells, as the first", got))
-    return {name.strip(): [row[i].strip() for row in rows[1:]] for i, name in enumerate(rows[0])}
+            raise DataError(sentence(f"every line must have {len(header_row)} cells, as the first", got))
+    body = numbered[1:]
+    columns = {name: [row[i].strip() for _, row in body] for i, name in enumerate(header_row)}
+    return columns, [line for line, _ in body]
 
 
 def _read_parquet(table: Path) -> dict[str, list[str]]:
@@ -93,8 +106,8 @@ def _read_parquet(table: Path) -> dict[str, list[str]]:
     }
 
 
-def _check_filled(table: Path, column: str, values: Sequence[str]) -> None:
-    for line, value in enumerate(values, start=2):
+def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int]) -> None:
+    for line, value in zip(numbers, values, strict=True):
         if not value:
             got = f"an empty cell in line {line} of {table}"
             raise DataError(sentence(f"the column {column} must be filled in every line", got))
@@ -104,23 +117,23 @@ def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
     path = os.path.normpath(text)
     climbs = os.path.isabs(path) or Path(path).parts[:1] == ("..",)
     if climbs and not allow_outside:
-        repair = "Move the table above its images, or allow paths outside (allow_outside)."
+        repair = "Move the table above its images, or allow it (allow_outside; data.allow_outside = true in the recipe)."
         got = f"{text} in line {line} of {table}"
         raise DataError(sentence("paths must stay below the folder of the table", got, repair))
     return Path(path).as_posix()
 
 
-def _check_once(table: Path, names: Sequence[str]) -> None:
+def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> None:
     lines: dict[str, int] = {}
-    for line, name in enumerate(names, start=2):
+    for line, name in zip(numbers, names, strict=True):
         if name in lines:
             got = f"{name} in lines {lines[name]} and {line} of {table}"
             raise DataError(sentence("each image must be listed once", got))
         lines[name] = line
 
 
-def _splits(table: Path, values: Sequence[str]) -> list[str]:
-    for line, value in enumerate(values, start=2):
+def _splits(table: Path, values: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    for line, value in zip(numbers, values, strict=True):
         if value.lower() not in SPLIT_NAMES:
             got = f"{value!r} in line {line} of {table}"
             raise DataError(sentence("the column split must hold train, val or test", got))
