@@ -12,7 +12,7 @@ import pytest
 
 from lopsided import files
 from lopsided.errors import RunError
-from lopsided.files import append_line, atomic_folder, atomic_write, lock, make_folder, remove_leftovers, replacing
+from lopsided.files import append_line, atomic_write, lock, make_folder, remove_leftovers, replacing
 
 HOLD = """
 import sys, time
@@ -89,29 +89,6 @@ def test_a_file_below_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
         atomic_write(tmp_path / "run" / "metrics.json", "x")
     with pytest.raises(RunError, match=r"run must be writable, got file exists\."):
         make_folder(tmp_path / "run")
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "above" / "run"
-    with pytest.raises(RuntimeError, match="power"), atomic_folder(target) as temporary:
-        write_half(temporary / "a")
-    assert names(tmp_path / "above") == []
-    with atomic_folder(target) as temporary:
-        (temporary / "a").write_text("1")
-        assert not target.exists()
-    assert names(target) == ["a"]
-    assert names(tmp_path / "above") == ["run"]
-
-
-def test_a_folder_does_not_replace_one_that_holds_something(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "kept").write_text("1")
-    with (
-        pytest.raises(RunError, match=r"run must be writable, got directory not empty"),
-        atomic_folder(tmp_path / "run"),
-    ):
-        pass
-    assert names(tmp_path / "run") == ["kept"]
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

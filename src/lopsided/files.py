@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -61,24 +60,6 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file whole or not at all; text is written as UTF-8."""
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder; at the end of the block it becomes ``path``, which must not exist or be empty.
-
-    If the block raises, the temporary folder and what is in it are removed.
-    """
-    target = Path(path)
-    temporary = _temporary(target)
-    try:
-        with disk_errors(target):
-            temporary.mkdir(parents=True)
-            yield temporary
-            os.replace(temporary, target)
-            _flush(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:

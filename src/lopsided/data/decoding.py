@@ -84,27 +84,6 @@ def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def list_images(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """List files and all images below folders, for prediction.
-
-    The order is that of ``paths``; within a folder images come sorted; what is named twice is listed once. A file
-    that is named itself is taken whatever its suffix is.
-    """
-    found: dict[Path, None] = {}
-    for given in paths:
-        path = Path(given)
-        if path.is_dir():
-            below = list(walk_images(path))
-            if not below:
-                raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
-            found.update(dict.fromkeys(below))
-        elif path.is_file():
-            found[path] = None
-        else:
-            raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
-    return list(found)
-
-
 def decode_image(path: str | os.PathLike[str], image_size: int | None, channels: int) -> Pixels:
     """Decode one file to uint8 (channels, image_size, image_size), or (channels, h, w) when ``image_size`` is None."""
     return fit_image(read_image(path), image_size, channels)

@@ -17,7 +17,6 @@ from lopsided.data.decoding import (
     Pixels,
     UnreadableImageError,
     decode_image,
-    list_images,
 )
 from lopsided.data.fashion import holds_fashion, list_fashion, list_tops
 from lopsided.data.folders import list_folder
@@ -38,7 +37,6 @@ __all__ = [
     "UnreadableImageError",
     "check_splits",
     "decode_image",
-    "list_images",
     "open_source",
     "source_from_arrays",
 ]

@@ -117,7 +117,7 @@ def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
     path = os.path.normpath(text)
     climbs = os.path.isabs(path) or Path(path).parts[:1] == ("..",)
     if climbs and not allow_outside:
-        repair = "Move the table above its images, or allow it (allow_outside; data.allow_outside = true in the recipe)."
+        repair = "Move the table above its images, or allow it (allow_outside, data.allow_outside = true in a recipe)."
         got = f"{text} in line {line} of {table}"
         raise DataError(sentence("paths must stay below the folder of the table", got, repair))
     return Path(path).as_posix()
