@@ -308,7 +308,7 @@ def main() -> None:
     """Answer the questions asked, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ("step18", "whole", "step50", "decode", "parallel", "augment")
-    parser.add_argument("questions", nargs="*", choices=[*names, []], default=list(names))
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=2, help="of whole trainings")
     parser.add_argument("--batch50", type=int, default=32, help="batch of the ResNet-50 step")
     parser.add_argument("--record", type=Path)
@@ -316,6 +316,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.measure_memory:
         return measure_memory(*arguments.measure_memory)
+    unknown = set(arguments.questions) - set(names)
+    if unknown:
+        parser.error(f"the questions are {', '.join(names)}, got {', '.join(sorted(unknown))}.")
     torch.set_flush_denormal(True)
     answers: dict[str, Callable[[], dict[str, Any]]] = {
         "step18": lambda: step_question("resnet18", 1, 28, 128, 30.0),
@@ -327,7 +330,7 @@ def main() -> None:
     }
     record = json.loads(arguments.record.read_text()) if arguments.record and arguments.record.exists() else {}
     record["machine"] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-    for question in arguments.questions:
+    for question in arguments.questions or names:
         record[question] = answers[question]()
         print(question, json.dumps(record[question], indent=1), flush=True)
         if arguments.record:
