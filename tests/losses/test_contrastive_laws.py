@@ -220,6 +220,14 @@ def test_classes_that_share_a_block_find_all_their_positives_in_the_reference(lo
     assert_same(value_and_grad(function, z, y, **options, tile=tile), expected)
 
 
+@pytest.mark.parametrize("tile", [3, "auto", None])
+def test_features_and_reference_of_different_precision_are_computed_in_the_finer_one(tile):
+    z, y, z_ref, y_ref = unit(8, 6).float(), torch.arange(8) % 2, unit(4, 6, seed=1), torch.arange(4) % 2
+    value = contrastive_loss(z, y, reference=(z_ref, y_ref), tile=tile)
+    assert value.dtype == torch.float64
+    assert_close(value, contrastive_loss(z.double(), y, reference=(z_ref, y_ref), tile=tile))
+
+
 @pytest.mark.parametrize("tile", [3, "auto"])
 def test_labels_that_single_precision_cannot_tell_apart_are_told_apart(tile):
     z, y = unit(8, 6).float(), torch.arange(8) % 2
