@@ -92,6 +92,9 @@ class Data(_Section):
         0.15,
         "Share of all images by which the model is picked; 0: the last one is taken, a given val is unused.",
     )
+    held_out: bool = _field(
+        False, "Judge the model also on the images that the scenario did not draw, as many of each class."
+    )
     redraw: bool = _field(
         True, f"Whether each run's seed draws its own images and split; false: those of seed 0 for every run. {_OPEN}"
     )
@@ -357,6 +360,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("data.test + data.val must be < 1", got, "What they leave is trained on.")
     if data.classes is not None and (len(data.classes) < 2 or len(set(data.classes)) < len(data.classes)):
         yield sentence("data.classes must be at least two different names", list(data.classes))
+    if data.held_out and data.scenario is None:
+        do = "Set data.scenario, or leave data.held_out out."
+        yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
     contrastive = recipe.method == "two-stage"
     losses = CONTRASTIVE_LOSSES if contrastive else CLASSIFICATION_LOSSES
     if training.loss not in losses:

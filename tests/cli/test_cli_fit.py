@@ -222,13 +222,13 @@ def test_a_second_process_is_kept_out_of_a_run_and_clears_nothing_away(
 
     run = tmp_path / "run"
     run.mkdir()
-    prepare = runs.prepare_source
+    prepare = runs.prepare_sources
 
     def slowly(*arguments: object) -> object:
         (run / "recipe.toml").write_text("what the first process wrote meanwhile")
         return prepare(*arguments)
 
-    monkeypatch.setattr(runs, "prepare_source", slowly)
+    monkeypatch.setattr(runs, "prepare_sources", slowly)
     with lock(run):
         ended = call("fit", photos, "--out", run, *SMALL)
     assert ended.code == 2
@@ -292,7 +292,7 @@ def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
         raise KeyboardInterrupt
 
     out = tmp_path / "my run"
-    monkeypatch.setattr(runs, "prepare_source", stop)
+    monkeypatch.setattr(runs, "prepare_sources", stop)
     assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted; nothing was written.\n"
     monkeypatch.undo()
     monkeypatch.setattr(runs, "_write_results", stop)

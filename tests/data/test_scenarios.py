@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.data.scenarios import Scenario, apportion, draw, parse_scenario, remaining
+from lopsided.data.scenarios import Scenario, apportion, draw, draw_held_out, parse_scenario, remaining
 from lopsided.errors import DataError, InputError
 
 TWO = np.repeat([0, 1], [2000, 2000])
 NAMES = ("T-shirt", "Shirt")
+CLASSES = ("cat", "dog")
 
 proportions = st.integers(1, 99).map(lambda a: (float(a), float(100 - a)))
 scenarios = st.builds(
@@ -161,3 +162,30 @@ def test_shares_add_up_and_are_off_by_less_than_one(weights: list[float], total:
     shares = apportion(weights, total)
     assert shares.sum() == total
     assert (np.abs(shares - np.array(weights) / sum(weights) * total) < 1 + 1e-6).all()
+
+
+def test_the_held_out_set_has_as_many_of_each_class_and_nothing_that_was_drawn() -> None:
+    labels = np.array([0] * 60 + [1] * 40)
+    drawn = draw(labels, CLASSES, parse_scenario("90:10,total=50"), 3)
+    held_out = draw_held_out(labels, CLASSES, drawn, 3)
+    assert np.bincount(labels[held_out]).tolist() == [15, 15]  # 60 - 45 of the first class are left
+    assert not set(held_out) & set(drawn)
+    assert len(set(held_out)) == 30
+
+
+def test_the_held_out_set_follows_the_seed() -> None:
+    labels = np.array([0] * 60 + [1] * 40)
+    draws = [draw_held_out(labels, CLASSES, np.arange(10), seed).tolist() for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_no_group_that_was_drawn_from_is_in_the_held_out_set() -> None:
+    labels, groups = np.array([0, 1] * 20), np.repeat([f"patient {i}" for i in range(10)], 4)
+    held_out = draw_held_out(labels, CLASSES, np.array([0, 9]), 0, groups)
+    assert len(held_out) == 32
+    assert not {"patient 0", "patient 2"} & set(groups[held_out])
+
+
+def test_a_held_out_set_without_a_class_is_an_error_with_the_counts() -> None:
+    with pytest.raises(DataError, match=r"every class that the scenario left, got cat 3, dog 0\. Draw fewer images"):
+        draw_held_out([0, 0, 0, 0, 1], CLASSES, [0, 4], 0)

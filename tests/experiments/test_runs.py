@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.experiments.runs import Run, open_model, prepare_source, run_recipe, settle, trained_on
@@ -291,3 +293,35 @@ def test_a_run_that_goes_on_with_or_without_fast_paths_says_so(
     done = run_recipe(SMALL.override(fast=False), tmp_path / "run", data=photos, resume=True)
     told = [event["text"] for event in done.events() if event["event"] == "note"]
     assert "The run was started with fast True and goes on with False: last digits may differ." in told
+
+
+def test_what_the_scenario_left_is_judged_when_the_recipe_asks_for_it(photos: Path, tmp_path: Path) -> None:
+    recipe = SMALL.override(**{"data.scenario": "80:20,total=15", "data.held_out": True})
+    run = run_recipe(recipe, tmp_path / "run", data=photos)
+    drawn = {row["name"] for row in run.predictions() if row["split"] != "held_out"}
+    held_out = [row for row in run.predictions() if row["split"] == "held_out"]
+    # 20 - 12 cats and 10 - 3 dogs are left.
+    assert sorted(row["label"] for row in held_out) == ["cat"] * 7 + ["dog"] * 7
+    assert not drawn & {row["name"] for row in held_out}
+    assert run.metrics is not None
+    right = sum(row["label"] == row["predicted"] for row in held_out)
+    assert run.metrics["held_out"]["figures"]["accuracy"]["value"] == pytest.approx(right / 14)
+    assert set(run.features()) == {"val", "test"}
+
+
+def test_the_features_of_a_run_give_its_probabilities(run: Run) -> None:
+    model, _ = open_model(run.folder)
+    features = run.features()
+    for split in ("val", "test"):
+        rows = [row for row in run.predictions() if row["split"] == split]
+        with torch.no_grad():
+            expected = model.classifier(torch.from_numpy(features[split])).double().softmax(dim=1)
+        found = [[float(row["p:cat"]), float(row["p:dog"])] for row in rows]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+
+
+def test_features_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:
+    folder = shutil.copytree(run.folder, tmp_path / "copy")
+    (folder / "features.safetensors").write_bytes(b"not that")
+    with pytest.raises(RunError, match=r"features\.safetensors must be a readable safetensors file"):
+        Run.open(folder).features()

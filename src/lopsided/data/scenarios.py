@@ -132,6 +132,33 @@ def remaining(n: int, drawn: npt.ArrayLike) -> Indices:
     return np.flatnonzero(left)
 
 
+def draw_held_out(
+    labels: npt.ArrayLike,
+    classes: Sequence[str],
+    drawn: npt.ArrayLike,
+    seed: int,
+    groups: npt.NDArray[np.str_] | None = None,
+) -> Indices:
+    """Draw a test set from what a scenario left: as many images of each class as the smallest has left, sorted.
+
+    With ``groups``, an image of a group that was drawn from is not taken: its group would be in training and in test.
+    """
+    y, taken = np.asarray(labels, dtype=np.int64), np.asarray(drawn, dtype=np.int64)
+    left = remaining(len(y), taken)
+    if groups is not None:
+        left = left[~np.isin(groups[left], groups[taken])]
+    available = np.bincount(y[left], minlength=len(classes))[: len(classes)]
+    if not available.min():
+        do = "Draw fewer images, or set data.held_out = false."
+        got = _counts(classes, available)
+        raise DataError(sentence("data.held_out needs images of every class that the scenario left", got, do))
+    chosen = []
+    for index, name in enumerate(classes):
+        generator = np.random.default_rng(derive_seed(seed, "held-out", name))
+        chosen.append(generator.permutation(left[y[left] == index])[: available.min()])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
 def apportion(weights: npt.ArrayLike, total: int) -> npt.NDArray[np.int64]:
     """Share ``total`` out in whole numbers by the largest remainders; they add up to ``total``.
 

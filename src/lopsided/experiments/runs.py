@@ -1,7 +1,7 @@
 """Run folders: a recipe in, a model with honest figures out.
 
 A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
-``checkpoint/`` and ``metrics.json``. The last is written last: a run that has it is finished.
+``features.safetensors``, ``checkpoint/`` and ``metrics.json``. The last is written last: a run that has it is finished.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
 from lopsided import __version__, files
 from lopsided import recipe_words as words
 from lopsided.data.images import FileImages
-from lopsided.data.scenarios import draw, parse_scenario
+from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import SOURCE_NAMES, Source, check_splits, open_source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.metrics import evaluate
@@ -40,7 +45,7 @@ FORMAT = 1
 """The version of a run folder; it rises when an older reader could misread a newer folder."""
 
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
-CHECKPOINT = "checkpoint"
+FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
 PROBABILITY = "p:"
 """What the column of a class's probability starts with, so that a class called "name" does not hide another column."""
 
@@ -84,6 +89,16 @@ class Run:
         with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
             return list(csv.DictReader(table))
 
+    def features(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the encoder's features of each split, in the order of its predictions; empty if there are none."""
+        path = self.folder / FEATURES
+        if not path.is_file():
+            return {}
+        try:
+            return dict(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise RunError(sentence(f"{FEATURES} must be a readable safetensors file", f"{path} ({error})")) from None
+
 
 def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
     """Load the model of a finished run, or of any folder that holds ``model.safetensors`` and ``model.json``."""
@@ -117,13 +132,13 @@ def run_recipe(
     found = _found(folder, recipe, resume)
     if found is not None and found.finished:
         return found
-    source = prepare_source(recipe, progress)
+    source, held_out = prepare_sources(recipe, progress)
     made = _make(folder)
     try:
         with files.lock(folder):
             found = _found(folder, recipe, resume)  # Another process may have been here since.
             if found is None or not found.finished:
-                _train(folder, recipe, source, resume=found is not None, reporter=reporter)
+                _train(folder, recipe, source, held_out, resume=found is not None, reporter=reporter)
     finally:
         for path in made:
             with suppress(OSError):
@@ -131,14 +146,22 @@ def run_recipe(
     return Run.open(folder)
 
 
-def _train(folder: Path, recipe: Recipe, source: Source, *, resume: bool, reporter: Reporter | None) -> None:
+def _train(
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    held_out: Source | None,
+    *,
+    resume: bool,
+    reporter: Reporter | None,
+) -> None:
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.stages import fit
 
     try:
         if not resume:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        fitted = fit(recipe, source, folder, resume=resume, reporter=reporter)
+        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter)
         _write_results(folder, recipe, source, fitted)
     except Exception:
         if not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
@@ -181,6 +204,11 @@ def _absolute(source: str) -> str:
 
 def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
     """Open a recipe's source, check its images, and draw its scenario."""
+    return prepare_sources(recipe, progress)[0]
+
+
+def prepare_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Source, Source | None]:
+    """As ``prepare_source``, and beside it the images that the scenario left, if ``data.held_out`` asks for them."""
     from lopsided.training.stages import data_seed
 
     data = recipe.data
@@ -200,14 +228,20 @@ def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
         source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
         if given:
             check_splits(source, where)
+    held_out = None
     if data.scenario is not None:
-        scenario = parse_scenario(data.scenario)
-        source = source.subset(draw(source.labels, source.classes, scenario, data_seed(recipe)))
+        seed = data_seed(recipe)
+        drawn = draw(source.labels, source.classes, parse_scenario(data.scenario), seed)
+        if data.held_out:
+            rows = draw_held_out(source.labels, source.classes, drawn, seed, source.groups)
+            held_out = source.subset(rows)
+        source = source.subset(drawn)
     if not data.skip_unreadable:
-        return source.verify(same_size=same_size, workers=workers, progress=progress)
-    if same_size and isinstance(source.images, FileImages):
+        source = source.verify(same_size=same_size, workers=workers, progress=progress)
+        held_out = None if held_out is None else held_out.verify(same_size=same_size, workers=workers)
+    elif same_size and isinstance(source.images, FileImages):
         source.images.check_sizes()
-    return source
+    return source, held_out
 
 
 def environment(recipe: Recipe) -> dict[str, Any]:
@@ -275,8 +309,10 @@ def _make(folder: Path) -> list[Path]:
 
 
 def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted) -> None:
-    parts = {"val": fitted.val, "test": fitted.test}
+    parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
     files.atomic_write(folder / PREDICTIONS, _table(parts, source.classes))
+    features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
+    files.atomic_write(folder / FEATURES, save(features))
     record = {
         "format": FORMAT,
         "lopsided": __version__,

@@ -100,11 +100,11 @@ def predict(
     return together, np.concatenate(vectors) if vectors else np.empty((0, card.features), dtype=np.float32)
 
 
-def predict_inputs(model: Model, inputs: Inputs, batch_size: int) -> Floats:
-    """Probabilities (n, K) of prepared inputs."""
-    return np.concatenate(
-        [predict_batch(model, batch)[0] for _, batch in inputs.batches(row_batches(len(inputs), batch_size))]
-    )
+def predict_inputs(model: Model, inputs: Inputs, batch_size: int) -> tuple[Floats, npt.NDArray[np.float32]]:
+    """Probabilities (n, K) and features (n, f) of prepared inputs."""
+    batches = inputs.batches(row_batches(len(inputs), batch_size))
+    probabilities, features = zip(*(predict_batch(model, batch) for _, batch in batches), strict=True)
+    return np.concatenate(probabilities), np.concatenate(features)
 
 
 def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.float32]]:

@@ -66,6 +66,7 @@ class Fitted:
     history: list[dict[str, Any]]
     val: Predictions | None
     test: Predictions | None
+    held_out: Predictions | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -88,10 +89,13 @@ def fit(
     source: Source,
     folder: Path | None = None,
     *,
+    held_out: Source | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
 ) -> Fitted:
     """Train a model on a source that is already drawn by scenario and verified.
+
+    ``held_out`` is a source of the same classes that has no part in the training; the finished model is judged on it.
 
     With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after each epoch, and
     ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on after its last
@@ -137,6 +141,7 @@ def fit(
             history=state.history,
             val=_predictions(training, source, splits.val, prepared.val),
             test=_predictions(training, source, splits.test, prepared.test),
+            held_out=_judged(training, held_out),
             warnings=log.warnings,
             seconds=state.seconds,
         )
@@ -220,10 +225,25 @@ def _predictions(training: Training, source: Source, rows: Any, part: Part | Non
     if part is None:
         return None
     size = training.recipe.encoder_training.batch_size
+    probabilities, features = predict_inputs(training.model, part.inputs, size)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
-        probabilities=predict_inputs(training.model, part.inputs, size),
+        probabilities=probabilities,
         y_true=part.labels,
         groups=None if source.groups is None else source.groups[rows],
+        features=features,
+    )
+
+
+def _judged(training: Training, source: Source | None) -> Predictions | None:
+    if source is None:
+        return None
+    size = training.recipe.encoder_training.batch_size
+    return Predictions(
+        names=source.names,
+        classes=source.classes,
+        probabilities=predict(training.model, training.card, source.images, batch_size=size),
+        y_true=source.labels,
+        groups=source.groups,
     )
