@@ -14,7 +14,14 @@ from lopsided.metrics import unweighted_accuracy
 from lopsided.recipe import Recipe
 from tiny_command import SMALL, Call, command, names_below, start
 
-FILES = ["checkpoint/state.safetensors", "log.jsonl", "metrics.json", "model.json", "model.safetensors"]
+FILES = [
+    "checkpoint/state.safetensors",
+    "features.safetensors",
+    "log.jsonl",
+    "metrics.json",
+    "model.json",
+    "model.safetensors",
+]
 FILES += ["predictions.csv", "recipe.toml"]
 
 
