@@ -1,0 +1,323 @@
+"""What is kept of the runs of a sweep: one line of JSON a run, and one per attempt that failed. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from lopsided import files
+from lopsided.errors import RunError, sentence
+from lopsided.recipe_words import shown
+
+if TYPE_CHECKING:
+    from lopsided.experiments.runs import Run
+    from lopsided.recipe import Recipe
+
+FORMAT = 1
+"""The version of a line; it rises when an older reader could misread a newer line."""
+
+KEY_LENGTH = 16
+LOCK_SECONDS = 60.0
+"""A folder of records is locked for the blink of an append; whoever waits longer than this is told who has it."""
+
+_Line = TypeVar("_Line", "Record", "Failure")
+_Share = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+def cell_key(recipe: Recipe) -> str:
+    """Return the name of a settled recipe's folder in a sweep: the start of its content's hash."""
+    return recipe.content_hash()[:KEY_LENGTH]
+
+
+def coordinates(scenario: str | None, loss: str, eta: float, gamma: float, seed: int) -> str:
+    """Name a cell in words.
+
+    >>> coordinates("90:10", "afcl", 300.0, 7.0, 2)
+    '90:10 afcl eta 300 gamma 7 seed 2'
+    """
+    return f"{scenario or 'all images'} {loss} eta {eta:g} gamma {gamma:g} seed {seed}"
+
+
+def proportion(scenario: str | None) -> str | None:
+    """Return a scenario without its total.
+
+    >>> proportion("90:10,total=1000")
+    '90:10'
+    """
+    if scenario is None:
+        return None
+    return ",".join(part.strip() for part in scenario.split(",") if not part.strip().startswith("total="))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of one split of one run; ``recalls`` follow the source's classes, NaN for one without images."""
+
+    images: int
+    minority: int
+    accuracy: float
+    uwa: float
+    recalls: tuple[_Share, ...]
+    auroc: float | None
+    majority_vote: float
+
+    @classmethod
+    def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
+        """Take the figures out of an evaluation in ``metrics.json``; ``minority`` is the index of the rarest class."""
+        figures, rows = evaluation["figures"], evaluation["per_class"]
+        auroc = figures.get("auroc", {"value": None})["value"]
+        recalls = (row["recall"]["value"] for row in rows)
+        return cls(
+            images=evaluation["num_images"],
+            minority=rows[minority]["support"],
+            accuracy=_short(figures["accuracy"]["value"]),
+            uwa=_short(figures["uwa"]["value"]),
+            recalls=tuple(math.nan if recall is None else _short(recall) for recall in recalls),
+            auroc=None if auroc is None else _short(auroc),
+            majority_vote=_short(evaluation["majority"]["accuracy"]),
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run; its figures have five digits.
+
+    ``source`` is a name, never a path, and ``scenario`` has no total. ``eta`` is in the unit of the run's recipe.
+    ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked for.
+    """
+
+    cell: str
+    source: str
+    scenario: str | None
+    method: str
+    loss: str
+    eta: float
+    gamma: float
+    normalization: str
+    encoder: str
+    image_size: int | None
+    split: str
+    weights: str
+    seed: int
+    test: Figures
+    held_out: Figures | None
+    seconds: float
+    threads: int
+    lopsided: str
+    torch: str
+
+    @classmethod
+    def from_run(cls, run: Run) -> Record:
+        """Take what is to be kept out of the folder of a finished run."""
+        metrics, recipe = run.metrics, run.recipe
+        if metrics is None:
+            raise RunError(sentence("a run must be finished before it is recorded", f"{run.folder}, which is not"))
+        if metrics["test"] is None:
+            do = "Set data.test in its recipe."
+            raise RunError(sentence("a recorded run must have test images", f"{run.folder}, which has none", do))
+        minority = _rarest(metrics)
+        held_out = metrics.get("held_out")
+        training, weights = recipe.encoder_training, recipe.encoder.weights
+        return cls(
+            cell=cell_key(recipe),
+            source=Path(recipe.data.source or "").name,
+            scenario=proportion(recipe.data.scenario),
+            method=recipe.method,
+            loss=training.loss,
+            eta=training.eta,
+            gamma=training.gamma,
+            normalization=training.normalization,
+            encoder=recipe.encoder.name,
+            image_size=recipe.data.image_size,
+            split=recipe.data.split,
+            weights=weights if weights in ("none", "timm") else "file",
+            seed=recipe.seed,
+            test=Figures.from_metrics(metrics["test"], minority),
+            held_out=None if held_out is None else Figures.from_metrics(held_out, minority),
+            seconds=_short(metrics["seconds"]),
+            threads=metrics["environment"]["threads"],
+            lopsided=metrics["lopsided"],
+            torch=metrics["environment"]["packages"]["torch"],
+        )
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        return coordinates(self.scenario, self.loss, self.eta, self.gamma, self.seed)
+
+    def to_json(self) -> str:
+        """Write one line, without its break."""
+        return _write(self)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Record:
+        """Read what ``to_json`` wrote."""
+        return _read(cls, line)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One attempt at a cell that came to nothing, and the sentence that says why."""
+
+    cell: str
+    scenario: str | None
+    loss: str
+    eta: float
+    gamma: float
+    seed: int
+    error: str
+
+    @classmethod
+    def of(cls, recipe: Recipe, error: str) -> Failure:
+        """Name the cell of a settled recipe, and what went wrong with it."""
+        training = recipe.encoder_training
+        scenario = proportion(recipe.data.scenario)
+        return cls(cell_key(recipe), scenario, training.loss, training.eta, training.gamma, recipe.seed, error)
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        return coordinates(self.scenario, self.loss, self.eta, self.gamma, self.seed)
+
+    def to_json(self) -> str:
+        """Write one line, without its break."""
+        return _write(self)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Failure:
+        """Read what ``to_json`` wrote."""
+        return _read(cls, line)
+
+
+def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[str]]:
+    """Read a file of records, and say what was passed over: a last line that a crash cut in half, later duplicates."""
+    records, notes, _ = _parse(Record, Path(path))
+    first: dict[str, Record] = {}
+    for record in records:
+        first.setdefault(record.cell, record)
+    if len(first) < len(records):
+        notes.append(f"{len(records) - len(first)} records of {path} were passed over: their cells have earlier ones.")
+    return list(first.values()), notes
+
+
+def read_failures(path: str | os.PathLike[str]) -> list[Failure]:
+    """Read a file of failed attempts, oldest first; none if there is no file."""
+    return _parse(Failure, Path(path))[0] if Path(path).exists() else []
+
+
+def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
+    """Add a record unless its cell has one, and say what had to be repaired; other processes wait their turn."""
+    with _locked(Path(path).parent):
+        records, notes, end = _parse(Record, Path(path)) if Path(path).exists() else ([], [], None)
+        if all(record.cell != there.cell for there in records):
+            _append(Path(path), record.to_json(), end)
+            return [f"{note} It was removed." for note in notes]
+    return []
+
+
+def append_failure(path: str | os.PathLike[str], failure: Failure) -> None:
+    """Add a failed attempt; other processes wait their turn."""
+    with _locked(Path(path).parent):
+        end = _parse(Failure, Path(path))[2] if Path(path).exists() else None
+        _append(Path(path), failure.to_json(), end)
+
+
+def _append(path: Path, line: str, end: int | None) -> None:
+    if end is not None:
+        with files.disk_errors(path):
+            os.truncate(path, end)
+    files.append_line(path, line)
+
+
+def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int | None]:
+    """Return the lines of a file, notes, and where the whole lines end if a crash cut the last one in half."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(sentence(f"{path.name} must be a readable file", f"{path} ({error.strerror})")) from None
+    *lines, last = content.split(b"\n")
+    found: list[_Line] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
+                found.append(_read(kind, line))
+        except RunError as error:
+            raise RunError(f"{path}, line {number}: {error}") from None
+    if not last:
+        return found, [], None
+    try:
+        found.append(_read(kind, last))  # Only its line break may be missing.
+    except RunError:
+        note = f"The last line of {path} was cut off in writing and passed over."
+        return found, [note], len(content) - len(last)
+    return found, [], None
+
+
+_READERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Record, Failure)}
+
+
+def _read(kind: type[_Line], line: str | bytes) -> _Line:
+    must = f"a line must be a {kind.__name__.lower()} of a sweep"
+    try:
+        values = json.loads(line)
+        written = values["format"]
+        if written == FORMAT:
+            found: _Line = _READERS[kind].validate_json(line, strict=True)
+            return found
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the line"
+        raise RunError(sentence(must, f"{shown(first['input'])} at {where}")) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        got = line.decode(errors="replace") if isinstance(line, bytes) else line
+        raise RunError(sentence(must, shown(got))) from None
+    do = "Read it with the version of lopsided that wrote it."
+    raise RunError(sentence(f"a line must be of format {FORMAT}", shown(written), do))
+
+
+def _write(line: Record | Failure) -> str:
+    return json.dumps({"format": FORMAT, **_plain(asdict(line))}, separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _rarest(metrics: Mapping[str, Any]) -> int:
+    """Return the index of the class with the fewest images in the draw, the last of equals."""
+    parts = [metrics["counts"][split] for split in ("train", "val", "test") if metrics["counts"].get(split)]
+    totals = [sum(part.get(name, 0) for part in parts) for name in metrics["classes"]]
+    return max(index for index, total in enumerate(totals) if total == min(totals))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep the files of a sweep for this process, once whoever has them is done with them."""
+    end = time.monotonic() + LOCK_SECONDS
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(files.lock(folder))
+                break
+            except RunError as error:
+                if error.__cause__ is not None or time.monotonic() >= end:  # What the disk refuses has a cause.
+                    raise
+                time.sleep(0.02)
+        yield

@@ -1,0 +1,292 @@
+"""Sweeps: a set of recipes into one folder, of which each is trained once, whatever happens in between.
+
+A sweep folder holds ``sweep.json``, which marks it; ``records.jsonl``, a line per finished run; ``failures.jsonl``, a
+line per failed attempt; and ``cells/KEY/``, the run folders, KEY being the start of the recipe's hash. Starting again
+skips what is done, goes on with what was cut off, and tries again what failed. Several processes may work on one
+folder: ``claims/KEY/`` is locked by whoever has a cell computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from lopsided import __version__, files
+from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.experiments import runs
+from lopsided.experiments.engines import CELLS, Cell, Ended, Engine, LocalEngine
+from lopsided.experiments.records import (
+    Failure,
+    Record,
+    append_failure,
+    append_record,
+    read_failures,
+    read_records,
+)
+from lopsided.experiments.sweep_view import View, sweep_view
+from lopsided.recipe import Recipe
+
+__all__ = ["Cell", "Engine", "LocalEngine", "SweepOutcome", "View", "open_sweep", "run_sweep", "sweep_view"]
+
+FORMAT = 1
+"""The version of a sweep folder."""
+
+SWEEP, RECORDS, FAILURES, CLAIMS = "sweep.json", "records.jsonl", "failures.jsonl", "claims"
+_POLL_SECONDS = 1.0
+_MODEL_FILES = ("model.safetensors", runs.CARD)
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What came of a sweep: the records of its finished cells, of which ``skipped`` were there before, and the rest."""
+
+    done: list[Record]
+    failed: list[Failure]
+    skipped: int
+
+
+def run_sweep(
+    cells: Sequence[Recipe],
+    folder: str | os.PathLike[str],
+    *,
+    engine: Engine,
+    view: View | None = None,
+    keep_models: bool = False,
+    keep: Literal["runs", "records"] = "runs",
+    retries: int = 1,
+) -> SweepOutcome:
+    """Train the recipes that are not yet done in a sweep folder, and return the records of all of them.
+
+    Recipes of the same content are one cell. A cell that fails is recorded with its sentence and the others go on; one
+    whose worker dies is tried again so many times (``retries``), from its checkpoint. A finished cell's model and
+    checkpoint are removed unless ``keep_models``; with ``keep="records"`` all of its folder is. An interrupt, or
+    SIGTERM, ends the workers at once and raises ``KeyboardInterrupt``; nothing is lost but the epochs in work.
+    """
+    path = open_sweep(folder)
+    wanted = {cell.key: cell for cell in map(Cell.of, cells)}
+    driver = _Driver(path, list(wanted.values()), engine, view or View(), retries)
+    driver.kept = "models" if keep_models else keep
+    return driver.run()
+
+
+def open_sweep(folder: str | os.PathLike[str]) -> Path:
+    """Make a sweep folder, or check that there is one."""
+    path = Path(folder)
+    try:
+        content = json.loads((path / SWEEP).read_bytes())
+        written = content["format"]
+    except FileNotFoundError:
+        _check_empty(path)
+        files.make_folder(path)
+        content = {"format": FORMAT, "lopsided": __version__}
+        files.atomic_write(path / SWEEP, json.dumps(content) + "\n")
+        return path
+    except NotADirectoryError:
+        raise RunError(sentence("a sweep must have a folder", f"{path}, which is a file")) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(sentence(f"{SWEEP} must be readable and say its format", f"{path / SWEEP} ({error})")) from None
+    if written != FORMAT:
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')}, which wrote it."
+        raise RunError(sentence(f"a sweep must have format {FORMAT}", f"format {written} in {path}", do))
+    return path
+
+
+def _check_empty(path: Path) -> None:
+    if path.exists() and any(not item.name.startswith(".") for item in path.iterdir()):
+        do = "Choose another folder."
+        got = f"{path}, which holds something else"
+        raise RunError(sentence("a sweep must have a new folder, an empty one or its own", got, do))
+
+
+class _Driver:
+    """Hands the cells of a sweep to an engine and writes down what comes back."""
+
+    kept = "runs"
+
+    def __init__(self, folder: Path, cells: list[Cell], engine: Engine, view: View, retries: int) -> None:
+        self.folder, self.cells, self.engine, self.view, self.retries = folder, cells, engine, view, retries
+        self.done: dict[str, Record] = {}
+        self.failed: dict[str, Failure] = {}
+        self.todo: deque[Cell] = deque()
+        self.elsewhere: deque[Cell] = deque()
+        self.claims: dict[str, ExitStack] = {}
+        self.deaths: Counter[str] = Counter()
+        self.old_failures = len(read_failures(folder / FAILURES))
+        self.reason, self.next_look = "", 0.0
+
+    def run(self) -> SweepOutcome:
+        self.take_stock()
+        skipped = len(self.done)
+        self.view.begin(len(self.cells), skipped)
+        try:
+            if self.todo:
+                self.engine.open(self.folder)
+                with _interrupted_by_sigterm():
+                    self.loop()
+        finally:
+            self.engine.close()  # Before the claims are dropped, for its workers are at them.
+            for claim in self.claims.values():
+                claim.close()
+            _remove_if_empty(self.folder / CLAIMS)
+        return SweepOutcome(
+            [self.done[cell.key] for cell in self.cells if cell.key in self.done], list(self.failed.values()), skipped
+        )
+
+    def take_stock(self) -> None:
+        """Find out which cells are done."""
+        there = self.records()
+        for cell in self.cells:
+            record = there.get(cell.key) or self.unrecorded(cell)
+            if record is None:
+                self.todo.append(cell)
+            else:
+                self.done[cell.key] = record
+                self.tidy(cell)
+
+    def records(self) -> dict[str, Record]:
+        if not (self.folder / RECORDS).exists():
+            return {}
+        records, notes = read_records(self.folder / RECORDS)
+        for note in notes:
+            self.view.note(note)
+        return {record.cell: record for record in records}
+
+    def unrecorded(self, cell: Cell) -> Record | None:
+        """Record a cell that was finished when there was no time left to write it down."""
+        path = self.folder / CELLS / cell.key
+        if not (path / runs.METRICS).exists():
+            return None
+        with suppress(LopsidedError):  # It will be said again when the cell is run.
+            record = Record.from_run(runs.Run.open(path))
+            if record.cell == cell.key:
+                self.write_down(record)
+                return record
+        return None
+
+    def loop(self) -> None:
+        while self.todo or self.elsewhere or self.claims:
+            while self.todo and len(self.claims) < self.engine.slots:
+                self.start(self.todo.popleft())
+            if not self.todo and self.elsewhere and time.monotonic() >= self.next_look:
+                self.look_elsewhere()
+            for ended in self.engine.wait(_POLL_SECONDS):
+                self.settle(ended)
+            self.view.tick()
+
+    def look_elsewhere(self) -> None:
+        """See whether cells that other processes had are done or free by now."""
+        for _ in range(len(self.elsewhere)):
+            if len(self.claims) < self.engine.slots:
+                self.start(self.elsewhere.popleft())
+        if self.elsewhere and not self.claims:
+            self.view.waiting(len(self.elsewhere), self.reason)
+        self.next_look = time.monotonic() + _POLL_SECONDS
+
+    def start(self, cell: Cell) -> None:
+        """Start a cell, unless another process has it or has had it."""
+        claim = self.claim(cell)
+        if claim is None:
+            self.elsewhere.append(cell)
+            return
+        self.claims[cell.key] = claim
+        record = self.records().get(cell.key) or self.unrecorded(cell)
+        failures = read_failures(self.folder / FAILURES)[self.old_failures :]
+        failure = next((failure for failure in reversed(failures) if failure.cell == cell.key), None)
+        if record is not None:
+            self.finish(cell, record)
+        elif failure is not None:
+            self.give_up(cell, failure)
+        else:
+            self.view.started(cell)
+            self.engine.submit(cell)
+
+    def claim(self, cell: Cell) -> ExitStack | None:
+        """Keep a cell from other sweeps; None, and ``reason``, if one of them or a run of its own has it."""
+        path, sign = self.folder / CELLS / cell.key, self.folder / CLAIMS / cell.key
+        with ExitStack() as stack:
+            try:
+                stack.callback(_remove_if_empty, sign)
+                stack.enter_context(files.lock(sign))
+                if (path / files.LOCK_NAME).exists():  # A worker may outlive its sweep for a moment.
+                    with files.lock(path):
+                        pass
+            except RunError as error:
+                # What the disk refuses has a cause; a folder that is gone was removed by whoever had the cell.
+                if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                self.reason = str(error)
+                return None
+            return stack.pop_all()
+
+    def settle(self, ended: Ended) -> None:
+        cell = ended.cell
+        if ended.record is not None:
+            self.write_down(ended.record)
+            self.finish(cell, ended.record)
+            return
+        failure = Failure.of(cell.recipe, ended.error)
+        append_failure(self.folder / FAILURES, failure)
+        self.deaths[cell.key] += 1
+        if ended.died and self.deaths[cell.key] <= self.retries:
+            self.view.failed(failure, again=True)
+            self.engine.submit(cell)
+        else:
+            self.give_up(cell, failure)
+
+    def finish(self, cell: Cell, record: Record) -> None:
+        self.done[cell.key] = record
+        self.tidy(cell)
+        self.claims.pop(cell.key).close()
+        self.view.finished(record)
+
+    def give_up(self, cell: Cell, failure: Failure) -> None:
+        self.failed[cell.key] = failure
+        self.claims.pop(cell.key).close()
+        self.view.failed(failure, again=False)
+
+    def write_down(self, record: Record) -> None:
+        for note in append_record(self.folder / RECORDS, record):
+            self.view.note(note)
+
+    def tidy(self, cell: Cell) -> None:
+        """Remove what is not to be kept of a finished cell."""
+        path = self.folder / CELLS / cell.key
+        if self.kept == "records":
+            shutil.rmtree(path, ignore_errors=True)
+        elif self.kept == "runs":
+            shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
+            for name in _MODEL_FILES:
+                with suppress(OSError):
+                    (path / name).unlink()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM do inside the block what an interrupt does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

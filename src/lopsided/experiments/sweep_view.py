@@ -1,0 +1,138 @@
+"""What whoever watches a sweep is told: a live bar in a terminal, plain lines elsewhere, failures alone when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lopsided.progress import clock, printable
+
+if TYPE_CHECKING:
+    from lopsided.experiments.engines import Cell
+    from lopsided.experiments.records import Failure, Record
+
+PLAIN_SECONDS = 30.0
+"""Where there is no terminal and no cell ends, the state is told this often."""
+
+
+class View:
+    """Told what happens in a sweep; this one keeps silent."""
+
+    def begin(self, total: int, skipped: int) -> None:
+        """So many cells there are, of which so many were done before."""
+
+    def started(self, cell: Cell) -> None:
+        """A cell is being computed."""
+
+    def finished(self, record: Record) -> None:
+        """A cell is done."""
+
+    def failed(self, failure: Failure, *, again: bool) -> None:
+        """An attempt at a cell failed; the cell may be tried again."""
+
+    def waiting(self, cells: int, reason: str) -> None:
+        """All that is left, so many cells, is with other processes."""
+
+    def note(self, text: str) -> None:
+        """Something that was found, in one sentence."""
+
+    def tick(self) -> None:
+        """Some time went by."""
+
+
+class Told(View):
+    """Says failures and notes on stderr, and counts for the two below."""
+
+    def __init__(self) -> None:
+        self.total = self.skipped = self.finishes = self.failures = 0
+        self.running: dict[str, str] = {}
+        self.start = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print one line on stderr."""
+        print(printable(text), file=sys.stderr, flush=True)
+
+    def begin(self, total: int, skipped: int) -> None:
+        """Start to count."""
+        self.total, self.skipped, self.start = total, skipped, time.monotonic()
+
+    def started(self, cell: Cell) -> None:
+        """Count a cell as running."""
+        self.running[cell.key] = cell.name
+
+    def finished(self, record: Record) -> None:
+        """Count a cell as done."""
+        self.running.pop(record.cell, None)
+        self.finishes += 1
+
+    def failed(self, failure: Failure, *, again: bool) -> None:
+        """Say what went wrong."""
+        if not again:
+            self.running.pop(failure.cell, None)
+            self.failures += 1
+        self.say(f"{failure.name} {'is tried again' if again else 'failed'}: {failure.error}")
+
+    def note(self, text: str) -> None:
+        """Say what was found."""
+        self.say(text)
+
+    def counts(self) -> str:
+        """Say how many cells are done, running, failed and skipped."""
+        done = f"{self.skipped + self.finishes}/{self.total} done"
+        numbers = {"running": len(self.running), "failed": self.failures, "skipped": self.skipped}
+        return ", ".join([done, *(f"{number} {word}" for word, number in numbers.items() if number)])
+
+    def pace(self) -> str:
+        """Say how fast cells are done and how long the rest will take, once the first one is."""
+        if not self.finishes:
+            return ""
+        seconds = max(time.monotonic() - self.start, 1e-6) / self.finishes
+        left = self.total - self.skipped - self.finishes - self.failures
+        rate = 3600 / seconds
+        return f"{rate:,.{int(rate < 10)}f} cells/h, {clock(left * seconds)} left"
+
+
+class Lines(Told):
+    """A line per finished cell, and one from time to time while none ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print one line on stderr."""
+        super().say(text)
+        self.last = time.monotonic()
+
+    def state(self) -> str:
+        """Say where the sweep stands."""
+        return ", ".join(filter(None, [self.counts(), self.pace()]))
+
+    def begin(self, total: int, skipped: int) -> None:
+        """Say how much there is to do."""
+        super().begin(total, skipped)
+        self.say(self.counts())
+
+    def finished(self, record: Record) -> None:
+        """Say which cell is done, and its figure."""
+        super().finished(record)
+        self.say(f"{record.name}: UWA {record.test.uwa:.3f} ({self.state()})")
+
+    def waiting(self, cells: int, reason: str) -> None:
+        """Say it from time to time."""
+        if time.monotonic() - self.last >= PLAIN_SECONDS:
+            self.say(f"waiting for {cells} cells that are computed elsewhere: {reason}")
+
+    def tick(self) -> None:
+        """Say where the sweep stands if nothing was said for long."""
+        if time.monotonic() - self.last >= PLAIN_SECONDS:
+            self.say(self.state())
+
+
+@contextmanager
+def sweep_view(*, quiet: bool = False) -> Iterator[View]:
+    """Yield the view that fits whoever is watching."""
+    yield Told() if quiet else Lines()
