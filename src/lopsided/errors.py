@@ -31,6 +31,10 @@ class MissingDependencyError(LopsidedError, ImportError):
     """An optional package that the asked-for work needs is not installed."""
 
 
+class SaidError(LopsidedError):
+    """An error, its cause, that another process of the same job says; this one ends without a word."""
+
+
 def sentence(must: str, got: object, do: str = "") -> str:
     """Join what must hold, what was received and what to do.
 

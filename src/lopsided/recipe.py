@@ -177,6 +177,14 @@ class EncoderTraining(_Section):
     m_per_class: Count = _field(4, 'Images of each drawn class with the sampler "m-per-class".')
     last_batch: Literal["keep", "drop"] = _field("keep", f"What becomes of a last, smaller batch. {_OPEN}")
     views: Annotated[int, Ge(1), Le(64)] = _field(1, f"Augmented views of each image in a batch. {_OPEN}")
+    queue: Annotated[int, Ge(0), Le(_MOST)] = _field(0, "Features of past batches to contrast with, too; 0: none.")
+    queue_balanced: bool = _field(False, "Fill the queue with classes equally, as far as there are images of them.")
+    chunk_size: Annotated[int, Ge(2), Le(_MOST)] | None = _field(
+        None, "Images that go through the encoder at once, over all ranks, to save memory; unset: the whole batch."
+    )
+    batch_norm: Literal["sync", "rank"] = _field(
+        "sync", "Of what several ranks take batch statistics: of their images together, or each rank of its own."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -314,7 +322,7 @@ class Recipe(_Section):
         """Return the end-to-end recipe of the same budget: as many passes over the images as both stages together."""
         training = self.encoder_training
         epochs = training.epochs + (self.classifier.epochs if self.method == "two-stage" else 0)
-        fields = {"loss": loss, "epochs": epochs, "views": 1}
+        fields = {"loss": loss, "epochs": epochs, "views": 1, "queue": 0, "queue_balanced": False}
         return self.override(
             method="end-to-end", **{f"encoder_training.{name}": value for name, value in fields.items()}
         )
@@ -380,8 +388,13 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence(must, training.eta, 'Set encoder_training.eta_unit = "absolute" for the paper\'s scale.')
     if contrastive and training.batch_size * training.views < 2:
         yield sentence("encoder_training.batch_size must be >= 2 for a contrastive loss", training.batch_size)
-    if not contrastive and training.views > 1:
-        yield sentence('encoder_training.views must be 1 when method is "end-to-end"', training.views)
+    for name, none in (("views", 1), ("queue", 0)):
+        if not contrastive and getattr(training, name) > none:
+            got = getattr(training, name)
+            yield sentence(f'encoder_training.{name} must be {none} when method is "end-to-end"', got)
+    if training.queue_balanced and not training.queue:
+        do = "Set encoder_training.queue."
+        yield sentence("encoder_training.queue_balanced must be false when encoder_training.queue is 0", "true", do)
     if training.sampler == "m-per-class" and training.m_per_class > training.batch_size:
         got = f"{training.m_per_class} > {training.batch_size}"
         yield sentence("encoder_training.m_per_class must be at most encoder_training.batch_size", got)

@@ -46,10 +46,18 @@ class Augment:
         if self.colour is not None and not 0 <= self.colour <= 1:
             raise InputError(sentence("colour must be in [0, 1]", self.colour, "Use None to leave colours alone."))
 
-    def __call__(self, batch: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a new float32 batch (b, c, h, w) in [0, 1]; uint8 is divided by 255, floats are in [0, 1] already."""
+    def __call__(
+        self, batch: Tensor, generator: torch.Generator, *, start: int = 0, total: int | None = None
+    ) -> Tensor:
+        """Return a new float32 batch (b, c, h, w) in [0, 1]; uint8 is divided by 255, floats are in [0, 1] already.
+
+        ``batch`` may be a part of one of ``total`` images, from its image ``start`` on: its images then come out as
+        they do when the whole is augmented.
+        """
         images = to_float(batch)
-        draws = torch.rand((len(images), _DRAWS), generator=generator, device=generator.device).to(images.device)
+        total = start + len(images) if total is None else total
+        draws = torch.rand((total, _DRAWS), generator=generator, device=generator.device)
+        draws = draws[start : start + len(images)].to(images.device)
         flips = (draws[:, :2] < 0.5) & torch.tensor([self.horizontal_flip, self.vertical_flip], device=draws.device)
         if self.rotation > 0 or (self.crop is not None and self.crop < 1):
             images = self._resample(images, flips, draws[:, 2:6])

@@ -1,4 +1,4 @@
-"""Batches of indices for an epoch, the same for any number of ranks."""
+"""Batches of indices for an epoch. They are those of all ranks together, and every rank has the same ones."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class BatchSampler:
     A class that is drawn more often than it has images is gone through in a new random order each time, so that none of
     its images comes twice more often than another. ``last`` says what becomes of a last, smaller batch.
 
-    The order depends on ``seed`` (the run's) and on the epoch alone. Rank r takes the r-th contiguous share of each
-    batch: gathered in the order of ranks, the shares are the batch of a single process. When the last batch has fewer
-    images than there are ranks, the shares of the last ranks are empty.
+    The order depends on ``seed`` (the run's) and on the epoch alone.
     """
 
     def __init__(
@@ -44,12 +42,10 @@ class BatchSampler:
         m_per_class: int | None = None,
         last: Last = "keep",
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         self.labels: Indices = np.asarray(labels, dtype=np.int64)
         self.batch_size, self.kind, self.last, self.seed = batch_size, kind, last, seed
-        self.rank, self.world_size, self.epoch = rank, world_size, 0
+        self.epoch = 0
         self._check()
         present = np.unique(self.labels)
         self._members = [np.flatnonzero(self.labels == label) for label in present]
@@ -74,8 +70,6 @@ class BatchSampler:
             raise InputError(sentence(f"sampler must be one of {', '.join(get_args(Kind))}", repr(self.kind)))
         if self.last not in get_args(Last):
             raise InputError(sentence("last must be keep or drop", repr(self.last)))
-        if not 0 <= self.rank < self.world_size:
-            raise InputError(sentence(f"rank must be in [0, {self.world_size})", self.rank))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches the next iteration yields."""
@@ -89,8 +83,7 @@ class BatchSampler:
         generator = np.random.default_rng(derive_seed(self.seed, "order", self.epoch))
         order = self._order(generator)
         for start in range(0, len(self) * self.batch_size, self.batch_size):
-            batch = order[start : start + self.batch_size]
-            yield np.array_split(batch, self.world_size)[self.rank]
+            yield order[start : start + self.batch_size]
 
     def _order(self, generator: np.random.Generator) -> Indices:
         n = len(self.labels)

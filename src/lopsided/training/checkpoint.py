@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lopsided.errors import RunError, sentence
 from lopsided.files import atomic_write, disk_errors, make_folder
+from lopsided.training.distributed import Ranks
 
 FORMAT = 1
 FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "encoder.safetensors"
@@ -41,16 +42,21 @@ class State:
     finished: bool = False
     seconds: float = 0.0
     threads: int = 0
+    ranks: int = 1
     fast: bool = True
     torch: str = torch.__version__
     format: int = FORMAT
 
 
 class Checkpoint:
-    """The checkpoint of a run folder; without a folder nothing is written."""
+    """The checkpoint of a run folder; without a folder nothing is written.
 
-    def __init__(self, folder: Path | None) -> None:
+    Of several ranks the first one alone reads and writes files; the others are told what it has read.
+    """
+
+    def __init__(self, folder: Path | None, ranks: Ranks | None = None) -> None:
         self.folder = None if folder is None else folder / FOLDER_NAME
+        self.ranks = ranks or Ranks()
         self._last: State | None = None
 
     def exists(self) -> bool:
@@ -61,8 +67,14 @@ class Checkpoint:
         """Make ``state`` the one to go on from."""
         if self.folder is None:
             return
-        self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
+        if self.ranks.first:
+            self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
+            self._remove_all_but(state)
         self._last = State(**asdict(state))
+
+    def _remove_all_but(self, state: State) -> None:
+        """Remove the files that a state does not name."""
+        assert self.folder is not None
         kept = {STATE_NAME, state.chosen, ENCODER_NAME if state.stage == "classifier" else None}
         for path in self.folder.iterdir():
             if path.name not in kept or (state.finished and path.name != STATE_NAME):
@@ -71,12 +83,12 @@ class Checkpoint:
 
     def save_weights(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write weights beside the state, which is to name them next."""
-        if self.folder is not None:
+        if self.folder is not None and self.ranks.first:
             self._write(name, tensors, "{}")
 
     def load(self) -> tuple[State, dict[str, Tensor]] | None:
         """Read the state and its tensors; None if there is none."""
-        if not self.exists():
+        if not self.ranks.told(self.exists):
             return None
         tensors, text = self._read(STATE_NAME)
         try:
@@ -112,6 +124,17 @@ class Checkpoint:
         atomic_write(self.folder / name, content)
 
     def _read(self, name: str) -> tuple[dict[str, Tensor], str]:
+        texts: list[str] = []
+
+        def read() -> dict[str, Tensor]:
+            tensors, text = self._read_file(name)
+            texts.append(text)
+            return tensors
+
+        tensors = self.ranks.spread(read)
+        return tensors, self.ranks.told(lambda: texts[0])
+
+    def _read_file(self, name: str) -> tuple[dict[str, Tensor], str]:
         from safetensors import SafetensorError, safe_open
 
         assert self.folder is not None

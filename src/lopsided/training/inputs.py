@@ -20,6 +20,7 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import DataError, sentence
 from lopsided.recipe import Recipe
+from lopsided.training.distributed import Ranks
 
 Indices = npt.NDArray[np.int64]
 
@@ -125,14 +126,16 @@ class Prepared:
         return int(self.counts().argmin())
 
 
-def prepare(recipe: Recipe, source: Source, splits: Splits) -> tuple[Prepared, list[str]]:
+def prepare(
+    recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None
+) -> tuple[Prepared, list[str]]:
     """Make the splits of a source ready, and say in sentences what was decided about memory and pixels."""
     data = recipe.data
     channels = data.channels or source.images.channels
     first = source.images.load(splits.train[:1], data.image_size, channels)
     height, width = first.shape[2:]
     size = height if height == width else None
-    inputs, notes = _inputs(recipe, source, (channels, height, width))
+    inputs, notes = _inputs(recipe, source, (channels, height, width), (ranks or Ranks()).local_size)
     parts = {
         name: Part(inputs(rows), source.labels[rows]) for name, rows in splits.parts() if len(rows) or name == "train"
     }
@@ -174,15 +177,17 @@ class _Maker:
         return StreamedInputs(images.take(rows), self.size, self.channels, self.workers)
 
 
-def _inputs(recipe: Recipe, source: Source, shape: tuple[int, int, int]) -> tuple[_Maker, list[str]]:
+def _inputs(
+    recipe: Recipe, source: Source, shape: tuple[int, int, int], num_processes: int
+) -> tuple[_Maker, list[str]]:
     need, free = len(source) * int(np.prod(shape)), free_memory()
     room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
-    fits = free is None or need <= MEMORY_SHARE * free
+    fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process keeps its own.
     keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
     what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
     where = "are kept in memory" if keep else "are decoded anew in every epoch"
     note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
-    workers = recipe.threads or os.cpu_count() or 1
+    workers = recipe.threads or max((os.cpu_count() or 1) // num_processes, 1)
     return _Maker(source, recipe.data.image_size, shape[0], min(workers, 16), keep=keep), [note]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from lopsided.data.samplers import BatchSampler
 from lopsided.errors import RunError, sentence
 from lopsided.recipe import Classifier, EncoderTraining
-from lopsided.seeds import derive_seed
-from lopsided.training.checkpoint import Checkpoint
+from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
+from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Part
 from lopsided.training.machine import seeded
+from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
+from lopsided.training.shares import Batch, Indices, cut
+from lopsided.training.step import Found, Step
 
 MOMENTUM = 0.9
 """Of the optimizer "sgd"."""
@@ -32,8 +36,9 @@ _STEPS_PER_LOOK = 20
 class Stage:
     """One stage of training.
 
-    ``transform`` turns a batch on the device into what ``output`` takes, with random numbers from a generator;
-    ``objective`` gives each sample's part of the loss of an output; ``judge`` gives figures on the validation split.
+    ``transform`` turns images on the device into what ``output`` takes, with random numbers from a generator; it is told
+    at which image of a batch of how many they start. ``objective`` gives each sample's part of the loss of an output;
+    ``judge`` gives figures on the validation split.
     """
 
     name: str
@@ -42,7 +47,7 @@ class Stage:
     settings: EncoderTraining | Classifier
     part: Part
     sampler: BatchSampler
-    transform: Callable[[Tensor, torch.Generator], Tensor]
+    transform: Callable[[Tensor, torch.Generator, int, int], Tensor]
     output: Callable[[Tensor], Tensor]
     objective: nn.Module
     judge: Callable[[], dict[str, float]] | None = None
@@ -50,38 +55,73 @@ class Stage:
     views: int = 1
     min_batch: int = 1
 
+    @property
+    def training(self) -> EncoderTraining | None:
+        """The settings of a stage that trains an encoder."""
+        return self.settings if isinstance(self.settings, EncoderTraining) else None
+
 
 @dataclass(eq=False)
 class Tally:
     """Sums of one epoch. What lies on the device is read once, when the epoch is over."""
 
     loss: Tensor
-    """The loss per class, each batch weighted by its images."""
+    """The loss per class, each batch weighted by its images; of this rank's samples."""
     steps: list[Tensor] = field(default_factory=list)
+    """The loss of each batch."""
     images: int = 0
     alone: int = 0
     """Anchors without a positive: alone of their class in a batch, with a single view."""
 
-    def add(self, parts: Tensor, y: Tensor, labels: npt.NDArray[np.int64], views: int) -> None:
-        """Add a batch by each sample's part of its loss."""
-        self.loss.index_add_(0, y, parts.to(self.loss.dtype) * len(labels))
+    def add(self, found: Found, labels: npt.NDArray[np.int64], views: int) -> None:
+        """Add what was found for a batch with these labels."""
+        self.steps.append(found.loss)
+        self.loss.index_add_(0, found.labels, found.parts.to(self.loss.dtype) * len(labels))
         self.images += len(labels)
         if views == 1:
             self.alone += int((np.bincount(labels) == 1).sum())
 
 
 class Trainer:
-    """Runs the epochs of a stage."""
+    """Runs the epochs of a stage, as one of several ranks perhaps."""
 
     def __init__(
-        self, stage: Stage, *, device: torch.device, seed: int, num_classes: int, minority: int, reporter: Reporter
+        self,
+        stage: Stage,
+        *,
+        device: torch.device,
+        seed: int,
+        num_classes: int,
+        minority: int,
+        reporter: Reporter,
+        ranks: Ranks | None = None,
     ) -> None:
         self.stage, self.device, self.seed, self.reporter = stage, device, seed, reporter
-        self.num_classes, self.minority = num_classes, minority
+        self.num_classes, self.minority, self.ranks = num_classes, minority, ranks or Ranks()
         stage.module.to(device)
         stage.objective.to(device)
         self.optimizer = make_optimizer(stage.module, stage.settings, device)
+        settings = stage.training
+        self.queue = None
+        if settings is not None and settings.queue:
+            self.queue = FeatureQueue(settings.queue, balanced=settings.queue_balanced)
+        synchronised = settings is not None and settings.batch_norm == "sync"
+        self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised)
+        self._step = Step(
+            stage, ranks=self.ranks, device=device, seed=seed, statistics=self.statistics, queue=self.queue
+        )
         self._look = 1 if device.type == "cpu" else _STEPS_PER_LOOK
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that an epoch starts from, by name."""
+        tensors = training_tensors(self.stage.module, self.optimizer)
+        return tensors | (self.queue.tensors() if self.queue is not None else {})
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Bring the trainer into the state that ``tensors`` took."""
+        restore_training(self.stage.module, self.optimizer, tensors)
+        if self.queue is not None:
+            self.queue.restore(tensors, self.device)
 
     def epoch(self, index: int, checkpoint: Checkpoint) -> dict[str, Any]:
         """Train for one epoch, counted from 0, and return the facts about it."""
@@ -89,34 +129,41 @@ class Trainer:
         tally = Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
         seen = 0
         stage.module.train()
-        with seeded(self.device, self.seed, "dropout", stage.name, index):
-            for step, (rows, batch) in enumerate(stage.part.inputs.batches(self._batches(index))):
-                loss = self._step(index, step, rows, batch, tally)
-                tally.steps.append(loss)
+        batches = list(self._batches(index))
+        # Ranks that drop the same units of different images would make copies of one mask out of one seed.
+        names = (stage.name, index) if self.ranks.size == 1 else (stage.name, index, "rank", self.ranks.rank)
+        with seeded(self.device, self.seed, "dropout", *names), self.statistics.over_ranks():
+            inputs = stage.part.inputs.batches(map(self._rows, batches))
+            for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
+                self._set_rate(index, step)
+                self.optimizer.zero_grad(set_to_none=True)
+                found = self._step.gradients(batch, x, stage.name, index, step)
+                self.optimizer.step()
+                tally.add(found, stage.part.labels[batch.rows], stage.views)
                 if (step + 1) % self._look == 0:
                     self.reporter.step(self._check(tally, index, checkpoint), tally.images - seen)
                     seen = tally.images
         self._check(tally, index, checkpoint)
+        self.ranks.sum_([tally.loss])
+        self.statistics.average()
         return self._facts(index, tally, perf_counter() - begin)
 
-    def _batches(self, index: int) -> Iterator[npt.NDArray[np.int64]]:
+    def _batches(self, index: int) -> Iterator[Batch]:
+        """The batches of an epoch, the same on every rank."""
+        settings = self.stage.training
+        chunk_size = None if settings is None else settings.chunk_size
+        # A rank that takes its own batch statistics cannot take them of one row.
+        least = 1 if self.statistics.exchanged or not self.statistics.layers else 2
         self.stage.sampler.set_epoch(index)
-        # Batch normalisation cannot use a batch of one, and a contrastive loss has nothing to compare there.
-        return (rows for rows in self.stage.sampler if len(rows) >= self.stage.min_batch)
+        for rows in self.stage.sampler:
+            # Batch normalisation cannot use a batch of one, and a contrastive loss has nothing to compare there.
+            if len(rows) >= self.stage.min_batch:
+                yield cut(rows, self.ranks.size, chunk_size=chunk_size, least=least)
 
-    def _step(self, index: int, step: int, rows: npt.NDArray[np.int64], batch: Tensor, tally: Tally) -> Tensor:
-        stage = self.stage
-        self._set_rate(index, step)
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", stage.name, index, step))
-        labels = stage.part.labels[rows]
-        y = torch.from_numpy(labels).to(self.device)
-        parts: Tensor = stage.objective(stage.output(stage.transform(batch.to(self.device), generator)), y)
-        loss = parts.sum()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        tally.add(parts.detach(), y, labels, stage.views)
-        return loss.detach()
+    def _rows(self, batch: Batch) -> Indices:
+        """The rows of this rank; one that stands in where it has none."""
+        rows = batch.rows[batch.positions(self.ranks.rank)]
+        return rows if len(rows) else batch.rows[:1]
 
     def _set_rate(self, index: int, step: int) -> None:
         settings = self.stage.settings

@@ -11,12 +11,23 @@ from torch import nn
 from lopsided.errors import InputError, sentence
 from lopsided.seeds import derive_seed
 from lopsided.small_maps import use_fast_paths
+from lopsided.training.distributed import Ranks
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device of this name; "auto" is the first CUDA device if there is one, else the CPU."""
+def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
+    """Return the device of this name; "auto" is the first CUDA device if there is one, else the CPU.
+
+    Several ranks on one machine have one CUDA device each.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks is not None and ranks.local_size > 1 and name.startswith("cuda"):
+        found = torch.cuda.device_count()
+        if name != "cuda" or found < ranks.local_size:
+            must = f"{ranks.local_size} ranks on one machine must have a CUDA device each"
+            got = f"{found}" if name == "cuda" else repr(name)
+            raise InputError(sentence(must, got, "Start fewer, or set device to cpu."))
+        name = f"cuda:{ranks.local_rank}"
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -1,4 +1,8 @@
-"""What a stage minimises, one number per sample, so that each class's part of the loss can be told."""
+"""What a stage minimises, one number per sample, so that each class's part of the loss can be told.
+
+The samples may be a part of a batch, as a rank has one: ``whole`` holds the labels of all of it, and the parts of all
+samples add up to the loss of the whole batch. Without it the samples are all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from lopsided.recipe import Classifier, EncoderTraining
 
 
 class ContrastiveObjective(nn.Module):
-    """One of the four contrastive losses. The sum over the samples is the mean over anchors."""
+    """One of the four contrastive losses. The sum over the samples of a batch is the mean over anchors."""
 
     def __init__(self, training: EncoderTraining) -> None:
         super().__init__()
@@ -28,14 +32,20 @@ class ContrastiveObjective(nn.Module):
             reduction="none",
         )
 
-    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+    def forward(
+        self,
+        z: Tensor,
+        y: Tensor,
+        whole: Tensor | None = None,
+        reference: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Each sample's part of the loss, (n,), for projections (n, d) or (n, views, d)."""
-        values: Tensor = self.loss(z, y)
-        return values.reshape(len(z), -1).mean(dim=1) / len(z)
+        values: Tensor = self.loss(z, y, reference=reference)
+        return values.reshape(len(z), -1).mean(dim=1) / len(y if whole is None else whole)
 
 
 class ClassificationObjective(nn.Module):
-    """Cross-entropy, weighted cross-entropy or focal loss. The sum over the samples is torch's "mean".
+    """Cross-entropy, weighted cross-entropy or focal loss. The sum over the samples of a batch is torch's "mean".
 
     "weighted-ce" weighs class c by n / (K n_c), so that every class weighs the same in the training set.
     """
@@ -51,12 +61,12 @@ class ClassificationObjective(nn.Module):
             weight = torch.tensor(counts.sum() / (len(counts) * held), dtype=torch.float32)
         self.register_buffer("weight", weight)
 
-    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, y: Tensor, whole: Tensor | None = None) -> Tensor:
         """Each sample's part of the loss, (n,), for logits (n, K)."""
+        whole = y if whole is None else whole
         if self.gamma is not None:
-            return focal_loss(logits, y, gamma=self.gamma, reduction="none") / len(y)
+            return focal_loss(logits, y, gamma=self.gamma, reduction="none") / len(whole)
         values = cross_entropy(logits, y, reduction="none")
         if self.weight is None:
-            return values / len(y)
-        weights = self.weight[y]
-        return values * weights / weights.sum()
+            return values / len(whole)
+        return values * self.weight[y] / self.weight[whole].sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from lopsided.data.augment import to_float
 from lopsided.data.images import Images, Progress
 from lopsided.errors import DataError, sentence
-from lopsided.training.inputs import Inputs, StreamedInputs, row_batches
+from lopsided.training.distributed import Ranks
+from lopsided.training.inputs import Indices, Inputs, StreamedInputs, row_batches
 from lopsided.training.model import Model, ModelCard
 
 Floats = npt.NDArray[np.float64]
+_Number = TypeVar("_Number", np.float32, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +102,37 @@ def predict(
     return together, np.concatenate(vectors) if vectors else np.empty((0, card.features), dtype=np.float32)
 
 
-def predict_inputs(model: Model, inputs: Inputs, batch_size: int) -> tuple[Floats, npt.NDArray[np.float32]]:
-    """Probabilities (n, K) and features (n, f) of prepared inputs."""
-    batches = inputs.batches(row_batches(len(inputs), batch_size))
-    probabilities, features = zip(*(predict_batch(model, batch) for _, batch in batches), strict=True)
-    return np.concatenate(probabilities), np.concatenate(features)
+def predict_inputs(
+    model: Model, inputs: Inputs, batch_size: int, ranks: Ranks | None = None
+) -> tuple[Floats, npt.NDArray[np.float32]]:
+    """Probabilities (n, K) and features (n, f) of prepared inputs; each rank computes a share, and all get all."""
+    own, sizes = share_rows(len(inputs), ranks)
+    classifier = model.classifier
+    probabilities = [np.empty((0, classifier.out_features))]
+    features = [np.empty((0, classifier.in_features), dtype=np.float32)]
+    for _, batch in inputs.batches(own[part] for part in row_batches(len(own), batch_size)):
+        found = predict_batch(model, batch)
+        probabilities.append(found[0])
+        features.append(found[1])
+    return (
+        gather_rows(np.concatenate(probabilities), sizes, ranks),
+        gather_rows(np.concatenate(features), sizes, ranks),
+    )
+
+
+def share_rows(num: int, ranks: Ranks | None) -> tuple[Indices, list[int]]:
+    """The rows of 0 to ``num`` - 1 that are for this rank, each row for one rank, and how many each has."""
+    ranks = ranks or Ranks()
+    shares = np.array_split(np.arange(num), ranks.size)
+    return shares[ranks.rank], [len(share) for share in shares]
+
+
+def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | None) -> npt.NDArray[_Number]:
+    """The rows of all ranks, in the order of ``share_rows``."""
+    if ranks is None or ranks.size == 1:
+        return rows
+    gathered: npt.NDArray[_Number] = ranks.gather(torch.from_numpy(rows), sizes).numpy()
+    return gathered
 
 
 def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.float32]]:

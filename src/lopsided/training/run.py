@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lopsided.data.augment import Augment, to_float
 from lopsided.data.samplers import BatchSampler
@@ -21,17 +23,19 @@ from lopsided.training.checkpoint import (
     State,
     all_finite,
     load_strictly,
-    restore_training,
-    training_tensors,
 )
+from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.training.loop import Stage, Trainer
 from lopsided.training.machine import arrange
 from lopsided.training.model import Model, ModelCard
 from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
-from lopsided.training.prediction import evaluating
+from lopsided.training.prediction import evaluating, share_rows
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
+
+
+_AVERAGED = ", and the running ones are averaged over the ranks after each epoch"
 
 
 class Training:
@@ -41,10 +45,16 @@ class Training:
     card: ModelCard
 
     def __init__(
-        self, recipe: Recipe, prepared: Prepared, device: torch.device, log: Log, checkpoint: Checkpoint
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        device: torch.device,
+        log: Log,
+        checkpoint: Checkpoint,
+        ranks: Ranks | None = None,
     ) -> None:
         self.recipe, self.prepared, self.device = recipe, prepared, device
-        self.log, self.checkpoint = log, checkpoint
+        self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
         self.num_classes = len(prepared.classes)
         self._augment = self._choose_augment()
 
@@ -57,9 +67,11 @@ class Training:
             channels=channels,
             image_size=None if vector else (prepared.shape[1], prepared.shape[2]),
             in_features=prepared.shape[0] if vector else None,
-            weights=recipe.encoder.weights if fresh else "none",
+            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
             seed=recipe.seed,
         )
+        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
+            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
         with seeded_init(recipe.seed, "classifier"):
             classifier = ClassifierHead(features, self.num_classes)
         self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
@@ -77,6 +89,22 @@ class Training:
             classes=prepared.classes,
             features=features,
         )
+
+    def notes(self) -> Iterator[str]:
+        """Say how a batch is computed, where it is not in one piece."""
+        settings, num = self.recipe.encoder_training, self.ranks.size
+        norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
+        if num > 1:
+            yield f"{num} ranks share each batch of {settings.batch_size:,} images."
+        if num > 1 and norm:
+            over, after = ("all ranks", "") if settings.batch_norm == "sync" else ("each rank's own images", _AVERAGED)
+            yield f'Batch norm takes its statistics over {over}: batch_norm is "{settings.batch_norm}"{after}.'
+        if settings.chunk_size is not None:
+            rule = ", each of them a batch to batch norm" if norm else ""
+            yield f"A batch goes through the encoder in chunks of {settings.chunk_size:,} images{rule}."
+        if settings.queue:
+            kind = "the same number of each class as far as there are" if settings.queue_balanced else "the last ones"
+            yield f"A batch is also contrasted with {settings.queue:,} features of past batches, {kind}."
 
     def run(self, state: State, tensors: dict[str, Tensor]) -> None:
         """Go through the stages, from the one that ``state`` is in; ``state`` follows."""
@@ -103,11 +131,12 @@ class Training:
             num_classes=self.num_classes,
             minority=minority,
             reporter=self.log,
+            ranks=self.ranks,
         )
         selection = Selection(patience=self.recipe.selection.patience)
         best: dict[str, Tensor] = {}
         if tensors:
-            restore_training(stage.module, trainer.optimizer, tensors)
+            trainer.restore(tensors)
             selection = Selection(**state.selection)
             if state.chosen is not None:
                 best = self.checkpoint.load_weights(state.chosen)
@@ -115,9 +144,10 @@ class Training:
         while state.epoch < epochs and not selection.exhausted(state.epoch):
             index = state.epoch
             facts = trainer.epoch(index, self.checkpoint)
-            now = training_tensors(stage.module, trainer.optimizer)
+            now = trainer.tensors()
             trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
             found = stage.judge() if stage.judge is not None else {}
+            found = self.ranks.told(partial(dict, found))  # Which epoch is taken must not hang on a rounding.
             facts |= {f"val_{name}": value for name, value in found.items()}
             if selection.update(index, found.get(self.recipe.selection.metric)) and stage.judge is not None:
                 best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
@@ -151,7 +181,9 @@ class Training:
             settings=settings,
             part=self.prepared.train,
             sampler=self._sampler("encoder", settings),
-            transform=lambda x, generator: self._augment(_repeat(x, views), generator),
+            transform=lambda x, generator, start, total: self._augment(
+                _repeat(x, views), generator, start=start * views, total=total * views
+            ),
             output=output,
             objective=ContrastiveObjective(settings),
             judge=None if self.prepared.val is None else self._probe(self.prepared.val),
@@ -176,7 +208,7 @@ class Training:
             settings=settings,
             part=self.prepared.train,
             sampler=self._sampler("end-to-end", settings),
-            transform=self._augment,
+            transform=lambda x, generator, start, total: self._augment(x, generator, start=start, total=total),
             output=self.model,
             objective=ClassificationObjective(settings, self.prepared.counts()),
             judge=None if val is None else judge,
@@ -188,9 +220,9 @@ class Training:
         classifier = self.model.classifier
         val = None if prepared.val is None else (self._features(prepared.val.inputs), prepared.val.labels)
 
-        def encode(x: Tensor, generator: torch.Generator) -> Tensor:
+        def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
             with torch.no_grad():
-                return self.model.features(self._augment(x, generator))
+                return self.model.features(self._augment(x, generator, start=start, total=total))
 
         def judge() -> dict[str, float]:
             assert val is not None
@@ -240,14 +272,18 @@ class Training:
         return judge
 
     def _features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
-        """The features of inputs, not augmented, in the order of ``rows``."""
+        """The features of inputs, not augmented, in the order of ``rows``; each rank computes a share of them."""
         size = self.recipe.encoder_training.batch_size
         rows = np.arange(len(inputs)) if rows is None else rows
+        share, sizes = share_rows(len(rows), self.ranks)
+        own = rows[share]
+        parts = [torch.empty(0, self.card.features, device=self.device)]
         with evaluating(self.model):
-            parts = (rows[part] for part in row_batches(len(rows), size))
-            return torch.cat([self.model.features(_plain(x.to(self.device))) for _, x in inputs.batches(parts)])
+            batches = inputs.batches(own[part] for part in row_batches(len(own), size))
+            parts += [self.model.features(_plain(x.to(self.device))) for _, x in batches]
+        return self.ranks.gather(torch.cat(parts), sizes)
 
-    def _choose_augment(self) -> Callable[[Tensor, torch.Generator], Tensor]:
+    def _choose_augment(self) -> Callable[..., Tensor]:
         if self.prepared.kind == "vector":
             return _unchanged
         section = self.recipe.augment
@@ -264,7 +300,7 @@ def _plain(x: Tensor) -> Tensor:
     return to_float(x) if x.ndim == 4 else x
 
 
-def _unchanged(x: Tensor, generator: torch.Generator) -> Tensor:
+def _unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
     return x
 
 

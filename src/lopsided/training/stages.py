@@ -12,6 +12,10 @@ of each class. Without a validation split the last epoch is taken. The test spli
 
 **Randomness.** Initial weights, the order of images, augmentation and dropout have seeds by name, stage, epoch and
 step, so that no generator's state needs to be saved: an epoch is the same whenever it is run.
+
+**Ranks.** Several processes train one model: the batches, their augmentation and the loss are those of one process with
+the same recipe, and each rank computes a share (see ``step`` and ``distributed``). Only dropout differs, whose masks are
+drawn by each rank for its own images. Validation and test images are shared, too, each to one rank.
 """
 
 from __future__ import annotations
@@ -31,11 +35,19 @@ from lopsided.errors import RunError, sentence
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.recipe import Recipe
 from lopsided.training.cautions import cautions
-from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.checkpoint import Checkpoint, State, load_strictly
+from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Part, check_trainable, prepare
 from lopsided.training.machine import flushed_denormals, pick_device, threads
 from lopsided.training.model import CARD_NAME, Model, ModelCard, load_model, save_model
-from lopsided.training.prediction import Predictions, predict, predict_batch, predict_inputs
+from lopsided.training.prediction import (
+    Predictions,
+    gather_rows,
+    predict,
+    predict_batch,
+    predict_inputs,
+    share_rows,
+)
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.run import Training
 
@@ -92,6 +104,7 @@ def fit(
     held_out: Source | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
+    ranks: Ranks | None = None,
 ) -> Fitted:
     """Train a model on a source that is already drawn by scenario and verified.
 
@@ -101,14 +114,18 @@ def fit(
     ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on after its last
     whole epoch and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
     holds the folder's lock.
+
+    With ``ranks``, every rank calls this with the same arguments and gets the same result. The first one alone reads
+    and writes the folder and tells the reporter. A run may be resumed with another number of ranks.
     """
-    device = pick_device(recipe.device)
-    checkpoint = Checkpoint(folder)
-    saved = _saved(checkpoint, folder, resume=resume)
-    log = Log(folder, reporter)
+    ranks = ranks or Ranks()
+    device = pick_device(recipe.device, ranks)
+    checkpoint = Checkpoint(folder, ranks)
+    saved = _saved(checkpoint, folder, ranks, resume=resume)
+    log = Log(folder, reporter) if ranks.first else Log(None, None)
     with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
         splits = split_source(recipe, source)
-        prepared, notes = prepare(recipe, source, splits)
+        prepared, notes = prepare(recipe, source, splits, ranks)
         check_trainable(prepared)
         notes += _unused(source, splits)
         digests = source.images.digest(np.arange(len(source)))
@@ -117,18 +134,21 @@ def fit(
             data=_fingerprint(source, splits, digests),
             stage="encoder" if recipe.method == "two-stage" else "end-to-end",
             threads=num_threads,
+            ranks=ranks.size,
             fast=recipe.fast,
         )
+        ranks.check_same("recipe", state.recipe)
+        ranks.check_same("images, labels and splits", state.data)
         if saved is not None:
             notes += _check_resumable(state, saved[0])
             state = saved[0]
-        training = Training(recipe, prepared, device, log, checkpoint)
+        training = Training(recipe, prepared, device, log, checkpoint, ranks)
         training.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
-        if folder is not None:
+        if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
-        _announce(log, recipe, source, splits, device, num_threads, resumed=saved is not None)
-        for text in notes:
+        _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
+        for text in [*notes, *training.notes()]:
             log.note(text)
         for text in cautions(recipe, prepared, leaks):
             log.warn(text)
@@ -151,18 +171,23 @@ def fit(
 
 def _complete(training: Training, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
     """Train what is left to train and write the model, or read back the one that is finished."""
+    ranks = training.ranks
     if state.finished and folder is not None:
-        training.model, training.card = load_model(folder, training.device)
+        if ranks.first:
+            training.model, training.card = load_model(folder, training.device)
+        if ranks.size > 1:
+            load_strictly(training.model, ranks.spread(training.model.state_dict))
+        training.model.eval()
         return
     training.run(state, tensors)
-    if folder is not None:
+    if folder is not None and ranks.first:
         training.card = save_model(folder, training.model, training.card)
     state.finished, state.chosen = True, None
     training.checkpoint.save(state, {})
 
 
 def _saved(
-    checkpoint: Checkpoint, folder: Path | None, *, resume: bool
+    checkpoint: Checkpoint, folder: Path | None, ranks: Ranks, *, resume: bool
 ) -> tuple[State, dict[str, torch.Tensor]] | None:
     if folder is None:
         if resume:
@@ -170,7 +195,7 @@ def _saved(
         return None
     if resume:
         return checkpoint.load()
-    if checkpoint.exists() or (folder / CARD_NAME).exists():
+    if ranks.told(lambda: checkpoint.exists() or (folder / CARD_NAME).exists()):
         raise RunError(
             sentence("a new run must have a folder of its own", f"{folder}, which holds a run", "Resume it (--resume).")
         )
@@ -183,7 +208,7 @@ def _check_resumable(state: State, saved: State) -> list[str]:
         if getattr(state, name) != getattr(saved, name):
             raise RunError(sentence(f"a run must be resumed with the same {what}", "others", do))
     notes = [f"The run goes on after epoch {saved.epoch} of stage {saved.stage}."]
-    for name in ("threads", "fast", "torch"):
+    for name in ("threads", "ranks", "fast", "torch"):
         then, now = getattr(saved, name), getattr(state, name)
         if then != now:
             notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
@@ -203,7 +228,15 @@ def _fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
 
 
 def _announce(
-    log: Log, recipe: Recipe, source: Source, splits: Splits, device: torch.device, num_threads: int, *, resumed: bool
+    log: Log,
+    recipe: Recipe,
+    source: Source,
+    splits: Splits,
+    device: torch.device,
+    num_threads: int,
+    num_ranks: int,
+    *,
+    resumed: bool,
 ) -> None:
     counts = {name: source.subset(rows).counts() for name, rows in splits.parts()}
     log.event(
@@ -214,6 +247,7 @@ def _announce(
         torch=torch.__version__,
         device=str(device),
         threads=num_threads,
+        ranks=num_ranks,
         source=source.name,
         images=counts,
     )
@@ -225,7 +259,7 @@ def _predictions(training: Training, source: Source, rows: Any, part: Part | Non
     if part is None:
         return None
     size = training.recipe.encoder_training.batch_size
-    probabilities, features = predict_inputs(training.model, part.inputs, size)
+    probabilities, features = predict_inputs(training.model, part.inputs, size, training.ranks)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
@@ -240,10 +274,12 @@ def _judged(training: Training, source: Source | None) -> Predictions | None:
     if source is None:
         return None
     size = training.recipe.encoder_training.batch_size
+    own, sizes = share_rows(len(source), training.ranks)
+    found = predict(training.model, training.card, source.images.take(own), batch_size=size)
     return Predictions(
         names=source.names,
         classes=source.classes,
-        probabilities=predict(training.model, training.card, source.images, batch_size=size),
+        probabilities=gather_rows(found, sizes, training.ranks),
         y_true=source.labels,
         groups=source.groups,
     )

@@ -1,0 +1,159 @@
+"""Batch statistics under several ranks and chunks, without a change to the encoder.
+
+torch's own SyncBatchNorm knows no CPU, and layers of timm that derive from BatchNorm are other classes. So while
+training runs, the layers stay what they are, and the one function that all of them call is answered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from lopsided.training.distributed import Ranks
+
+
+class BatchStatistics:
+    """The batch norm layers of a module that several ranks train together.
+
+    With ``synchronised``, mean and variance are those of the rows of all ranks; without, each rank has its own, and
+    the running ones are averaged over the ranks when an epoch is over.
+    """
+
+    def __init__(self, module: nn.Module, ranks: Ranks, *, synchronised: bool) -> None:
+        self.layers = [child for child in module.modules() if isinstance(child, _BatchNorm)]
+        self.ranks, self.synchronised = ranks, synchronised and ranks.size > 1
+        self.ghost = False
+        """Whether the rows at hand stand in for none, and are to be left out of the statistics."""
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether ranks must go through the layers together."""
+        return self.synchronised and bool(self.layers)
+
+    @contextmanager
+    def over_ranks(self) -> Iterator[None]:
+        """Inside the block the layers take their statistics over all ranks, if they are to."""
+        layers = self.layers if self.synchronised else []
+        for layer in layers:
+            layer.forward = partial(self._forward, layer.forward)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward
+
+    def _forward(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with _OverRanks(self.ranks, self.ghost):
+            return forward(x)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside the block no running statistic changes."""
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.callback(setattr, layer, "track_running_stats", layer.track_running_stats)
+                layer.track_running_stats = False
+            yield
+
+    def average(self) -> None:
+        """Make the running statistics of all ranks one, where each has its own."""
+        if self.synchronised or self.ranks.size == 1:
+            return
+        for layer in self.layers:
+            if layer.running_mean is not None and layer.running_var is not None:
+                self.ranks.sum_([layer.running_mean, layer.running_var])
+                layer.running_mean /= self.ranks.size
+                layer.running_var /= self.ranks.size
+            if layer.num_batches_tracked is not None:
+                # A rank without a share in the last batch counted one less than the first, which always has one.
+                number = layer.num_batches_tracked * self.ranks.first
+                self.ranks.sum_([number])
+                layer.num_batches_tracked.copy_(number)
+
+
+class _OverRanks(TorchFunctionMode):
+    """Answers ``torch.nn.functional.batch_norm`` in training with the statistics of all ranks."""
+
+    def __init__(self, ranks: Ranks, ghost: bool) -> None:
+        super().__init__()
+        self.ranks, self.ghost = ranks, ghost
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not nn.functional.batch_norm:
+            return func(*args, **kwargs)
+        return _batch_norm(self.ranks, self.ghost, *args, **kwargs)
+
+
+def _batch_norm(
+    ranks: Ranks,
+    ghost: bool,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not training:
+        return nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    y, mean, variance, number = _Normalise.apply(x, ranks, ghost, eps)
+    if running_mean is not None and running_var is not None:
+        unbiased = variance * (number / (number - 1).clamp(min=1))
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    if weight is not None:
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        y = torch.addcmul(bias.view(shape), y, weight.view(shape)) if bias is not None else y * weight.view(shape)
+    return y.to(x.dtype)
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / sqrt(var + eps) with mean and variance per channel of the rows of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, ghost: bool, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Also returns mean, variance and how many numbers they are of, per channel."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        own = 0 if ghost else x.numel() // x.shape[1]
+        variance, mean = torch.var_mean(wide, dims, correction=0)
+        facts = torch.stack([torch.full_like(mean, own), mean, variance])
+        if ghost:
+            facts.zero_()
+        # Per rank number, mean and variance: a sum of squares less the square of the mean would lose digits.
+        number, means, variances = ranks.gather(facts[None], [1] * ranks.size).unbind(1)
+        total = number.sum(0)
+        mean = (number * means).sum(0) / total
+        variance = (number * (variances + (means - mean).square())).sum(0) / total
+        scale = (variance + eps).rsqrt()
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        y = (wide - mean.view(shape)) * scale.view(shape)
+        ctx.save_for_backward(y, scale, total)
+        ctx.ranks, ctx.dims, ctx.ghost, ctx.dtype = ranks, dims, ghost, x.dtype
+        ctx.mark_non_differentiable(mean, variance, total)
+        return y, mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """With g the gradient that arrives: scale * (g - mean(g) - y mean(g y)), means over all ranks; 0 for a ghost."""
+        y, scale, total = ctx.saved_tensors
+        shape = [1, -1] + [1] * (y.dim() - 2)
+        sums = torch.stack([grads[0].sum(ctx.dims), (grads[0] * y).sum(ctx.dims)])
+        ctx.ranks.sum_([sums])
+        if ctx.ghost:
+            return torch.zeros_like(grads[0], dtype=ctx.dtype), None, None, None
+        means = sums / total
+        grad = torch.addcmul(grads[0] - means[0].view(shape), y, means[1].view(shape), value=-1.0)
+        return (grad * scale.view(shape)).to(ctx.dtype), None, None, None

@@ -1,0 +1,64 @@
+"""Features of past batches, as contrast samples beside the batch at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lopsided.errors import RunError, sentence
+
+_FEATURES, _LABELS = "queue.features", "queue.labels"
+
+
+class FeatureQueue:
+    """The last ``size`` features with their labels, oldest first; every rank holds the same ones.
+
+    With ``balanced``, what is one too many is the oldest of the class that has most, so that the majority does not fill
+    the queue. A rare class then stays in it for longer, with features of an encoder that has moved on since.
+    """
+
+    def __init__(self, size: int, *, balanced: bool = False) -> None:
+        self.size, self.balanced = size, balanced
+        self.features: Tensor | None = None
+        self.labels: Tensor | None = None
+
+    def reference(self) -> tuple[Tensor, Tensor] | None:
+        """Features (m, d) and labels (m,) to contrast with; None while there are none."""
+        return None if self.features is None or self.labels is None else (self.features, self.labels)
+
+    def push(self, features: Tensor, labels: Tensor) -> None:
+        """Take in features (n, d) or (n, views, d) with one label per sample, without their graph."""
+        views = features.shape[1] if features.ndim == 3 else 1
+        features, labels = features.detach().reshape(-1, features.shape[-1]), labels.repeat_interleave(views)
+        if self.features is not None and self.labels is not None:
+            features, labels = torch.cat([self.features, features]), torch.cat([self.labels, labels])
+        kept = self._kept(labels)
+        self.features, self.labels = features[kept], labels[kept]
+
+    def _kept(self, labels: Tensor) -> Tensor:
+        num = len(labels)
+        if not self.balanced:
+            return torch.arange(max(num - self.size, 0), num, device=labels.device)
+        newest_first = torch.arange(num - 1, -1, -1, device=labels.device)
+        # How many of the same class are newer: the class is sorted, and counted from where it starts.
+        by_class = torch.argsort(labels[newest_first], stable=True)
+        _, counts = torch.unique_consecutive(labels[newest_first][by_class], return_counts=True)
+        starts = counts.cumsum(0) - counts
+        newer = torch.empty_like(by_class)
+        newer[by_class] = torch.arange(num, device=labels.device) - starts.repeat_interleave(counts)
+        taken = torch.argsort(newer, stable=True)[: self.size]
+        return newest_first[taken].sort().values
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it."""
+        found = self.reference()
+        return {} if found is None else {_FEATURES: found[0], _LABELS: found[1]}
+
+    def restore(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take up what ``tensors`` returned."""
+        if (_FEATURES in tensors) != (_LABELS in tensors):
+            raise RunError(sentence("a checkpoint must hold features and labels of its queue", "one of them"))
+        if _FEATURES in tensors:
+            self.features, self.labels = tensors[_FEATURES].to(device), tensors[_LABELS].to(device)

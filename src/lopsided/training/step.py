@@ -1,0 +1,165 @@
+"""From a batch to gradients: shared among ranks, in chunks, with the loss of the whole batch.
+
+A step goes by way of the features. The encoder turns a rank's share of the batch into features; the features of all
+ranks come together; each rank takes its own as anchors and all the others as ``reference``, which gives its part of the
+loss and the gradient of this part with respect to every feature. Summed over the ranks this is the gradient of the
+whole loss, and each rank sends that of its own features back through its encoder. The gradients of the weights, summed
+over the ranks, are then those of one process with the whole batch.
+
+**Chunks.** With ``chunk_size`` the features are first made chunk by chunk without a graph, and once their gradient is
+known, each chunk goes through the encoder again, with a graph that lives as long as the chunk. This is exact for an
+encoder without batch statistics. Batch norm takes each chunk for a batch: both passes see the same chunk and hence the
+same statistics, and the running ones move in the second pass alone. Dropout is seeded anew for each chunk, so that both
+passes drop the same.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lopsided.seeds import derive_seed
+from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.distributed import Ranks
+from lopsided.training.machine import seeded
+from lopsided.training.prediction import evaluating
+from lopsided.training.queue import FeatureQueue
+from lopsided.training.shares import Batch
+
+if TYPE_CHECKING:
+    from lopsided.training.loop import Stage
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a step found: the loss of the whole batch, and each sample's part of it for this rank's ``labels``."""
+
+    loss: Tensor
+    parts: Tensor
+    labels: Tensor
+
+
+class Step:
+    """Computes the gradients of a stage, batch by batch."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        seed: int,
+        statistics: BatchStatistics,
+        queue: FeatureQueue | None = None,
+    ) -> None:
+        self.stage, self.ranks, self.device, self.seed = stage, ranks, device, seed
+        self.statistics, self.queue = statistics, queue
+        self.parameters = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
+
+    def gradients(self, batch: Batch, inputs: Tensor, *names: str | int) -> Found:
+        """Leave the gradients of the loss of a whole batch in the parameters of every rank.
+
+        ``inputs`` are those of this rank's rows; one of any row where it has none. ``names`` say which step this is.
+        """
+        whole = torch.from_numpy(self.stage.part.labels[batch.rows]).to(self.device)
+        shares = batch.shares(self.ranks.rank)
+        pieces = inputs.split([share.stop - share.start for share in shares]) if batch.sizes[self.ranks.rank] else None
+        chunked = len(shares) > 1
+
+        def forward(chunk: int) -> Tensor:
+            x = inputs[:1] if pieces is None or not len(pieces[chunk]) else pieces[chunk]
+            return self._forward(x, shares[chunk], len(batch), names, chunk if chunked else None)
+
+        if not chunked:
+            outputs = forward(0)
+        else:
+            with torch.no_grad(), self.statistics.kept():
+                outputs = torch.cat([forward(chunk) for chunk in range(len(shares))])
+        parts, grad = self._loss(_wide(outputs), whole, batch)
+        if not chunked:
+            _backward(outputs, grad)
+        else:
+            for chunk, part in enumerate(grad.split([share.stop - share.start for share in shares])):
+                _backward(forward(chunk), part)
+        loss = parts.sum()
+        self._sum_gradients(loss)
+        positions = torch.from_numpy(batch.positions(self.ranks.rank)).to(self.device)
+        return Found(loss, parts, whole[positions])
+
+    def _forward(
+        self, x: Tensor, share: slice, total: int, names: tuple[str | int, ...], chunk: int | None
+    ) -> Tensor:
+        """The outputs of a share of a batch of ``total`` images."""
+        stage, absent = self.stage, share.stop == share.start
+        start, total = (0, len(x)) if absent else (share.start, total)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", *names))
+        with ExitStack() as stack:
+            if chunk is not None:
+                stack.enter_context(seeded(self.device, self.seed, "dropout", *names, self.ranks.rank, chunk))
+            if absent and not self.statistics.exchanged:
+                stack.enter_context(evaluating(stage.module))  # for the shape of nothing
+            self.statistics.ghost = absent
+            outputs = stage.output(stage.transform(x.to(self.device), generator, start, total))
+        return outputs[:0] if absent else outputs
+
+    def _loss(self, outputs: Tensor, whole: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Each sample's part of the loss of the whole batch, and the gradient of that loss, for this rank's outputs."""
+        if self.stage.contrastive:
+            return self._contrast(outputs, whole, batch)
+        if not len(outputs):
+            return outputs.new_zeros(0), outputs
+        y = whole[torch.from_numpy(batch.positions(self.ranks.rank)).to(self.device)]
+        parts: Tensor = self.stage.objective(outputs.requires_grad_(), y, whole)
+        return parts.detach(), torch.autograd.grad(parts.sum(), outputs)[0]
+
+    def _contrast(self, outputs: Tensor, whole: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        order = torch.from_numpy(batch.order).to(self.device)
+        everyone, y = self.ranks.gather(outputs, batch.sizes), whole[order]
+        before = sum(batch.sizes[: self.ranks.rank])
+        after = before + len(outputs)
+        others, y_others = (torch.cat([x[:before], x[after:]]) for x in (everyone, y))
+        parts, own, grad = outputs.new_zeros(0), outputs, torch.zeros_like(others)
+        if len(outputs):
+            leaves = outputs.requires_grad_(), others.requires_grad_()
+            parts = self.stage.objective(outputs, y[before:after], whole, self._reference(others, y_others))
+            own, grad = torch.autograd.grad(parts.sum(), leaves, allow_unused=True, materialize_grads=True)
+        total = torch.cat([grad[:before], own, grad[before:]])
+        self.ranks.sum_([total])
+        if self.queue is not None:
+            self.queue.push(torch.empty_like(everyone).index_copy_(0, order, everyone.detach()), whole)
+        return parts.detach(), total[before:after]
+
+    def _reference(self, others: Tensor, y_others: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The other ranks' features and those of the queue."""
+        past = None if self.queue is None else self.queue.reference()
+        if not len(others):
+            return past
+        views = others.shape[1] if others.ndim == 3 else 1
+        others, y_others = others.reshape(-1, others.shape[-1]), y_others.repeat_interleave(views)
+        return (others, y_others) if past is None else (torch.cat([others, past[0]]), torch.cat([y_others, past[1]]))
+
+    def _sum_gradients(self, loss: Tensor) -> None:
+        """Sum the gradients of all ranks, and the loss with them."""
+        if self.ranks.size == 1:
+            return
+        there = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float32, device=self.device)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.ranks.sum_([*grads, there, loss])
+        if any(p.grad is None for p in self.parameters):
+            # A rank without a share has none; a weight that no rank used keeps none, and the optimizer passes it over.
+            for parameter, grad, used in zip(self.parameters, grads, there.tolist(), strict=True):
+                parameter.grad = grad if used else None
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    """Outputs without their graph, in float32 at least, in which losses are computed."""
+    return outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def _backward(outputs: Tensor, grad: Tensor) -> None:
+    if outputs.requires_grad:
+        outputs.backward(grad.to(outputs.dtype))  # type: ignore[no-untyped-call]
