@@ -33,7 +33,7 @@ from lopsided.recipe import Recipe
 from lopsided.training.cautions import cautions
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.inputs import Part, check_trainable, prepare
-from lopsided.training.machine import flushed_denormals, pick_device, threads
+from lopsided.training.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.training.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.training.prediction import Predictions, predict, predict_batch, predict_inputs
 from lopsided.training.reporter import Log, Reporter
@@ -103,6 +103,8 @@ def fit(
     holds the folder's lock.
     """
     device = pick_device(recipe.device)
+    if recipe.fast:
+        keep_freed_memory()
     checkpoint = Checkpoint(folder)
     saved = _saved(checkpoint, folder, resume=resume)
     log = Log(folder, reporter)
