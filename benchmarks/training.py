@@ -43,6 +43,7 @@ from lopsided.heads import ProjectionHead
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.recipe import named_recipe
 from lopsided.training.machine import arrange
+from lopsided.training.optimizers import Adam
 from lopsided.training.stages import fit, split_source
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
@@ -88,9 +89,9 @@ def stock_step(name: str, channels: int, size: int, batch: int) -> Step:
 def our_step(name: str, channels: int, size: int, batch: int) -> Step:
     """The same step as this package does it."""
     encoder, width = build_encoder(name, channels=channels, image_size=size)
-    arrange(encoder, torch.device("cpu"))
+    arrange(encoder, torch.device("cpu"), (channels, size, size))
     model = nn.Sequential(encoder, ProjectionHead(width))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+    optimizer = Adam(model.parameters(), lr=1e-2, fused=True)
     loss = AsymmetricFocalContrastiveLoss(ETA, GAMMA, TEMPERATURE)
     x, y = torch.rand(batch, channels, size, size), (torch.arange(batch) % 10 == 0).long()
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
-from lopsided.small_maps import SmallMapConv2d, small_map_conv2d, use_fast_paths
+from lopsided.small_maps import SmallMapConv2d, lay_out_weights, point_conv2d, small_map_conv2d, use_fast_paths
 
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 4), (3, 5)]
 
@@ -73,15 +73,16 @@ def test_the_state_dict_is_unchanged_and_the_switch_goes_both_ways():
         nn.Conv2d(4, 4, 3, padding=1, groups=2),
         nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
         nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Conv2d(4, 4, 1),
+        nn.Conv2d(4, 4, 1, padding=1),
     ],
-    ids=["groups", "reflect", "same", "1x1"],
+    ids=["groups", "reflect", "same", "padded 1x1"],
 )
 def test_what_the_fast_path_does_not_know_goes_the_stock_way(conv, monkeypatch):
     def forbidden(*_):
         raise AssertionError("the fast path was taken")
 
     monkeypatch.setattr("lopsided.small_maps.small_map_conv2d", forbidden)
+    monkeypatch.setattr("lopsided.small_maps.point_conv2d", forbidden)
     stock = copy.deepcopy(conv)
     use_fast_paths(conv)
     x = torch.randn(2, 4, 2, 2)
@@ -101,3 +102,59 @@ def test_small_maps_do_take_the_fast_path_and_large_ones_do_not(monkeypatch):
     for size in (1, 2, 4, 7):
         conv(torch.randn(2, 4, size, size))
     assert calls == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels-last"])
+def test_one_product_is_a_convolution_with_one_tap(stride, layout):
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((3, 4, 5, 6), (7, 4, 1, 1), (7,))
+    )
+    inputs = tuple(tensor.requires_grad_() for tensor in (x.to(memory_format=layout), weight, bias))
+    expected, found = conv2d(*inputs, stride), point_conv2d(*inputs, stride)
+    outer = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    assert_close(found, expected)
+    assert_close(torch.autograd.grad(found, inputs, outer), torch.autograd.grad(expected, inputs, outer))
+
+
+def test_a_gradient_of_a_gradient_is_that_of_the_convolution():
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for shape in ((2, 3, 2, 2), (2, 3, 3, 3), (2,))
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda *inputs: small_map_conv2d(*inputs, (1, 1), (1, 1)).square(), (x, weight, bias)
+    )
+
+
+def test_only_what_is_asked_for_gets_a_gradient():
+    x, weight = torch.randn(2, 3, 2, 2), torch.randn(4, 3, 3, 3, requires_grad=True)
+    small_map_conv2d(x, weight, None, (1, 1), (1, 1)).sum().backward()
+    assert x.grad is None
+    assert weight.grad is not None
+
+
+def test_laying_out_weights_changes_their_order_in_memory_and_nothing_else():
+    fast, stock = fast_and_stock("resnet18", in_chans=1)
+    fast.train()
+    assert lay_out_weights(fast, torch.zeros(1, 1, 28, 28)) == 8  # all 3x3 ones of layer3 and layer4
+    assert fast.training
+    assert fast.layer4[1].conv2.weight.permute(2, 3, 1, 0).is_contiguous()
+    assert fast.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    for (name, expected), found in zip(stock.state_dict().items(), fast.state_dict().values(), strict=True):
+        assert torch.equal(found, expected), name
+    x = torch.randn(4, 1, 28, 28)
+    assert_close(fast.eval()(x), stock.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_under_autocast_a_fast_path_computes_in_the_type_of_autocast():
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    stock = copy.deepcopy(conv)
+    use_fast_paths(conv)
+    x = torch.randn(2, 4, 2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = conv(x), stock(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert_close(found, expected, rtol=0.02, atol=0.02)

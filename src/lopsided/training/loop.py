@@ -21,13 +21,12 @@ from lopsided.training.checkpoint import Checkpoint, restore_training, training_
 from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Part
 from lopsided.training.machine import seeded
+from lopsided.training.optimizers import make_optimizer
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
 from lopsided.training.shares import Batch, Indices, cut
 from lopsided.training.step import Found, Step
 
-MOMENTUM = 0.9
-"""Of the optimizer "sgd"."""
 _STEPS_PER_LOOK = 20
 """Steps between two looks at the loss on an accelerator, where each look waits for it; on a CPU every step is seen."""
 
@@ -207,16 +206,3 @@ class Trainer:
             facts["anchors_without_positives"] = tally.alone / tally.images
         rate = self.optimizer.param_groups[0]["lr"]
         return {**facts, "lr": rate, "seconds": seconds, "images_per_second": tally.images / seconds}
-
-
-def make_optimizer(
-    module: nn.Module, settings: EncoderTraining | Classifier, device: torch.device
-) -> torch.optim.Optimizer:
-    """Return the optimizer of a stage; the fused form where torch has it."""
-    fused = device.type in ("cpu", "cuda")
-    common = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=MOMENTUM, **common)  # type: ignore[arg-type]
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, **common)  # type: ignore[arg-type]

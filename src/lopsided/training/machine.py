@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +12,7 @@ from torch import nn
 
 from lopsided.errors import InputError, sentence
 from lopsided.seeds import derive_seed
-from lopsided.small_maps import use_fast_paths
+from lopsided.small_maps import lay_out_weights, use_fast_paths
 from lopsided.training.distributed import Ranks
 
 
@@ -74,11 +76,25 @@ def flushed_denormals(enabled: bool) -> Iterator[None]:
             torch.set_flush_denormal(False)
 
 
-def arrange(module: nn.Module, device: torch.device) -> None:
-    """Give an image encoder the layout and the paths that are fastest on this device, in place."""
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Let freed blocks of up to 32 MiB stay with this process, where its allocator is glibc's; returns whether.
+
+    By itself glibc gives the buffers of a step back to the system and gets them anew in the next, page by page.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    trim_threshold, mmap_threshold = -1, -3
+    return bool(mallopt(mmap_threshold, 32 << 20) and mallopt(trim_threshold, (2 << 30) - 1))
+
+
+def arrange(module: nn.Module, device: torch.device, shape: tuple[int, ...]) -> None:
+    """Give an encoder of images of this shape the layout and the paths that are fastest on this device, in place."""
     module.to(memory_format=torch.channels_last)
-    if device.type == "cpu":
-        use_fast_paths(module)
+    if device.type == "cpu" and use_fast_paths(module):
+        lay_out_weights(module, torch.zeros(1, *shape))
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Training:
             classifier = ClassifierHead(features, self.num_classes)
         self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
         if recipe.fast and not vector:
-            arrange(self.model.encoder, self.device)
+            arrange(self.model.encoder, self.device, prepared.shape)
         self.card = ModelCard(
             kind=prepared.kind,
             encoder=recipe.encoder.name,

@@ -38,7 +38,7 @@ from lopsided.training.cautions import cautions
 from lopsided.training.checkpoint import Checkpoint, State, load_strictly
 from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Part, check_trainable, prepare
-from lopsided.training.machine import flushed_denormals, pick_device, threads
+from lopsided.training.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.training.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.training.prediction import (
     Predictions,
@@ -120,6 +120,8 @@ def fit(
     """
     ranks = ranks or Ranks()
     device = pick_device(recipe.device, ranks)
+    if recipe.fast:
+        keep_freed_memory()
     checkpoint = Checkpoint(folder, ranks)
     saved = _saved(checkpoint, folder, ranks, resume=resume)
     log = Log(folder, reporter) if ranks.first else Log(None, None)

@@ -1,0 +1,260 @@
+"""From the records of a sweep to a table of the paper: intervals, paired differences, verdicts. Needs no torch.
+
+An entry is the mean over the runs of one cell, in per cent, with Student's 95 % interval over the runs, and its
+difference to CL over the seeds that both have. ``verdicts.py`` has the rule by which the paper's claims are judged.
+
+Two sets of images judge each model: ``test``, the paper's 30 %, and ``held_out``, as many images of each class as the
+scenario left in the pool. Held-out accuracy is the mean of the recalls, weighted by the scenario's proportions: the
+accuracy on a large set that is as lopsided as the scenario, which is what the paper's accuracy estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lopsided.data.scenarios import parse_scenario
+from lopsided.errors import InputError, sentence
+from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
+from lopsided.experiments.records import Record
+from lopsided.experiments.verdicts import Key, Values, Verdict, judge
+from lopsided.intervals import Figure, mean_interval, paired_difference
+from lopsided.recipe import Recipe
+
+SPLITS = ("test", "held_out")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the runs of one table have in common, beside their losses, scenarios and seeds."""
+
+    method: str
+    normalization: str
+    encoder: str
+    image_size: int | None
+    split: str
+    weights: str
+
+    @classmethod
+    def of(cls, run: Recipe | Record) -> Protocol:
+        """Return the protocol of a recipe or of a record."""
+        if isinstance(run, Record):
+            return cls(run.method, run.normalization, run.encoder, run.image_size, run.split, run.weights)
+        weights = run.encoder.weights
+        return cls(
+            run.method,
+            run.encoder_training.normalization,
+            run.encoder.name,
+            run.data.image_size,
+            run.data.split,
+            weights if weights in ("none", "timm") else "file",
+        )
+
+    def __str__(self) -> str:
+        size = "its own size" if self.image_size is None else f"{self.image_size} px"
+        start = {"none": "scratch", "timm": "timm's weights", "file": "weights of a file"}.get(self.weights, "?")
+        by = {"group": "split by group", "random": "split by image"}.get(self.split, f"split {self.split}")
+        return f"{self.encoder} at {size} from {start}, {by}, {self.normalization} normalization"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of one cell, in per cent. ``difference`` is to CL, in points; None for CL and without pairs."""
+
+    mean: Figure
+    values: Mapping[int, float]
+    difference: Figure | None
+    pairs: int
+    published: float | None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs, seeds being their names."""
+        return len(self.values)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval of the difference leaves 0 out; nothing is corrected for the number of entries."""
+        return self.difference is not None and (self.difference.low > 0 or self.difference.high < 0)
+
+    def expects_published(self, runs: int = RUNS) -> bool | None:
+        """Whether the published figure lies where the mean of so many further runs would lie, 95 times of 100.
+
+        None where nothing was published or there is but one run. It is Student's prediction interval.
+        """
+        if self.published is None or self.runs < 2:
+            return None
+        half = (self.mean.high - self.mean.low) / 2
+        return abs(self.published - self.mean.value) <= half * math.sqrt(1 + self.runs / runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of the paper with what the runs say. Cells that were not trained have no entry."""
+
+    table: str
+    protocol: Protocol
+    scenarios: tuple[str | None, ...]
+    settings: tuple[Setting, ...]
+    entries: Mapping[Key, Entry]
+    verdicts: tuple[Verdict, ...]
+    majority: float | None
+    """The accuracy of always answering the majority on the test images; only where there is but one scenario."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The sets of images that any run was judged on."""
+        return tuple(split for split in SPLITS if any(key[2] == split for key in self.entries))
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """The fewest and the most runs of an entry."""
+        counts = [entry.runs for entry in self.entries.values()]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+    def entry(self, scenario: str | None, setting: Setting, split: str, figure: str) -> Entry | None:
+        """Return an entry, or None where there is no run."""
+        return self.entries.get((scenario, setting, split, figure))
+
+    def published(self, scenario: str | None, setting: Setting, figure: str) -> float | None:
+        """Return what the paper has for a cell, in per cent, whether or not it was trained."""
+        return published_beside(self.table, scenario, setting, figure)
+
+    def is_misprint(self, scenario: str | None, figure: str) -> bool:
+        """Whether the paper's row is a misprint, so that nothing is published to be compared with."""
+        return (scenario, figure) in published(self.table).misprints
+
+    def agreement(self, figure: str) -> tuple[int, int]:
+        """Return how many published figures lie where the paper's number of runs would be expected, and of how many.
+
+        They are compared with the test images' figures, which are as noisy as the paper's.
+        """
+        found = [entry.expects_published() for key, entry in self.entries.items() if key[2:] == ("test", figure)]
+        told = [is_inside for is_inside in found if is_inside is not None]
+        return sum(told), len(told)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            "table": self.table,
+            "protocol": str(self.protocol),
+            "entries": [
+                {
+                    "scenario": scenario,
+                    "loss": setting.loss,
+                    "eta": setting.eta,
+                    "gamma": setting.gamma,
+                    "split": split,
+                    "figure": figure,
+                    "runs": entry.runs,
+                    "mean": entry.mean.to_dict(),
+                    "difference": None if entry.difference is None else entry.difference.to_dict(),
+                    "pairs": entry.pairs,
+                    "published": entry.published,
+                }
+                for (scenario, setting, split, figure), entry in self.entries.items()
+            ],
+            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
+        }
+
+
+def select(records: Iterable[Record], table: str, protocol: Protocol) -> list[Record]:
+    """Return the records of a table's kind that were made by a protocol."""
+    has_scenario = table != "isic"
+    return [
+        record
+        for record in records
+        if Protocol.of(record) == protocol and (record.scenario is not None) == has_scenario
+    ]
+
+
+def compare(
+    records: Sequence[Record],
+    table: str,
+    protocol: Protocol,
+    *,
+    scenarios: Sequence[str | None] | None = None,
+    settings: Sequence[Setting] | None = None,
+) -> Comparison:
+    """Lay the records of one protocol out as a table of the paper, and judge the claims that it is for.
+
+    Without ``scenarios`` or ``settings``, those of the paper's table that have a run are shown; the verdicts see all.
+    """
+    check_table(table)
+    whole = published(table)
+    values = _values(records)
+    there = {key[:2] for key in values}
+    if scenarios is None:
+        scenarios = [name for name in whole.scenarios if any(name == scenario for scenario, _ in there)]
+    if settings is None:
+        shown = {setting for scenario, setting in there if scenario in scenarios}
+        settings = [setting for setting in whole.settings if setting in shown]
+    keys = [
+        (scenario, setting, split, figure)
+        for scenario in scenarios
+        for setting in settings
+        for split in SPLITS
+        for figure in FIGURES
+    ]
+    return Comparison(
+        table=table,
+        protocol=protocol,
+        scenarios=tuple(scenarios),
+        settings=tuple(settings),
+        entries={key: _entry(values, table, key) for key in keys if values.get(key)},
+        verdicts=judge(table, values),
+        majority=_majority([record for record in records if record.scenario in scenarios])
+        if len(scenarios) == 1
+        else None,
+    )
+
+
+def _entry(values: Values, table: str, key: Key) -> Entry:
+    scenario, setting, split, figure = key
+    own, base = values[key], values.get((scenario, CL, split, figure), {})
+    seeds = [] if setting == CL else sorted(set(own) & set(base))
+    return Entry(
+        mean=mean_interval(list(own.values())),
+        values=own,
+        difference=paired_difference([own[s] for s in seeds], [base[s] for s in seeds]) if seeds else None,
+        pairs=len(seeds),
+        published=published_beside(table, scenario, setting, figure),
+    )
+
+
+def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
+    """Return each figure in per cent by its cell and its seed; two runs for one place are refused."""
+    found: dict[Key, dict[int, float]] = {}
+    cells: dict[tuple[str | None, Setting, int], Record] = {}
+    for record in sorted(records, key=lambda record: record.seed):
+        setting = Setting(record.eta, record.gamma)
+        other = cells.setdefault((record.scenario, setting, record.seed), record)
+        if other is not record:
+            must = f"a table must have one run of {record.name}"
+            do = "Their recipes differ in something else: keep the records of one recipe."
+            raise InputError(sentence(must, f"those of the cells {other.cell} and {record.cell}", do))
+        for split in SPLITS:
+            for figure in FIGURES:
+                value = _value(record, split, figure)
+                if value is not None:
+                    found.setdefault((record.scenario, setting, split, figure), {})[record.seed] = value
+    return found
+
+
+def _value(record: Record, split: str, figure: str) -> float | None:
+    figures = record.test if split == "test" else record.held_out
+    if figures is None:
+        return None
+    if figure == "uwa":
+        return 100 * figures.uwa
+    shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
+    if split == "test" or shares is None or len(shares) != len(figures.recalls):
+        return 100 * figures.accuracy
+    return math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
+
+
+def _majority(records: Sequence[Record]) -> float | None:
+    votes = [100 * record.test.majority_vote for record in records]
+    return math.fsum(votes) / len(votes) if votes else None

@@ -1,0 +1,58 @@
+"""The optimizers of a stage, in torch's fused form where there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lopsided.recipe import Classifier, EncoderTraining
+
+MOMENTUM = 0.9
+"""Of the optimizer "sgd"."""
+
+
+class _InMemoryOrder:
+    """Hands torch's fused kernel every weight in the order in which it lies in memory.
+
+    The kernel copies the gradient of a weight that is not contiguous, such as a channels-last one, in every step. The
+    update is elementwise, so that a contiguous view of the same memory gives the same numbers without the copy.
+    """
+
+    def _init_group(self, group: Any, params: Any, grads: Any, averages: Any, squares: Any, *rest: Any) -> Any:
+        result = super()._init_group(group, params, grads, averages, squares, *rest)  # type: ignore[misc]
+        for index, tensors in enumerate(zip(params, grads, averages, squares, strict=True)):
+            views = _contiguous_views(tensors)
+            params[index], grads[index], averages[index], squares[index] = views
+        return result
+
+
+def _contiguous_views(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    first = tensors[0]
+    if first.is_contiguous() or any(tensor.stride() != first.stride() for tensor in tensors):
+        return tensors
+    order = sorted(range(first.dim()), key=lambda axis: (-first.stride(axis), axis))
+    views = tuple(tensor.permute(order) for tensor in tensors)
+    return views if views[0].is_contiguous() else tensors
+
+
+class Adam(_InMemoryOrder, torch.optim.Adam):
+    """torch's Adam, without copies of weights that are not contiguous."""
+
+
+class AdamW(_InMemoryOrder, torch.optim.AdamW):
+    """torch's AdamW, without copies of weights that are not contiguous."""
+
+
+def make_optimizer(
+    module: nn.Module, settings: EncoderTraining | Classifier, device: torch.device
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a stage; the fused form where torch has it."""
+    fused = device.type in ("cpu", "cuda")
+    common = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=MOMENTUM, **common)  # type: ignore[arg-type]
+    kind = Adam if settings.optimizer == "adam" else AdamW
+    return kind(parameters, **common)  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from lopsided.errors import InputError
+from lopsided.experiments.compare import Comparison, Entry, Protocol, compare, select
+from lopsided.experiments.paper import CL, Setting, base_recipe
+from lopsided.experiments.records import Record
+from lopsided.intervals import mean_interval
+from synthetic_records import figures, make_records, record
+
+FMNIST = Protocol.of(base_recipe("eta"))
+ACL = Setting(300.0, 0.0)
+
+
+def of(records: list[Record], table: str = "eta") -> Comparison:
+    return compare(records, table, Protocol.of(base_recipe(table)))
+
+
+def at_90_10(setting: Setting, uwas: list[float], seeds: list[int] | None = None) -> list[Record]:
+    pairs = zip(uwas, seeds or range(len(uwas)), strict=True)
+    return [record("90:10", setting, seed, figures((u + 0.1, u - 0.1), 0.9)) for u, seed in pairs]
+
+
+def test_an_entry_is_the_mean_of_its_runs_in_per_cent_with_students_interval() -> None:
+    uwas = [0.60, 0.66, 0.63, 0.71]
+    entry = of(at_90_10(ACL, uwas)).entry("90:10", ACL, "test", "uwa")
+    assert entry is not None
+    half = 100 * t.ppf(0.975, 3) * np.std(uwas, ddof=1) / 2
+    assert entry.mean.value == pytest.approx(65.0)
+    assert (entry.mean.low, entry.mean.high) == pytest.approx((65.0 - half, 65.0 + half))
+    assert entry.runs == 4
+    assert entry.published == 72.58
+    assert entry.difference is None
+
+
+def test_a_difference_is_taken_over_the_seeds_that_both_have() -> None:
+    base = at_90_10(CL, [0.50, 0.60, 0.70], [0, 1, 2])
+    more = at_90_10(ACL, [0.63, 0.71, 0.99], [1, 2, 7])
+    entry = of([*more, *base]).entry("90:10", ACL, "test", "uwa")
+    assert entry is not None
+    assert entry.difference is not None
+    assert (entry.runs, entry.pairs) == (3, 2)
+    assert entry.difference.value == pytest.approx(2.0)
+    assert of([*more, *base]).entry("90:10", CL, "test", "uwa").difference is None  # type: ignore[union-attr]
+
+
+def test_a_difference_differs_when_its_interval_leaves_out_0() -> None:
+    steady = [0.60, 0.65, 0.70, 0.62]
+    up = of([*at_90_10(CL, steady), *at_90_10(ACL, [0.631, 0.679, 0.73, 0.651])])
+    wild = of([*at_90_10(CL, steady), *at_90_10(ACL, [0.5, 0.8, 0.5, 0.9])])
+    assert up.entry("90:10", ACL, "test", "uwa").differs  # type: ignore[union-attr]
+    assert not wild.entry("90:10", ACL, "test", "uwa").differs  # type: ignore[union-attr]
+
+
+def test_one_run_has_a_mean_and_no_interval() -> None:
+    comparison = of([*at_90_10(CL, [0.6]), *at_90_10(ACL, [0.7])])
+    entry = comparison.entry("90:10", ACL, "test", "uwa")
+    assert entry is not None
+    assert entry.mean.value == pytest.approx(70.0)
+    assert math.isnan(entry.mean.low)
+    assert entry.difference is not None
+    assert not entry.differs
+    assert entry.expects_published() is None
+    assert {verdict.decision for verdict in comparison.verdicts} == {"cannot tell"}
+
+
+def test_held_out_accuracy_is_weighted_by_the_scenarios_proportions() -> None:
+    test, held_out = figures((0.9, 0.5), 0.9), figures((0.8, 0.4), 0.5)
+    comparison = of([record("90:10", CL, 0, test, held_out)])
+    found = {
+        (split, figure): comparison.entry("90:10", CL, split, figure).mean.value  # type: ignore[union-attr]
+        for split in ("test", "held_out")
+        for figure in ("uwa", "accuracy")
+    }
+    assert found == pytest.approx(
+        {
+            ("test", "uwa"): 70.0,
+            ("test", "accuracy"): 86.0,
+            ("held_out", "uwa"): 60.0,
+            ("held_out", "accuracy"): 0.9 * 80 + 0.1 * 40,
+        }
+    )
+
+
+def test_the_misprinted_row_is_compared_with_nothing() -> None:
+    comparison = of(make_records("gamma"), "gamma")
+    row = [comparison.entry("60:40", setting, "test", "uwa") for setting in comparison.settings]
+    assert all(entry is not None and entry.published is None for entry in row)
+    assert comparison.is_misprint("60:40", "uwa")
+    assert not comparison.is_misprint("60:40", "accuracy")
+    assert comparison.agreement("uwa")[1] == 60
+    assert comparison.agreement("accuracy")[1] == 66
+
+
+def test_rows_and_columns_without_a_run_are_left_out_and_cells_between_them_are_missing() -> None:
+    records = [
+        r
+        for r in make_records("eta", scenarios=["50:50", "90:10"])
+        if r.eta in (0, 300) and (r.scenario, r.eta) != ("50:50", 300)
+    ]
+    comparison = of(records)
+    assert comparison.scenarios == ("50:50", "90:10")
+    assert comparison.settings == (CL, ACL)
+    assert comparison.entry("50:50", ACL, "test", "uwa") is None
+    assert comparison.published("50:50", ACL, "uwa") == 79.42
+    assert comparison.splits == ("test", "held_out")
+    assert comparison.runs == (4, 4)
+
+
+def test_no_records_make_an_empty_table() -> None:
+    comparison = of([])
+    assert (comparison.scenarios, comparison.settings, comparison.splits, comparison.runs) == ((), (), (), (0, 0))
+    assert {verdict.decision for verdict in comparison.verdicts} == {"cannot tell"}
+
+
+def test_a_published_figure_is_expected_as_often_as_a_prediction_interval_holds() -> None:
+    """The mean of four further runs of the same kind lies within, 95 times of 100."""
+    rng = np.random.default_rng(5)
+    number = 2000
+    held = 0
+    for _ in range(number):
+        runs = rng.normal(70, 3, 4)
+        entry = Entry(mean_interval(runs), dict(enumerate(runs)), None, 0, float(rng.normal(70, 3, 4).mean()))
+        held += entry.expects_published() is True
+    assert 0.935 < held / number < 0.965
+
+
+def test_runs_of_another_protocol_are_not_mixed_in() -> None:
+    own = make_records("eta", runs=1, scenarios=["90:10"])
+    others = [
+        *make_records("eta", runs=1, scenarios=["90:10"], normalization="released"),
+        *make_records("eta", runs=1, scenarios=["90:10"], encoder="resnet50"),
+        *make_records("eta", runs=1, scenarios=["90:10"], method="end-to-end"),
+        *make_records("isic", runs=1),
+    ]
+    assert select([*others, *own], "eta", FMNIST) == own
+    isic = Protocol.of(base_recipe("isic"))
+    assert len(select([*others, *own], "isic", isic)) == 5
+    lesion = Protocol.of(base_recipe("isic", split="lesion"))
+    assert select(others, "isic", lesion) == []
+    assert "split by group" in str(lesion)
+
+
+def test_the_protocol_of_a_record_is_that_of_its_recipe() -> None:
+    assert Protocol.of(make_records("gamma", runs=1)[0]) == FMNIST
+    assert str(FMNIST) == "resnet18 at 28 px from scratch, split by image, paper normalization"
+
+
+def test_two_runs_for_one_place_are_refused() -> None:
+    twice = [*at_90_10(ACL, [0.6]), record("90:10", ACL, 0, figures((0.9, 0.5), 0.9), cell="0123456789abcdef")]
+    with pytest.raises(InputError, match="a table must have one run of 90:10 acl eta 300 gamma 0 seed 0, got those of"):
+        of(twice)
+
+
+def test_the_majoritys_accuracy_is_told_where_there_is_one_scenario() -> None:
+    assert of(make_records("isic"), "isic").majority == pytest.approx(90.0)
+    assert of(make_records("eta", runs=1)).majority is None
+
+
+def test_verdicts_see_more_than_what_is_shown() -> None:
+    records = make_records("gamma", lambda c, s: 5.0 * (s.gamma == 4))
+    whole, part = (compare(records, "gamma", FMNIST, scenarios=scenarios) for scenarios in (None, ["50:50"]))
+    assert part.scenarios == ("50:50",)
+    assert part.verdicts == whole.verdicts
+
+
+def test_everything_goes_into_json() -> None:
+    import json
+
+    comparison = of([*at_90_10(CL, [0.6, 0.7]), *at_90_10(ACL, [0.7])])
+    content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert content["table"] == "eta"
+    assert len(content["entries"]) == 4
+    acl = next(entry for entry in content["entries"] if entry["eta"] == 300 and entry["figure"] == "uwa")
+    assert acl["mean"] == {"value": 70.0, "low": None, "high": None}
+    assert acl["published"] == 72.58
+    assert len(content["verdicts"]) == len(comparison.verdicts)
+
+
+def test_losses_of_both_tables_stand_side_by_side_when_they_are_asked_for() -> None:
+    settings = [CL, ACL, Setting(0.0, 7.0), Setting(300.0, 7.0)]
+    records = make_records("eta", runs=2, scenarios=["90:10"], settings=settings)
+    comparison = compare(records, "eta", FMNIST, settings=settings)
+    assert comparison.settings == tuple(settings)
+    assert [comparison.published("90:10", setting, "uwa") for setting in settings] == [64.91, 72.58, 80.54, None]

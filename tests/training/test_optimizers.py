@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from lopsided.recipe import Recipe
+from lopsided.training.optimizers import make_optimizer
+
+CPU = torch.device("cpu")
+
+
+def laid_out(model: nn.Sequential) -> nn.Sequential:
+    """The same numbers: one weight channels-last, one with its taps outermost, one as it is."""
+    model = copy.deepcopy(model)
+    model[0].weight.data = model[0].weight.data.contiguous(memory_format=torch.channels_last)
+    model[1].weight.data = model[1].weight.data.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+    return model
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_the_update_does_not_depend_on_how_weights_lie_in_memory(name: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).double()
+    other = laid_out(plain)
+    stock = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
+    options = {"momentum": 0.9} if name == "sgd" else {}
+    reference = stock(plain.parameters(), lr=0.1, weight_decay=0.01, **options)
+    changes = {"optimizer": name, "lr": 0.1, "weight_decay": 0.01}
+    settings = Recipe().override(**{f"encoder_training.{k}": v for k, v in changes.items()}).encoder_training
+    optimizer = make_optimizer(other, settings, CPU)
+    x = torch.randn(5, 2, 9, 9, dtype=torch.float64)
+    for _ in range(4):
+        for model, method in ((plain, reference), (other, optimizer)):
+            method.zero_grad()
+            model(x).square().sum().backward()
+            method.step()
+    for (key, expected), found in zip(plain.named_parameters(), other.parameters(), strict=True):
+        assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=key)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_torch_gets_every_weight_in_the_order_of_its_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    kernel = torch._fused_adam_ if name == "adam" else torch._fused_adamw_
+
+    def noted(*tensors: list[torch.Tensor], **options: object) -> object:
+        seen.extend(tensor.is_contiguous() for group in tensors[:4] for tensor in group)
+        return kernel(*tensors, **options)
+
+    monkeypatch.setattr(torch, kernel.__name__, noted)
+    model = laid_out(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)))
+    settings = Recipe().override(**{"encoder_training.optimizer": name}).encoder_training
+    optimizer = make_optimizer(model, settings, CPU)
+    model(torch.randn(5, 2, 9, 9)).sum().backward()
+    optimizer.step()
+    assert len(seen) == 4 * 6
+    assert all(seen)
