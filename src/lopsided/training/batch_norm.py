@@ -108,28 +108,27 @@ def _batch_norm(
 ) -> Tensor:
     if not training:
         return nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    y, mean, variance, number = _Normalise.apply(x, ranks, ghost, eps)
+    y, mean, variance, number = _Normalise.apply(x, weight, bias, ranks, ghost, eps)
     if running_mean is not None and running_var is not None:
         unbiased = variance * (number / (number - 1).clamp(min=1))
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-    if weight is not None:
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        y = torch.addcmul(bias.view(shape), y, weight.view(shape)) if bias is not None else y * weight.view(shape)
-    return y.to(x.dtype)
+    normalised: Tensor = y
+    return normalised
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(var + eps) with mean and variance per channel of the rows of all ranks."""
+    """weight (x - mean) / sqrt(var + eps) + bias with mean and variance per channel of the rows of all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, ghost: bool, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ranks: Ranks, ghost: bool, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Also returns mean, variance and how many numbers they are of, per channel."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [dim for dim in range(x.dim()) if dim != 1]
-        own = 0 if ghost else x.numel() // x.shape[1]
         variance, mean = torch.var_mean(wide, dims, correction=0)
-        facts = torch.stack([torch.full_like(mean, own), mean, variance])
+        facts = torch.stack([torch.full_like(mean, x.numel() // x.shape[1]), mean, variance])
         if ghost:
             facts.zero_()
         # Per rank number, mean and variance: a sum of squares less the square of the mean would lose digits.
@@ -138,22 +137,30 @@ class _Normalise(torch.autograd.Function):
         mean = (number * means).sum(0) / total
         variance = (number * (variances + (means - mean).square())).sum(0) / total
         scale = (variance + eps).rsqrt()
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        y = (wide - mean.view(shape)) * scale.view(shape)
-        ctx.save_for_backward(y, scale, total)
-        ctx.ranks, ctx.dims, ctx.ghost, ctx.dtype = ranks, dims, ghost, x.dtype
+        y = nn.functional.batch_norm(wide, mean, variance, weight, bias, False, 0.0, eps)
+        ctx.save_for_backward(x, weight, mean, scale, total)
+        ctx.ranks, ctx.dims, ctx.ghost = ranks, dims, ghost
         ctx.mark_non_differentiable(mean, variance, total)
-        return y, mean, variance, total
+        return y.to(x.dtype), mean, variance, total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """With g the gradient that arrives: scale * (g - mean(g) - y mean(g y)), means over all ranks; 0 for a ghost."""
-        y, scale, total = ctx.saved_tensors
-        shape = [1, -1] + [1] * (y.dim() - 2)
-        sums = torch.stack([grads[0].sum(ctx.dims), (grads[0] * y).sum(ctx.dims)])
+        """With g the gradient of the output and u = (x - mean) scale: weight scale (g - mean(g) - u mean(g u)).
+
+        The means are over all ranks. The rows of a ghost had no part in the statistics, and have no gradient.
+        """
+        x, weight, mean, scale, total = ctx.saved_tensors
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        g = grads[0].to(mean.dtype)
+        u = (x.to(mean.dtype) - mean.view(shape)).mul_(scale.view(shape))
+        sums = torch.stack([g.sum(ctx.dims), (g * u).sum(ctx.dims)])
+        of_bias, of_weight = sums.clone()
         ctx.ranks.sum_([sums])
         if ctx.ghost:
-            return torch.zeros_like(grads[0], dtype=ctx.dtype), None, None, None
-        means = sums / total
-        grad = torch.addcmul(grads[0] - means[0].view(shape), y, means[1].view(shape), value=-1.0)
-        return (grad * scale.view(shape)).to(ctx.dtype), None, None, None
+            grad = torch.zeros_like(x)
+        else:
+            means = sums / total
+            factor = scale if weight is None else scale * weight
+            grad = u.mul_(-means[1].view(shape)).add_(g).sub_(means[0].view(shape)).mul_(factor.view(shape)).to(x.dtype)
+        needs = ctx.needs_input_grad
+        return grad, of_weight if needs[1] else None, of_bias if needs[2] else None, None, None, None
