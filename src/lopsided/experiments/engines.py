@@ -65,8 +65,8 @@ class Engine(Protocol):
     def slots(self) -> int:
         """How many cells it computes at once; it is asked again before each submission."""
 
-    def open(self, folder: Path) -> None:
-        """Get ready for the cells of this sweep."""
+    def open(self, folder: Path, *, models: bool = False) -> None:
+        """Get ready for the cells of this sweep, of which the models are wanted or not."""
 
     def submit(self, cell: Cell) -> None:
         """Start a cell; where it was begun before, it goes on from its checkpoint."""
@@ -118,7 +118,7 @@ class LocalEngine:
         self._idle: list[futures.ProcessPoolExecutor] = []
         self._running: dict[futures.Future[tuple[str, str]], tuple[Cell, futures.ProcessPoolExecutor]] = {}
 
-    def open(self, folder: Path) -> None:
+    def open(self, folder: Path, *, models: bool = False) -> None:
         """Get ready; workers are started when there is work."""
         self._folder = folder
         self._lifeline = get_context("spawn").Pipe(duplex=False)

@@ -119,6 +119,7 @@ class _Driver:
         self.failed: dict[str, Failure] = {}
         self.todo: deque[Cell] = deque()
         self.elsewhere: deque[Cell] = deque()
+        self.lost: deque[Cell] = deque()
         self.claims: dict[str, ExitStack] = {}
         self.deaths: Counter[str] = Counter()
         self.old_failures = len(read_failures(folder / FAILURES))
@@ -130,7 +131,7 @@ class _Driver:
         self.view.begin(len(self.cells), skipped)
         try:
             if self.todo:
-                self.engine.open(self.folder)
+                self.engine.open(self.folder, models=self.kept == "models")
                 with _interrupted_by_sigterm():
                     self.loop()
         finally:
@@ -175,6 +176,8 @@ class _Driver:
 
     def loop(self) -> None:
         while self.todo or self.elsewhere or self.claims:
+            for _ in range(len(self.lost)):
+                self.start_again(self.lost.popleft())
             while self.todo and len(self.claims) < self.engine.slots:
                 self.start(self.todo.popleft())
             if not self.todo and self.elsewhere and time.monotonic() >= self.next_look:
@@ -210,16 +213,32 @@ class _Driver:
             self.view.started(cell)
             self.engine.submit(cell)
 
+    def start_again(self, cell: Cell) -> None:
+        """Start a cell whose worker was lost, once its folder is free; a cluster may tell of a death before it ends."""
+        try:
+            self.check_free(cell)
+        except RunError as error:
+            if error.__cause__ is not None:
+                raise
+            self.lost.append(cell)
+        else:
+            self.engine.submit(cell)
+
+    def check_free(self, cell: Cell) -> None:
+        """Refuse a cell whose run folder a process has: a worker may outlive its sweep for a moment."""
+        path = self.folder / CELLS / cell.key
+        if (path / files.LOCK_NAME).exists():
+            with files.lock(path):
+                pass
+
     def claim(self, cell: Cell) -> ExitStack | None:
         """Keep a cell from other sweeps; None, and ``reason``, if one of them or a run of its own has it."""
-        path, sign = self.folder / CELLS / cell.key, self.folder / CLAIMS / cell.key
+        sign = self.folder / CLAIMS / cell.key
         with ExitStack() as stack:
             try:
                 stack.callback(_remove_if_empty, sign)
                 stack.enter_context(files.lock(sign))
-                if (path / files.LOCK_NAME).exists():  # A worker may outlive its sweep for a moment.
-                    with files.lock(path):
-                        pass
+                self.check_free(cell)
             except RunError as error:
                 # What the disk refuses has a cause; a folder that is gone was removed by whoever had the cell.
                 if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError):
@@ -239,7 +258,7 @@ class _Driver:
         self.deaths[cell.key] += 1
         if ended.died and self.deaths[cell.key] <= self.retries:
             self.view.failed(failure, again=True)
-            self.engine.submit(cell)
+            self.lost.append(cell)
         else:
             self.give_up(cell, failure)
 

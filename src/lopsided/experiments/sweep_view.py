@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lopsided.progress import clock, printable
+from lopsided.progress import clock, in_terminal, printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from lopsided.experiments.engines import Cell
     from lopsided.experiments.records import Failure, Record
 
 PLAIN_SECONDS = 30.0
 """Where there is no terminal and no cell ends, the state is told this often."""
+
+SHOWN = 8
+"""So many running cells a terminal shows."""
 
 
 class View:
@@ -48,7 +53,7 @@ class Told(View):
 
     def __init__(self) -> None:
         self.total = self.skipped = self.finishes = self.failures = 0
-        self.running: dict[str, str] = {}
+        self.running: dict[str, tuple[str, float]] = {}
         self.start = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -61,7 +66,7 @@ class Told(View):
 
     def started(self, cell: Cell) -> None:
         """Count a cell as running."""
-        self.running[cell.key] = cell.name
+        self.running[cell.key] = cell.name, time.monotonic()
 
     def finished(self, record: Record) -> None:
         """Count a cell as done."""
@@ -132,7 +137,62 @@ class Lines(Told):
             self.say(self.state())
 
 
+class Screen(Told):
+    """A bar that counts cells, below it those that are running; what happened scrolls by above."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().__init__()
+        self.bar = Progress(TextColumn("cells"), BarColumn(bar_width=20), TextColumn("{task.description}"))
+        self.task = self.bar.add_task("", total=None)
+        self.reason = ""
+        console = Console(stderr=True)
+        self.live = Live(console=console, get_renderable=self.draw, refresh_per_second=2)
+
+    def draw(self) -> RenderableType:
+        """Return the bar and the cells that are running, as they are now."""
+        from rich.console import Group
+        from rich.text import Text
+
+        state = ", ".join(filter(None, [self.counts(), self.pace()]))
+        ended = self.skipped + self.finishes + self.failures
+        self.bar.update(self.task, completed=ended, total=self.total or None, description=state)
+        now, running = time.monotonic(), list(self.running.values())
+        lines = [f"  {name}, {clock(now - since)}" for name, since in running[:SHOWN]]
+        lines += [f"  and {len(running) - SHOWN} more"] if len(running) > SHOWN else []
+        lines += [f"  {self.reason}"] if self.reason else []
+        return Group(self.bar, *(Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines))
+
+    def say(self, text: str) -> None:
+        """Print one line above the bar."""
+        self.live.console.print(printable(text), markup=False, highlight=False)
+
+    def started(self, cell: Cell) -> None:
+        """Count a cell as running."""
+        super().started(cell)
+        self.reason = ""
+
+    def finished(self, record: Record) -> None:
+        """Say which cell is done, and its figure."""
+        super().finished(record)
+        self.say(f"{record.name}: UWA {record.test.uwa:.3f}")
+
+    def waiting(self, cells: int, reason: str) -> None:
+        """Show what is waited for."""
+        self.reason = f"waiting for {cells} cells that are computed elsewhere: {reason}"
+
+
 @contextmanager
 def sweep_view(*, quiet: bool = False) -> Iterator[View]:
     """Yield the view that fits whoever is watching."""
-    yield Told() if quiet else Lines()
+    if quiet:
+        yield Told()
+    elif in_terminal():
+        screen = Screen()
+        with screen.live:
+            yield screen
+    else:
+        yield Lines()

@@ -4,15 +4,20 @@
 the rest: one file, so that one rename makes the step from epoch to epoch. ``chosen-STAGE-EPOCH.safetensors`` holds the
 best weights of the stage so far, and ``encoder.safetensors`` the encoder of a finished first stage. Files that the
 state does not name are left over from a killed process and are removed. A finished run keeps the header alone.
+
+A state is written after the first epoch, and then after an epoch when writing has taken at most a twentieth of the time
+since: an epoch of a second is not followed by a second of writing.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,6 +29,8 @@ from lopsided.training.distributed import Ranks
 
 FORMAT = 1
 FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "encoder.safetensors"
+TIMES_AS_LONG = 20.0
+"""Seconds of training for a second of writing."""
 _KEY = "lopsided"
 _AGAIN = "Remove the checkpoint folder to start the run anew."
 
@@ -58,6 +65,14 @@ class Checkpoint:
         self.folder = None if folder is None else folder / FOLDER_NAME
         self.ranks = ranks or Ranks()
         self._last: State | None = None
+        self._saved, self._cost = -math.inf, 0.0
+
+    def due(self) -> bool:
+        """Whether the last writing was long enough ago, measured by what it cost."""
+        if self.folder is None:
+            return False
+        due: bool = self.ranks.told(lambda: perf_counter() - self._saved >= self._cost * TIMES_AS_LONG)
+        return due
 
     def exists(self) -> bool:
         """Whether a state was written."""
@@ -67,8 +82,12 @@ class Checkpoint:
         """Make ``state`` the one to go on from."""
         if self.folder is None:
             return
+        begin = perf_counter()
         if self.ranks.first:
             self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
+        self._saved = perf_counter()
+        self._cost = self._saved - begin
+        if self.ranks.first:
             self._remove_all_but(state)
         self._last = State(**asdict(state))
 

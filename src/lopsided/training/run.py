@@ -140,6 +140,7 @@ class Training:
             selection = Selection(**state.selection)
             if state.chosen is not None:
                 best = self.checkpoint.load_weights(state.chosen)
+        written = state.chosen
         self.log.stage(stage.name, epochs, len(stage.sampler))
         while state.epoch < epochs and not selection.exhausted(state.epoch):
             index = state.epoch
@@ -152,12 +153,15 @@ class Training:
             if selection.update(index, found.get(self.recipe.selection.metric)) and stage.judge is not None:
                 best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
                 state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
-                self.checkpoint.save_weights(state.chosen, best)
             state.epoch, state.selection = index + 1, selection.to_dict()
             state.history.append(facts)
             state.seconds = perf_counter() - self._begin
             self.log.epoch(index + 1, facts)
-            self.checkpoint.save(state, now)
+            if self.checkpoint.due():
+                if state.chosen not in (None, written):
+                    self.checkpoint.save_weights(state.chosen, best)
+                    written = state.chosen
+                self.checkpoint.save(state, now)
         if best:
             load_strictly(stage.module, best)
             text = f"Stage {stage.name} takes epoch {selection.chosen + 1} of {state.epoch}"

@@ -1,0 +1,118 @@
+"""The features of a split as a map of two dimensions, and what it shows in a sentence. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.errors import InputError, MissingDependencyError, sentence
+from lopsided.seeds import derive_seed
+
+Floats = npt.NDArray[np.float32]
+KINDS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
+MOST_NEIGHBOURS = 3_000
+"""The most images that t-SNE and UMAP lay out, which would take minutes with more."""
+_MOST_ASKED = 2_000
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """A place in the unit square for each image, NaN for one that is not on the map."""
+
+    kind: str
+    xy: npt.NDArray[np.float64]
+    note: str
+
+    @property
+    def title(self) -> str:
+        """The name of the method as people write it."""
+        return KINDS[self.kind]
+
+
+def check_kind(kind: str) -> None:
+    """Refuse a map that is not known, or that needs a package which is not there."""
+    if kind not in KINDS:
+        raise InputError(sentence(f"--map must be one of {', '.join(KINDS)}", kind))
+    if kind == "umap":
+        from importlib.util import find_spec
+
+        if find_spec("umap") is None:
+            raise MissingDependencyError(
+                sentence("--map umap must have the package umap-learn", "none", "Install it, or use --map tsne.")
+            )
+
+
+def lay_out(features: Floats, kind: str, seed: int) -> FeatureMap:
+    """Lay out features by one method; the same seed gives the same map."""
+    if kind == "pca":
+        xy, share = _pca(features)
+        return FeatureMap(kind, _unit(xy), f"The two directions of the map hold {100 * share:.0f} % of the variance.")
+    title = KINDS[kind]
+    random_state = derive_seed(seed, "report", kind) % 2**32
+    rows = np.random.default_rng(random_state).permutation(len(features))[:MOST_NEIGHBOURS]
+    note = f"{title} keeps neighbours together; distances between far groups mean little."
+    if len(rows) < len(features):
+        note += f" It shows {len(rows):,} of {len(features):,} images."
+    xy = np.full((len(features), 2), np.nan)
+    xy[rows] = _unit((_tsne if kind == "tsne" else _umap)(features[rows], random_state))
+    return FeatureMap(kind, xy, note)
+
+
+def _pca(features: Floats) -> tuple[npt.NDArray[np.float64], float]:
+    """Project on the two directions of the largest variance, each turned so that its largest weight is positive."""
+    centred = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
+    if len(centred) < centred.shape[1]:
+        values, left = np.linalg.eigh(centred @ centred.T)
+        axes = centred.T @ left[:, ::-1][:, :2]
+    else:
+        values, right = np.linalg.eigh(centred.T @ centred)
+        axes = right[:, ::-1][:, :2]
+    axes = axes / np.maximum(np.linalg.norm(axes, axis=0), 1e-12)
+    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
+    xy = np.zeros((len(centred), 2))
+    xy[:, : axes.shape[1]] = centred @ axes
+    total = float(values.clip(0).sum())
+    return xy, float(values[::-1][:2].clip(0).sum() / total) if total > 0 else 1.0
+
+
+def _tsne(features: Floats, random_state: int) -> npt.NDArray[np.float64]:
+    from sklearn.manifold import TSNE
+
+    if len(features) < 4:
+        return _pca(features)[0]
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    init = "pca" if min(features.shape) >= 2 else "random"
+    model = TSNE(perplexity=perplexity, init=init, random_state=random_state)
+    return np.asarray(model.fit_transform(features), dtype=np.float64)
+
+
+def _umap(features: Floats, random_state: int) -> npt.NDArray[np.float64]:
+    import umap  # type: ignore[import-not-found, unused-ignore]
+
+    if len(features) < 5:
+        return _pca(features)[0]
+    model = umap.UMAP(n_neighbors=min(15, len(features) - 1), random_state=random_state, n_jobs=1)
+    return np.asarray(model.fit_transform(features), dtype=np.float64)
+
+
+def _unit(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Shift each axis into [0, 1]; one far point does not squeeze the others, it moves to the edge."""
+    low, high = np.quantile(xy, [0.001, 0.999], axis=0)
+    width = np.where(high > low, high - low, 1.0)
+    return np.asarray(np.clip((xy - low) / width, -0.02, 1.02) * 0.96 + 0.02)
+
+
+def neighbour_share(features: Floats, labels: npt.NDArray[np.int64], label: int) -> float | None:
+    """Return the share of a class's images whose nearest other image, by angle, is of the class; None without images.
+
+    Of a large class the first 2,000 images are asked.
+    """
+    rows = np.flatnonzero(labels == label)[:_MOST_ASKED]
+    if not len(rows) or len(labels) < 2:
+        return None
+    z = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    similarity = z[rows] @ z.T
+    similarity[np.arange(len(rows)), rows] = -np.inf
+    return float((labels[similarity.argmax(axis=1)] == label).mean())

@@ -1,0 +1,93 @@
+"""One HTML file that needs nothing else: style, script, figures, pictures and data are in it, and nothing is fetched.
+
+The page's policy forbids all loading but of embedded pictures, and all scripts and styles but its own, which it names
+by their hashes: should a name from the data ever slip through the escaping, it still could not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from lopsided import __version__
+from lopsided.reports import wording
+
+LIMIT = 15_000_000
+"""The most bytes that a page may have."""
+
+
+def render(template: str, *, data: Any, pictures: str = "", **context: Any) -> str:
+    """Fill a template: ``data`` is what the script gets, ``pictures`` the style rules of the thumbnails."""
+    style, script = _static("report.css"), _static("report.js")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            "img-src data:",
+            f"style-src {_hash(style)}" + (f" {_hash(pictures)}" if pictures else ""),
+            f"script-src {_hash(script)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=policy,
+            style=Markup(style),
+            script=Markup(script),
+            pictures=Markup(pictures),
+            data=embedded_json(data),
+            version=__version__,
+            **context,
+        )
+    )
+
+
+def embedded_json(data: Any) -> Markup:
+    """Write JSON that can stand in a script element whatever the texts in it are.
+
+    >>> print(embedded_json({"class": "</script>\u2028"}))
+    {"class":"\\u003c/script\\u003e\\u2028"}
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def packed(array: npt.NDArray[Any]) -> str:
+    """Write an array's bytes, little end first, for a typed array of the script."""
+    return base64.b64encode(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _static(name: str) -> str:
+    return (resources.files("lopsided.reports") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("lopsided.reports", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    names = (wording.number, wording.interval, wording.percent, wording.amount, wording.clean, wording.signed)
+    environment.filters.update({function.__name__: function for function in names})
+    return environment

@@ -1,0 +1,62 @@
+"""From a run folder or a sweep folder to the one HTML file about it. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lopsided import files
+from lopsided.errors import RunError, sentence
+from lopsided.experiments.engines import CELLS
+from lopsided.experiments.runs import METRICS, RECIPE
+from lopsided.experiments.sweep import SWEEP
+from lopsided.reports.feature_map import check_kind
+from lopsided.reports.run_page import run_page
+from lopsided.reports.sweep_page import PAGE, sweep_page
+
+if TYPE_CHECKING:
+    from lopsided.data.images import Progress
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page that was written."""
+
+    path: Path
+    about: str
+    num_bytes: int
+
+
+def write_report(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, kind: str = "pca"
+) -> Report:
+    """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA."""
+    check_kind(kind)
+    path = Path(folder)
+    target = path / PAGE if out is None else Path(out)
+    if (path / SWEEP).is_file():
+        about, page = "sweep", sweep_page(path, target.parent)
+    elif (path / RECIPE).is_file():
+        about, page = "run", run_page(path, kind)
+    else:
+        got = f"{path}, which {'is neither' if path.exists() else 'does not exist'}"
+        raise RunError(sentence("FOLDER must be the folder of a run or of a sweep", got))
+    content = page.encode()
+    files.atomic_write(target, content)
+    return Report(target, about, len(content))
+
+
+def write_run_reports(folder: str | os.PathLike[str], *, kind: str = "pca", progress: Progress | None = None) -> int:
+    """Write the page of every finished run of a sweep into its folder; return how many there are."""
+    check_kind(kind)
+    path = Path(folder)
+    if not (path / SWEEP).is_file():
+        raise RunError(sentence("--runs is for the folder of a sweep", f"{path}, which has no {SWEEP}"))
+    cells = sorted(cell.parent for cell in (path / CELLS).glob(f"*/{METRICS}"))
+    for number, cell in enumerate(cells, start=1):
+        write_report(cell, kind=kind)
+        if progress is not None:
+            progress(number, len(cells))
+    return len(cells)

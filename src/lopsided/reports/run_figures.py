@@ -1,0 +1,203 @@
+"""The figures of a run's page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from lopsided.metrics import NUM_BINS
+from lopsided.reports import svg
+from lopsided.reports.run_data import Judged, Stage
+from lopsided.reports.thresholds import Counts, curves
+from lopsided.reports.wording import amount, number, percent, quoted
+
+MOST_CELLS = 60
+"""The most classes whose confusion matrix is shown whole."""
+MOST_COLOURS = 7
+OTHER = MOST_COLOURS
+"""The colour of classes that have none of their own."""
+MAP_WIDTH, MAP_HEIGHT = 720, 480
+SIDE = 340
+"""Width and height of the curves' figures, which are square."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a confusion matrix; ``shade`` is its share of the row in tenths."""
+
+    true: int
+    predicted: int
+    count: int
+    shade: int
+
+
+def confusion_cells(confusion: Sequence[Sequence[int]]) -> tuple[list[int], list[list[Cell]]]:
+    """Return the classes that are shown and their cells; of very many, those with the most mistakes are shown."""
+    matrix = np.array(confusion, dtype=np.int64)
+    shown = np.arange(len(matrix))
+    if len(matrix) > MOST_CELLS:
+        wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diagonal(matrix)
+        shown = np.sort(np.argsort(-wrong, kind="stable")[: MOST_CELLS * 2 // 3])
+    totals = matrix.sum(axis=1)
+    cells = [
+        [
+            Cell(t, p, int(matrix[t, p]), int(np.ceil(10 * matrix[t, p] / totals[t])) if totals[t] else 0)
+            for p in shown.tolist()
+        ]
+        for t in shown.tolist()
+    ]
+    return shown.tolist(), cells
+
+
+def roc_plot(
+    p: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_], name: str, now: Counts, chosen: Counts | None
+) -> tuple[Markup, Markup]:
+    """Draw the ROC and the precision-recall curve with the point of a threshold and the one that validation favours."""
+    roc, precision_recall = curves(p, positive)
+    share = float(positive.mean()) if len(positive) else 0.0
+    common: dict[str, Any] = {
+        "x": (0.0, 1.0), "y": (0.0, 1.0), "width": SIDE, "height": SIDE, "y_ticks": svg.ticks(0, 1),
+    }  # fmt: skip
+    first = svg.Plot(
+        f"ROC curve of {quoted(name)}",
+        x_label="share of others taken for it",
+        y_label="recall",
+        identity="roc",
+        **common,
+    )
+    second = svg.Plot(
+        f"Precision-recall curve of {quoted(name)}", x_label="recall", y_label="precision", identity="pr", **common
+    )
+    first.line([(0, 0), (1, 1)], "reference")
+    second.line([(0, share), (1, share)], "reference", identity="pr-reference")
+    first.line(roc, "c0", identity="roc-line")
+    second.line(precision_recall, "c0", identity="pr-line")
+    for plot, axes in ((first, _roc_point), (second, _pr_point)):
+        for counts, kind in ((chosen, "chosen"), (now, "now")):
+            place = None if counts is None else axes(counts)
+            x, y = place or (0.0, 0.0)
+            away = "" if place else " away"
+            identity = f"{plot.identity}-{kind}"
+            if kind == "chosen":
+                plot.diamond(x, y, f"chosen{away}", "favoured by the validation images", identity=identity)
+            else:
+                plot.dot(x, y, f"now{away}", radius=6, identity=identity)
+    return first.render(), second.render()
+
+
+def _roc_point(counts: Counts) -> svg.Point | None:
+    if counts.recall is None or counts.specificity is None:
+        return None
+    return 1 - counts.specificity, counts.recall
+
+
+def _pr_point(counts: Counts) -> svg.Point | None:
+    return None if counts.recall is None or counts.precision is None else (counts.recall, counts.precision)
+
+
+def calibration_plot(judged: Judged) -> Markup:
+    """Draw how often the model is right against how sure it is, in the bins of the calibration error."""
+    confidence, hit = judged.confidence.astype(np.float64), ~judged.wrong
+    bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
+    sizes = np.bincount(bins, minlength=NUM_BINS)
+    plot = svg.Plot(
+        "How often the model is right against how sure it is",
+        (0.0, 1.0), (0.0, 1.0), x_label="how sure the model is", y_label="how often it is right", height=320,
+        y_ticks=svg.ticks(0, 1),
+    )  # fmt: skip
+    points = []
+    for i in np.flatnonzero(sizes).tolist():
+        inside = bins == i
+        said, right = float(confidence[inside].mean()), float(hit[inside].mean())
+        told = f"{amount(int(sizes[i]), 'image')}: {percent(said)} sure, right in {percent(right)}"
+        plot.bar(i / NUM_BINS, (i + 1) / NUM_BINS - 0.006, 0.22 * sizes[i] / sizes.max(), "histogram", told)
+        points.append((said, right, told, int(sizes[i])))
+    plot.line([(0, 0), (1, 1)], "reference")
+    plot.line([(said, right) for said, right, _, _ in points], "c0 thin")
+    for said, right, told, size in points:
+        plot.dot(said, right, "dot c0", told, radius=3 + 4 * (size / sizes.max()) ** 0.5)
+    return plot.render()
+
+
+def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]]]]:
+    """Draw the loss of a stage, and the validation figures; each with its caption and its legend."""
+    epochs = [row["epoch"] for row in stage.epochs]
+    x = (min(epochs) - 0.5, max(epochs) + 0.5) if len(epochs) < 3 else (min(epochs), max(epochs))
+    marks = epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)]
+    plots = []
+    for caption, series in (
+        ("loss", [("loss", "loss", "c2")]),
+        ("validation", [("val_uwa", "UWA", "c0"), ("val_accuracy", "accuracy", "c1")]),
+    ):
+        lines = [(stage.series(key), word, style) for key, word, style in series]
+        lines = [line for line in lines if line[0]]
+        if not lines:
+            continue
+        values = [value for points, _, _ in lines for _, value in points]
+        y = svg.padded(values, floor=0.0) if caption == "loss" else (min(0.4, *values), 1.0)
+        plot = svg.Plot(
+            f"{caption} over the epochs of the {stage.name} stage", x, y, x_label="epoch", x_ticks=marks, height=230
+        )
+        if stage.picked:
+            plot.rule(x=stage.taken, text=f"taken: {stage.taken}")
+        for points, word, style in lines:
+            plot.line(points, style)
+            for epoch, value in points:
+                plot.dot(epoch, value, f"dot {style}", f"epoch {epoch}: {word} {number(value)}", radius=2.6)
+        plots.append((caption, plot.render(), [(style, word) for _, word, style in lines] if len(lines) > 1 else []))
+    return plots
+
+
+def diagnostic_plot(stage: Stage, image_share: float, name: str) -> tuple[Markup, list[tuple[str, str]]] | None:
+    """Draw the rare class's share of the loss, and the anchors that had no positive."""
+    series = [
+        (stage.series("minority_loss_share"), f"share of the loss of {quoted(name)}", "c1"),
+        (stage.series("anchors_without_positives"), "anchors without positives", "c3"),
+    ]
+    series = [line for line in series if line[0]]
+    if not series:
+        return None
+    epochs = [row["epoch"] for row in stage.epochs]
+    x = (min(epochs) - 0.5, max(epochs) + 0.5) if len(epochs) < 3 else (min(epochs), max(epochs))
+    top = max([image_share, *(value for points, _, _ in series for _, value in points)])
+    plot = svg.Plot(
+        f"What the loss saw of {quoted(name)}", x, (0.0, min(1.0, 1.25 * top) or 1.0), x_label="epoch", height=230,
+        x_ticks=epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)],
+    )  # fmt: skip
+    above = np.mean([value for _, value in series[0][0]]) > image_share
+    plot.rule(y=image_share, text="its share of the images", below=bool(above))
+    for points, word, style in series:
+        plot.line(points, style)
+        for epoch, value in points:
+            plot.dot(epoch, value, f"dot {style}", f"epoch {epoch}: {word} {percent(value, 1)}", radius=2.6)
+    return plot.render(), [(style, word) for _, word, style in series]
+
+
+def class_colours(order: Sequence[int], judged: Judged) -> list[int]:
+    """Give each class a colour, in ``order``; with very many classes, those with the most mistakes."""
+    if len(order) > MOST_COLOURS:
+        wrong = np.bincount(judged.y_true[judged.wrong], minlength=len(order))
+        order = np.argsort(-wrong, kind="stable")[: MOST_COLOURS - 1].tolist()
+    colours = [OTHER] * judged.p.shape[1]
+    for colour, label in enumerate(order):
+        colours[label] = colour
+    return colours
+
+
+def map_paths(xy: npt.NDArray[np.float64], colours: npt.NDArray[np.int64], wrong: npt.NDArray[np.bool_]) -> Markup:
+    """Draw a map: one path for all dots of a colour, one for all its mistakes, which are crosses."""
+    places = xy * (MAP_WIDTH, MAP_HEIGHT)
+    known = ~np.isnan(xy[:, 0])
+    parts = []
+    for bad in (False, True):
+        for colour in range(OTHER, -1, -1):
+            rows = np.flatnonzero(known & (colours == colour) & (wrong == bad))
+            d = (svg.crosses if bad else svg.dots)(map(tuple, places[rows].tolist()))
+            kind = "bad" if bad else "good"
+            parts.append(Markup('<path class="point k{} {}" d="{}"/>').format(colour, kind, d))
+    return Markup("\n").join(parts)

@@ -1,0 +1,369 @@
+"""The page of a run: what the model does with the rare class, from a run folder alone. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.experiments.runs import RECIPE
+from lopsided.reports import run_figures, run_words, svg
+from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
+from lopsided.reports.page import embedded_json, packed, render
+from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
+from lopsided.reports.run_words import Facts
+from lopsided.reports.thresholds import STEPS, counts_at, favoured
+from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
+from lopsided.reports.wording import amount, clean, duration, listed, percent, quoted
+from lopsided.seeds import derive_seed
+
+MOST_IMAGES = 10_000
+"""The most images that a page lists; the figures are always those of all."""
+MOST_NUMBERS = 500_000
+"""The most probabilities that a page holds, so that the slider counts all images."""
+PICTURE_LIMIT = 13_000_000
+"""The most bytes of data and pictures together, which leaves room for figures and words."""
+WORST = 24
+"""Mistakes that are shown without a script."""
+FEW_CLASSES = 12
+FIGURES = {
+    "uwa": ("UWA", "unweighted accuracy: the mean of each class's recall"),
+    "accuracy": ("accuracy", "share of all images that are recognised"),
+    "macro_f1": ("macro F1", "mean of each class's F1"),
+    "g_mean": ("G-mean", "geometric mean of the recalls; 0 if one class is never found"),
+    "mcc": ("MCC", "Matthews' correlation; 0 is chance, 1 is perfect"),
+    "auroc": ("AUROC", "how well images are ranked, whatever the threshold"),
+    "average_precision": ("average precision", "area under the precision-recall curve"),
+    "brier": ("Brier score", "squared distance of the probabilities to the truth; lower is better"),
+    "log_loss": ("log loss", "mean of -log(probability of the truth); lower is better"),
+    "calibration_error": ("calibration error", "how far off the probabilities are on average; lower is better"),
+}
+"""The figures in the order in which they are shown: their names, and what they say."""
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """The judged images in the order of the page, mistakes first, of which the page lists the first ``number``."""
+
+    judged: Judged
+    number: int
+    note: str
+
+    def first(self) -> Judged:
+        """The listed images."""
+        return _rows(self.judged, np.arange(self.number))
+
+
+def run_page(folder: Path, kind: str = "pca") -> str:
+    """Write the page of a finished run; ``kind`` is the map of features beside PCA."""
+    run, metrics = open_finished(folder)
+    classes = tuple(metrics["classes"])
+    judged = read_judged(run, classes)
+    split = next((name for name in ("test", "val") if name in judged and metrics.get(name)), None)
+    facts = Facts(run.recipe, metrics, classes, split, None if split is None else metrics[split])
+    stages, notes = read_stages(run)
+    context: dict[str, Any] = {
+        **_head(facts),
+        **_course(facts, stages, notes),
+        "recipe_text": clean((folder / RECIPE).read_text(encoding="utf-8", errors="surrogateescape")),
+        "command": f"lopsided fit --recipe {RECIPE} --out again",
+        "folder": clean(folder.resolve().name),
+        "judged": None,
+    }
+    if split is None:
+        return render("run.html.j2", data={"kind": "run"}, **context)
+    pictures, data, seen = _judgement(facts, judged[split], judged.get("val"), kind)
+    return render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
+
+
+def _judgement(
+    facts: Facts, judged: Judged, val: Judged | None, kind: str
+) -> tuple[Thumbnails, dict[str, Any], dict[str, Any]]:
+    """Return the pictures, the script's data and the template's context of all that shows judged images."""
+    figures = facts.figures or {}
+    ordered = in_order(judged, facts.recipe.seed)
+    first = ordered.first()
+    ranks = sorted(range(len(facts.classes)), key=lambda i: -facts.counts("train").get(facts.classes[i], 0))
+    colours = run_figures.class_colours(ranks, judged)
+    maps = _maps(first, kind, facts.recipe.seed)
+    threshold, threshold_context = _threshold(facts, ordered.judged, val if judged.split != "val" else None, ranks)
+    data: dict[str, Any] = {
+        "kind": "run",
+        "classes": [clean(name) for name in facts.classes],
+        "images": len(judged),
+        "listed": ordered.number,
+        "label": packed(ordered.judged.y_true.astype(np.uint16)),
+        "predicted": packed(first.y_pred.astype(np.uint16)),
+        "sure": packed(first.confidence),
+        "truth": packed(first.p[np.arange(len(first)), first.y_true]),
+        "names": [clean(name) for name in first.names],
+        "groups": None if first.groups is None else [clean(group) for group in first.groups],
+        "threshold": threshold,
+        "map": _map_data(maps, colours) if maps else None,
+    }
+    thumbnails = make_thumbnails(facts.recipe, first.names, PICTURE_LIMIT - len(embedded_json(data)))
+    if thumbnails.sheets:
+        data["pictures"] = {"missing": thumbnails.missing, "columns": COLUMNS, "rows": ROWS}
+    shown, cells = run_figures.confusion_cells(figures["confusion"])
+    context = {
+        "judged": judged,
+        "split": run_words.SPLITS[judged.split],
+        "listed_note": ordered.note,
+        "picture_note": thumbnails.note,
+        "confusion_words": run_words.confusion_words(facts, judged),
+        "cells": cells,
+        "shown": shown,
+        "worst": _worst(first, thumbnails),
+        "class_words": run_words.class_words(figures),
+        "class_rows": _class_rows(facts, figures),
+        "calibration_words": run_words.calibration_words(figures, judged),
+        "calibration": run_figures.calibration_plot(judged),
+        **threshold_context,
+        **_map_context(facts, first, maps, colours),
+    }
+    return thumbnails, data, context
+
+
+def in_order(judged: Judged, seed: int) -> Listed:
+    """Bring images into the page's order: mistakes, the surest first, then the others, the least sure first.
+
+    Of more than a page lists, a sample comes first: every mistake, or the surest ones if there are very many, and of
+    the others a random draw by seed.
+    """
+    sure = judged.confidence
+    wrong, right = np.flatnonzero(judged.wrong), np.flatnonzero(~judged.wrong)
+    wrong, right = wrong[np.argsort(-sure[wrong], kind="stable")], right[np.argsort(sure[right], kind="stable")]
+    if len(judged) <= MOST_IMAGES:
+        return Listed(_rows(judged, np.concatenate([wrong, right])), len(judged), "")
+    num_wrong = min(len(wrong), MOST_IMAGES - min(len(right), MOST_IMAGES // 5))
+    generator = np.random.default_rng(derive_seed(seed, "report", "sample"))
+    drawn = np.zeros(len(right), dtype=bool)
+    drawn[generator.permutation(len(right))[: MOST_IMAGES - num_wrong]] = True
+    order = np.concatenate([wrong[:num_wrong], right[drawn], wrong[num_wrong:], right[~drawn]])
+    which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} surest mistakes"
+    note = (
+        f"Of {len(judged):,} images, {MOST_IMAGES:,} are listed and pictured: {which} and a random sample of the "
+        "others. All counts and figures are those of all images."
+    )
+    return Listed(_rows(judged, order), MOST_IMAGES, note)
+
+
+def _rows(judged: Judged, rows: npt.NDArray[np.int64]) -> Judged:
+    return replace(
+        judged,
+        names=tuple(judged.names[i] for i in rows),
+        groups=None if judged.groups is None else tuple(judged.groups[i] for i in rows),
+        y_true=judged.y_true[rows],
+        y_pred=judged.y_pred[rows],
+        p=judged.p[rows],
+        features=None if judged.features is None else judged.features[rows],
+    )
+
+
+def _head(facts: Facts) -> dict[str, Any]:
+    metrics, figures = facts.metrics, facts.figures
+    train = facts.counts("train")
+    largest = max(train.values(), default=0)
+    splits = [split for split, counts in metrics["counts"].items() if counts and sum(counts.values())]
+    rows = [
+        {"name": clean(name), "counts": [facts.counts(split).get(name, 0) for split in splits],
+         "share": train.get(name, 0) / largest if largest else 0.0}
+        for name in facts.classes
+    ]  # fmt: skip
+    counted = sorted(train.values())
+    many = (
+        f"{len(facts.classes)} classes; the largest has {amount(counted[-1], 'training image')}, the smallest "
+        f"{counted[0]:,}. The table of classes below has all."
+    )
+    return {
+        "title": run_words.title(facts.recipe),
+        "summary": run_words.summary(facts),
+        "warnings": run_words.warnings(facts),
+        "classes": [clean(name) for name in facts.classes],
+        "minority": facts.minority,
+        "count_splits": [run_words.SPLITS.get(split, split) for split in splits],
+        "count_rows": rows if len(rows) <= FEW_CLASSES else [],
+        "count_words": many if len(rows) > FEW_CLASSES else "",
+        "headline": [] if figures is None else _headline(facts, figures),
+        "figures": figures,
+        "figure_columns": _figure_columns(metrics),
+        "figure_names": FIGURES,
+        "metrics": metrics,
+        "seconds": duration(metrics["seconds"]),
+        "packages": metrics["environment"].get("packages", {}),
+    }
+
+
+def _headline(facts: Facts, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    majority, row = figures["majority"], figures["per_class"][facts.minority]
+    always = f"always {quoted(majority['label'])}"
+    is_majority = majority["label"] == row["label"]
+    found = figures["confusion"][facts.minority][facts.minority]
+    items = [
+        {
+            "name": f"recall of {quoted(row['label'])}, the rarest class",
+            "figure": row["recall"],
+            "note": f"{found:,} of {amount(row['support'], 'image')} found",
+            "reference": float(is_majority),
+        },
+        {
+            "name": "UWA, the mean of each class's recall",
+            "figure": figures["figures"]["uwa"],
+            "note": f"{always}: {majority['uwa']:.3f}",
+            "reference": majority["uwa"],
+        },
+        {
+            "name": "accuracy, the share of all images",
+            "figure": figures["figures"]["accuracy"],
+            "note": f"{always}: {majority['accuracy']:.3f}",
+            "reference": majority["accuracy"],
+        },
+    ]
+    for item in items:
+        figure = item["figure"]
+        if figure["value"] is None:
+            item["strip"] = ""
+            continue
+        told = f"{figure['value']:.3f}, interval {figure['low']:.3f} to {figure['high']:.3f}; {item['note']}"
+        item["strip"] = svg.strip(told, figure["value"], figure["low"], figure["high"], item["reference"])
+    return items
+
+
+def _figure_columns(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    words = {
+        "test": "test images",
+        "held_out": "images that the scenario left",
+        "val": "validation images, which picked the model",
+    }
+    return [
+        {"name": name, "words": text, "images": metrics[name]["num_images"], "figures": metrics[name]["figures"]}
+        for name, text in words.items()
+        if metrics.get(name)
+    ]
+
+
+def _class_rows(facts: Facts, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    train = facts.counts("train")
+    rows = []
+    for row in figures["per_class"]:
+        recall = row["recall"]
+        bar = "" if recall["value"] is None else svg.small_bar(recall["value"], recall["low"], recall["high"])
+        rows.append({**row, "label": clean(row["label"]), "train": train.get(row["label"], 0), "bar": bar})
+    return rows
+
+
+def _worst(first: Judged, thumbnails: Thumbnails) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": clean(first.names[i]),
+            "group": clean(first.groups[i]) if first.groups is not None else "",
+            "true": int(first.y_true[i]),
+            "predicted": int(first.y_pred[i]),
+            "sure": float(first.confidence[i]),
+            "picture": thumbnails.classes(i),
+        }
+        for i in range(min(WORST, int(first.wrong.sum())))
+    ]
+
+
+def _threshold(
+    facts: Facts, judged: Judged, val: Judged | None, ranks: Sequence[int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the slider's data, with the probabilities of all images, and what the page shows without it."""
+    most = max(1, MOST_NUMBERS // len(judged))
+    offered = list(reversed(ranks))[:most]  # The rarest first.
+    chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
+    label, threshold = offered[0], chosen[0]
+    rows_of, areas = (facts.figures or {})["per_class"], ("auroc", "average_precision")
+    p, positive = judged.p[:, label], judged.y_true == label
+    at_half = counts_at(p, positive, 0.5)
+    at_chosen = None if threshold is None else counts_at(p, positive, threshold)
+    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], at_half, at_chosen)
+    rows = [("one half", 0.5, at_half)]
+    if threshold is not None and at_chosen is not None:
+        rows.append(("favoured by the validation images", threshold, at_chosen))
+    data = {
+        "classes": offered,
+        "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
+        "chosen": chosen,
+        **{name: [rows_of[c][name]["value"] for c in offered] for name in areas},
+    }
+    left = len(ranks) - len(offered)
+    return data, {
+        "threshold_class": label,
+        "threshold_chosen": threshold,
+        "threshold_rows": rows,
+        "threshold_areas": [data[name][0] for name in areas],
+        "threshold_step": 1 / STEPS,
+        "threshold_offered": offered,
+        "threshold_words": run_words.threshold_words(facts.classes[label], at_half, threshold, at_chosen),
+        "threshold_note": f"The {len(offered):,} rarest classes can be chosen; {left:,} more would not fit."
+        if left
+        else "",
+        "roc": roc,
+        "precision_recall": precision_recall,
+    }
+
+
+def _maps(first: Judged, kind: str, seed: int) -> list[FeatureMap]:
+    if first.features is None or len(first) < 2:
+        return []
+    kinds = ["pca"] if kind == "pca" else [kind, "pca"]
+    return [lay_out(first.features, each, seed) for each in kinds]
+
+
+def _map_data(maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
+    places = {
+        each.kind: packed(np.where(np.isnan(each.xy), 65535, each.xy.clip(0, 1) * 10_000).round().astype(np.uint16))
+        for each in maps
+    }
+    return {"places": places, "colours": colours, "notes": {each.kind: each.note for each in maps}}
+
+
+def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
+    if not maps or first.features is None:
+        return {"maps": []}
+    name = facts.classes[facts.minority]
+    share = neighbour_share(first.features, first.y_true, facts.minority)
+    told = (
+        f"For {percent(share)} of {quoted(name)} the nearest other image is {quoted(name)}, too."
+        if share is not None
+        else ""
+    )
+    own = [label for label, colour in enumerate(colours) if colour != run_figures.OTHER]
+    own.sort(key=lambda label: colours[label])
+    rest = [facts.classes[label] for label, colour in enumerate(colours) if colour == run_figures.OTHER]
+    legend = [(colours[label], clean(facts.classes[label])) for label in own]
+    if rest:
+        legend.append((run_figures.OTHER, amount(len(rest), "other class", "other classes")))
+    return {
+        "maps": [(each.kind, each.title) for each in maps],
+        "map_words": told,
+        "map_note": maps[0].note,
+        "map_legend": legend,
+        "map_paths": run_figures.map_paths(maps[0].xy, np.array(colours)[first.y_true], first.wrong),
+        "map_size": (run_figures.MAP_WIDTH, run_figures.MAP_HEIGHT),
+    }
+
+
+def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict[str, Any]:
+    train = facts.counts("train")
+    name = facts.classes[facts.minority]
+    diagnostics = None
+    if stages:
+        share = train.get(name, 0) / max(sum(train.values()), 1)
+        plot = run_figures.diagnostic_plot(stages[0], share, name)
+        if plot is not None:
+            words = run_words.diagnostic_words(stages[0], facts)
+            diagnostics = {"words": words, "plot": plot[0], "legend": plot[1]}
+    return {
+        "learning_words": run_words.learning_words(stages, facts.recipe.selection.metric),
+        "stages": [(stage.name, run_figures.learning_plots(stage)) for stage in stages],
+        "diagnostics": diagnostics,
+        "notes": [clean(note) for note in notes],
+        "unreadable": listed([clean(item["name"]) for item in facts.metrics.get("unreadable") or ()] or [""], 10),
+    }

@@ -1,0 +1,297 @@
+"""What a run's page says in words: what was trained, what to mind, and what each figure shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lopsided.data.sources import SOURCE_NAMES
+from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
+from lopsided.reports.run_data import Judged, Stage
+from lopsided.reports.thresholds import Counts
+from lopsided.reports.wording import ETA, GAMMA, TIMES, amount, clean, interval, listed, number, percent, quoted
+
+FEW = 30
+"""Test images of a class below which its recall says little."""
+LOSSES = {
+    "cl": "contrastive loss (CL)",
+    "fcl": "focal contrastive loss (FCL)",
+    "acl": "asymmetric contrastive loss (ACL)",
+    "afcl": "asymmetric focal contrastive loss (AFCL)",
+    "ce": "cross-entropy",
+    "weighted-ce": "weighted cross-entropy",
+    "focal": "focal loss",
+}
+SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
+# What a run warned of and the page says in its own words; cautions.py has the sentences.
+_SAID = re.compile(
+    r"fewer than \d+ images of|^There is no (test|validation) split|in more than one split|byte-identical"
+)
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something that makes the figures worth less: a headline, and what it means."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the words are about. ``figures`` are those of the split that is judged, None if no image was held out."""
+
+    recipe: Recipe
+    metrics: Mapping[str, Any]
+    classes: Sequence[str]
+    split: str | None
+    figures: Mapping[str, Any] | None
+
+    @property
+    def minority(self) -> int:
+        """The class with the fewest training images, the first of equals."""
+        counts = self.metrics["counts"]["train"]
+        return min(range(len(self.classes)), key=lambda i: counts.get(self.classes[i], 0))
+
+    def counts(self, split: str) -> dict[str, int]:
+        """The images of each class in a split; empty where there is none."""
+        return dict(self.metrics["counts"].get(split) or {})
+
+
+def source_name(recipe: Recipe) -> str:
+    """The name of a source, or the last part of its path."""
+    source = recipe.data.source or "data"
+    return source if source in SOURCE_NAMES else clean(Path(source).name or source)
+
+
+def title(recipe: Recipe) -> str:
+    """The heading of a run's page."""
+    loss = recipe.encoder_training.loss
+    word = LOSSES[loss] if loss in CLASSIFICATION_LOSSES else loss.upper()
+    return f"{word[0].upper()}{word[1:]} on {source_name(recipe)}"
+
+
+def summary(facts: Facts) -> str:
+    """What was trained on what, in two sentences."""
+    recipe, training = facts.recipe, facts.recipe.encoder_training
+    names = [quoted(name) for name in facts.classes]
+    task = f"{names[0]} from {names[1]}" if len(names) == 2 else f"{amount(len(names), 'class', 'classes')} apart"
+    start = {"none": "", "timm": " with timm's pretrained weights"}.get(recipe.encoder.weights, " with given weights")
+    how = f"{amount(training.epochs, 'epoch')} of {_loss(recipe)}"
+    if recipe.method == "two-stage":
+        how += (
+            f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
+            f"{LOSSES[recipe.classifier.loss]}"
+        )
+    scenario = f", drawn as {recipe.data.scenario}" if recipe.data.scenario else ""
+    parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
+    if facts.metrics.get("val"):
+        parts.append(f"picked on {sum(facts.counts('val').values()):,}")
+    if facts.metrics.get("test"):
+        parts.append(f"judged on {sum(facts.counts('test').values()):,} that it had not seen")
+    used = listed(parts) if len(parts) > 1 else parts[0]
+    return (
+        f"A {clean(recipe.encoder.name)}{start} learned to tell {task}: {how}. "
+        f"It was {used}, all of {source_name(recipe)}{scenario}."
+    )
+
+
+def _loss(recipe: Recipe) -> str:
+    training = recipe.encoder_training
+    text, knobs = LOSSES[training.loss], []
+    if training.loss in ("acl", "afcl"):
+        knobs.append(f"{ETA} = {training.eta:g}" + (f" {TIMES} parity" if training.eta_unit == "parity" else ""))
+    if training.loss == "afcl":
+        knobs.append(f"{GAMMA} = {training.gamma:g}")
+    return f"{text} with {', '.join(knobs)}" if knobs else text
+
+
+def warnings(facts: Facts) -> list[Caution]:
+    """What to mind about the figures, the gravest first."""
+    found = [*_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
+    found += [
+        Caution("The run itself warned", clean(text)) for text in facts.metrics["warnings"] if not _SAID.search(text)
+    ]
+    unreadable = len(facts.metrics.get("unreadable") or ())
+    if unreadable:
+        found.append(
+            Caution(
+                f"{amount(unreadable, 'image')} could not be read",
+                "They were left out of training and figures alike; metrics.json lists them.",
+            )
+        )
+    return found
+
+
+def _of_leaks(metrics: Mapping[str, Any]) -> Iterator[Caution]:
+    groups, duplicates = metrics["leaks"]["groups"], metrics["leaks"]["duplicates"]
+    if groups:
+        yield Caution(
+            f"{amount(len(groups), 'group')} {'lies' if len(groups) == 1 else 'lie'} in more than one split",
+            f"Such as {listed([clean(str(group)) for group in groups])}. The model may know a test image's group from "
+            'training, so that its figures come out too high. Split by group (data.split = "group").',
+        )
+    if duplicates:
+        first, where, other, there = (clean(str(part)) for part in duplicates[0])
+        yield Caution(
+            f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two splits at once",
+            f"Byte by byte the same, such as {other} in {there} and {first} in {where}. "
+            "Figures come out too high; remove the copies.",
+        )
+
+
+def _of_test(facts: Facts) -> Iterator[Caution]:
+    if facts.figures is None:
+        yield Caution(
+            "No image was held out", "Nothing is known about images that the model was not trained on; set data.test."
+        )
+        return
+    if facts.split != "test":
+        yield Caution(
+            "There is no test split",
+            "The figures below are those of the validation images, by which the model was picked: they flatter it.",
+        )
+    rows = facts.figures["per_class"]
+    name, rare = facts.classes[facts.minority], rows[facts.minority]["support"]
+    what = SPLITS[facts.split or "test"]
+    if 0 < rare < FEW:
+        yield Caution(
+            f"Only {amount(rare, f'{what} image')} of {quoted(name)}",
+            f"One image more or less that is recognised moves its recall by {percent(1 / rare)[:-2]} points. "
+            "Read the intervals, not the figures.",
+        )
+    others = [row["label"] for i, row in enumerate(rows) if 0 < row["support"] < FEW and i != facts.minority]
+    more = "more " if 0 < rare < FEW else ""
+    if others:
+        yield Caution(
+            f"{amount(len(others), f'{more}class', f'{more}classes')} with fewer than {FEW} {what} images",
+            f"The recall of {listed([quoted(other) for other in others])} is uncertain, too.",
+        )
+    absent = [row["label"] for row in rows if not row["support"]]
+    if absent:
+        yield Caution(
+            f"No {what} image of {listed([quoted(other) for other in absent])}",
+            "How well such a class is recognised is not known; means over classes leave it out.",
+        )
+
+
+def _of_vote(facts: Facts) -> Iterator[Caution]:
+    if facts.figures is None:
+        return
+    majority, figures = facts.figures["majority"], facts.figures["figures"]
+    uwa, accuracy = figures["uwa"], figures["accuracy"]
+    always = f"always answering {quoted(majority['label'])}"
+    if uwa["low"] is not None and uwa["low"] <= majority["uwa"]:
+        yield Caution(
+            f"The UWA may be no better than that of {always}",
+            f"Its interval {interval(uwa)} holds {number(majority['uwa'])}, which needs no model.",
+        )
+    if accuracy["high"] is not None and accuracy["high"] < majority["accuracy"]:
+        yield Caution(
+            f"The accuracy is below that of {always}",
+            f"{number(accuracy['value'])} {interval(accuracy)} against {number(majority['accuracy'])}. Among lopsided "
+            "classes that is the price of finding the rare one; judge by UWA and recall.",
+        )
+    elif accuracy["low"] is not None and accuracy["low"] <= majority["accuracy"]:
+        yield Caution(
+            f"The accuracy may be no better than that of {always}",
+            f"Its interval {interval(accuracy)} holds {number(majority['accuracy'])}. Among lopsided classes accuracy "
+            "says little; judge by UWA and recall.",
+        )
+
+
+def _of_validation(facts: Facts) -> Iterator[Caution]:
+    if facts.metrics.get("val") is None:
+        yield Caution(
+            "There was no validation split",
+            "The last model was taken, not the best one, and no threshold can be chosen without looking at the test.",
+        )
+
+
+def confusion_words(facts: Facts, judged: Judged) -> str:
+    """The most frequent mistake."""
+    wrong = int(judged.wrong.sum())
+    if not wrong:
+        return f"Not one mistake among {amount(len(judged), 'image')}."
+    pairs, counts = np.unique(np.stack([judged.y_true, judged.y_pred])[:, judged.wrong], axis=1, return_counts=True)
+    true, predicted = pairs[:, counts.argmax()].tolist()
+    support = int((judged.y_true == true).sum())
+    return (
+        f"{amount(wrong, 'mistake')} among {amount(len(judged), 'image')}. The most frequent: {counts.max():,} of "
+        f"{support:,} {quoted(facts.classes[true])} taken for {quoted(facts.classes[predicted])}."
+    )
+
+
+def threshold_words(name: str, at_half: Counts, chosen: float | None, at_chosen: Counts | None) -> str:
+    """What the threshold that validation favours would change."""
+    positives, others = at_half.tp + at_half.fn, at_half.fp + at_half.tn
+
+    def outcome(counts: Counts) -> str:
+        return f"{counts.tp:,} of {positives:,} are found, and {counts.fp:,} of {others:,} others are taken for it"
+
+    first = f"Called {quoted(name)} from a probability of 0.5 on, {outcome(at_half)}."
+    if chosen is None or at_chosen is None:
+        return f"{first} There are no validation images of it and of others that could favour another threshold."
+    if at_chosen == at_half:
+        return f"{first} The threshold that the validation images favour, {chosen:.3f}, gives the same."
+    return f"{first} From {chosen:.3f} on, which the validation images favour, {outcome(at_chosen)}."
+
+
+def learning_words(stages: Sequence[Stage], metric: str) -> str:
+    """Which epochs were taken."""
+    if not stages:
+        return "The run's log is not there, so nothing is known about its course."
+    parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
+    text = f"The model is that of {' and '.join(parts)}"
+    if any(stage.picked for stage in stages):
+        return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was highest."
+    return f"{text}: the last, because there was no validation split to pick by."
+
+
+def diagnostic_words(stage: Stage, facts: Facts) -> str:
+    """What the loss saw of the rare class."""
+    counts = facts.counts("train")
+    name = facts.classes[facts.minority]
+    images = counts.get(name, 0) / max(sum(counts.values()), 1)
+    shares = [value for _, value in stage.series("minority_loss_share")]
+    alone = [value for _, value in stage.series("anchors_without_positives")]
+    text = ""
+    if shares:
+        text = (
+            f"{quoted(name)} makes {percent(images, 1)} of the training images and "
+            f"{percent(float(np.mean(shares)), 1)} of the loss."
+        )
+    if alone:
+        mean = float(np.mean(alone))
+        rest = "every anchor had a positive" if mean == 0 else f"{percent(mean, 2)} of the anchors had no positive"
+        text += f" In its batches {rest}."
+    return text.strip()
+
+
+def calibration_words(figures: Mapping[str, Any], judged: Judged) -> str:
+    """Whether the probabilities can be taken at their word."""
+    error = figures["figures"]["calibration_error"]
+    said, right = float(judged.confidence.mean()), 1 - float(judged.wrong.mean())
+    text = f"On average the model is {percent(said)} sure and right in {percent(right)} of the images"
+    lean = "too sure of itself" if said > right else "less sure than it could be" if said < right else "off within bins"
+    if error["low"] == 0:
+        lean = "no more apart than chance explains"
+    return f"{text}: {lean} (calibration error {number(error['value'])} {interval(error)})."
+
+
+def class_words(figures: Mapping[str, Any]) -> str:
+    """The best and the worst recall."""
+    known = [row for row in figures["per_class"] if row["recall"]["value"] is not None]
+    best, worst = (pick(known, key=lambda row: row["recall"]["value"]) for pick in (max, min))
+    if best["recall"]["value"] == worst["recall"]["value"]:
+        which = "The class" if len(known) == 1 else "Every class"
+        return f"{which} with images has the recall {number(best['recall']['value'])}."
+    return (
+        f"Recall goes from {number(worst['recall']['value'])} for {quoted(worst['label'])} to "
+        f"{number(best['recall']['value'])} for {quoted(best['label'])}."
+    )

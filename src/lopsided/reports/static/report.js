@@ -1,0 +1,513 @@
+// What moves on a report's page. Nothing is fetched; names from the data only ever become text nodes.
+(function () {
+  "use strict";
+
+  const root = document.documentElement;
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+  const CHUNK = 60; // Pictures that are added to a gallery at once.
+  root.classList.add("js");
+
+  function unpack(text, Type) {
+    const raw = atob(text);
+    const bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    return new Type(bytes.buffer);
+  }
+
+  function element(tag, className, ...children) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    made.append(...children);
+    return made;
+  }
+
+  const name = (text) => element("bdi", "", text);
+  const shown = (value) => (value === null ? "–" : value.toFixed(3));
+  const counted = (n, thing) => `${n.toLocaleString("en-US")} ${thing}${n === 1 ? "" : "s"}`;
+
+  // ---------------------------------------------------------------------------------------------- theme, copy, sorting
+
+  function setUpTheme() {
+    const button = $("theme");
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+    const label = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+    try {
+      const kept = localStorage.getItem("lopsided-theme");
+      if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+    } catch (refused) { /* A page from a file may have no storage. */ }
+    button.addEventListener("click", () => {
+      root.dataset.theme = isDark() ? "light" : "dark";
+      try { localStorage.setItem("lopsided-theme", root.dataset.theme); } catch (refused) { /* As above. */ }
+      label();
+    });
+    system.addEventListener("change", label);
+    label();
+  }
+
+  function copyBySelection(source) {
+    const range = document.createRange();
+    range.selectNodeContents(source);
+    const selection = getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
+    return document.execCommand("copy");
+  }
+
+  function setUpCopying() {
+    for (const button of document.querySelectorAll("button[data-copy]")) {
+      const source = $(button.dataset.copy);
+      const tell = (done) => {
+        button.textContent = done ? "Copied" : "Press Ctrl+C";
+        setTimeout(() => { button.textContent = "Copy"; }, 2000);
+      };
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(source.textContent);
+          tell(true);
+        } catch (refused) {
+          tell(copyBySelection(source));
+        }
+      });
+    }
+  }
+
+  function setUpSorting() {
+    for (const table of document.querySelectorAll("table.sortable")) {
+      const heads = [...table.tHead.rows[0].cells];
+      heads.forEach((head, column) => {
+        if (head.tagName !== "TH") return;
+        const isText = head.dataset.kind === "text";
+        const button = element("button", "", ...head.childNodes);
+        button.type = "button";
+        head.append(button);
+        button.addEventListener("click", () => {
+          const first = isText ? "ascending" : "descending";
+          const other = isText ? "descending" : "ascending";
+          const order = head.getAttribute("aria-sort") === first ? other : first;
+          heads.forEach((each) => each.removeAttribute("aria-sort"));
+          head.setAttribute("aria-sort", order);
+          const sign = order === "ascending" ? 1 : -1;
+          const value = (row) => row.cells[column].dataset.value || "";
+          const rows = [...table.tBodies[0].rows];
+          rows.sort((a, b) => {
+            const x = value(a), y = value(b);
+            if (isText) return sign * x.localeCompare(y);
+            if (x === "" || y === "") return (x === "") - (y === ""); // What is not defined comes last either way.
+            return sign * (Number(x) - Number(y));
+          });
+          table.tBodies[0].append(...rows);
+        });
+      });
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------------- images of a run
+
+  let label, predicted, sure, truth, missing;
+
+  function picture(i) {
+    if (!data.pictures || missing.has(i)) return null;
+    const { columns, rows } = data.pictures;
+    const place = i % (columns * rows);
+    const made = element("span", `thumb s${Math.floor(i / (columns * rows))} x${place % columns} y${Math.floor(place / columns)}`);
+    made.setAttribute("aria-hidden", "true");
+    return made;
+  }
+
+  function words(i) {
+    const lines = [element("p", "says", element("b", "", shown(sure[i])), " ", name(data.classes[predicted[i]]))];
+    if (label[i] !== predicted[i]) {
+      lines.push(element("p", "is", "is ", name(data.classes[label[i]]), ` (${shown(truth[i])})`));
+    }
+    lines.push(element("p", "name", name(data.names[i])));
+    if (data.groups && data.groups[i]) lines.push(element("p", "group", "group ", name(data.groups[i])));
+    return lines;
+  }
+
+  function tile(i) {
+    const made = element("li", "tile");
+    const seen = picture(i);
+    if (seen) made.append(seen);
+    made.append(...words(i));
+    made.title = data.names[i];
+    made.dataset.image = i;
+    return made;
+  }
+
+  /** Fill a list with images, some at a time; the button brings the next. */
+  function gallery(list, more, images) {
+    let done = 0;
+    const next = () => {
+      const part = images.slice(done, done + CHUNK);
+      list.append(...part.map(tile));
+      done += part.length;
+      more.hidden = done >= images.length;
+      more.textContent = `Show more (${(images.length - done).toLocaleString("en-US")} left)`;
+    };
+    list.replaceChildren();
+    list.scrollTop = 0;
+    more.onclick = next;
+    next();
+  }
+
+  function setUpMatrix() {
+    const matrix = $("matrix");
+    const list = $("cell-gallery"), more = $("cell-more"), title = $("cell-title"), note = $("cell-note");
+    let pressed = null;
+
+    const press = (button) => {
+      if (pressed) pressed.setAttribute("aria-pressed", "false");
+      pressed = button;
+      if (button) button.setAttribute("aria-pressed", "true");
+    };
+    const show = (t, p, count) => {
+      const found = [];
+      for (let i = 0; i < data.listed; i++) if (label[i] === t && predicted[i] === p) found.push(i);
+      const right = t === p;
+      title.replaceChildren(name(data.classes[t]), right ? ", recognised" : " taken for ", ...(right ? [] : [name(data.classes[p])]));
+      const part = found.length < count ? `${found.length.toLocaleString("en-US")} of ` : "";
+      note.textContent = `${part}${counted(count, "image")}, ${right ? "the least sure" : "the surest"} first. The number is the probability that the model gives to its answer.`;
+      gallery(list, more, found);
+    };
+
+    const buttons = [];
+    for (const cell of matrix.querySelectorAll("td[data-true]")) {
+      const t = Number(cell.dataset.true), p = Number(cell.dataset.predicted);
+      const count = Number(cell.textContent.replaceAll(",", ""));
+      const button = element("button", "", cell.textContent.trim());
+      button.type = "button";
+      button.tabIndex = buttons.length ? -1 : 0;
+      button.setAttribute("aria-pressed", "false");
+      button.setAttribute("aria-label", `${data.classes[t]} ${t === p ? "recognised" : `taken for ${data.classes[p]}`}: ${counted(count, "image")}`);
+      button.addEventListener("click", () => { press(button); show(t, p, count); });
+      cell.replaceChildren(button);
+      buttons.push(button);
+    }
+
+    // One stop for the Tab key, arrow keys within; cells without images are passed over.
+    matrix.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      const cell = event.target.closest("td");
+      if (!step || !cell) return;
+      event.preventDefault();
+      let row = cell.parentNode.sectionRowIndex, column = cell.cellIndex;
+      for (;;) {
+        row += step[0];
+        column += step[1];
+        const next = matrix.tBodies[0].rows[row] && matrix.tBodies[0].rows[row].cells[column];
+        if (!next || next.tagName !== "TD") return;
+        const button = next.querySelector("button");
+        if (button) {
+          buttons.forEach((each) => { each.tabIndex = -1; });
+          button.tabIndex = 0;
+          button.focus();
+          return;
+        }
+      }
+    });
+
+    const all = $("all-mistakes");
+    if (!all) return;
+    const allMistakes = () => {
+      press(null);
+      const found = [];
+      for (let i = 0; i < data.listed; i++) if (label[i] !== predicted[i]) found.push(i);
+      title.textContent = "The surest mistakes";
+      note.textContent = `${counted(found.length, "mistake")}, the surest first. The number is the probability that the model gives to its answer.`;
+      gallery(list, more, found);
+    };
+    all.addEventListener("click", allMistakes);
+    allMistakes();
+  }
+
+  // ---------------------------------------------------------------------------------------------------------- threshold
+
+  function setUpThreshold() {
+    const facts = data.threshold;
+    const all = unpack(facts.p, Float32Array);
+    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen");
+    let p, positive, chosen;
+
+    const box = (plot) => plot.dataset.box.split(" ").map(Number);
+    const place = (plot, x, y) => {
+      const [left, right, top, bottom] = box(plot);
+      return [left + (right - left) * x, bottom - (bottom - top) * y];
+    };
+    const write = (plot, points) => {
+      let last = "", path = "";
+      for (const [x, y] of points) {
+        const at = place(plot, x, y).map((value) => Math.round(10 * value) / 10).join(" ");
+        if (at !== last) path += (path ? "L" : "M") + at;
+        last = at;
+      }
+      return path;
+    };
+
+    function countAt(threshold) {
+      const least = Math.fround(threshold);
+      let tp = 0, fp = 0, positives = 0;
+      for (let i = 0; i < p.length; i++) {
+        const called = p[i] >= least;
+        if (positive[i]) { positives++; if (called) tp++; } else if (called) fp++;
+      }
+      const fn = positives - tp, tn = p.length - positives - fp;
+      const share = (part, rest) => (part + rest ? part / (part + rest) : null);
+      const recall = share(tp, fn), specificity = share(tn, fp);
+      const known = [recall, specificity].filter((value) => value !== null);
+      const uwa = known.length ? known.reduce((a, b) => a + b) / known.length : null;
+      return { tp, fn, fp, tn, recall, specificity, precision: share(tp, fp), uwa };
+    }
+
+    function curves() {
+      const order = Array.from(p.keys()).sort((a, b) => p[b] - p[a]);
+      const positives = positive.reduce((a, b) => a + b, 0), others = p.length - positives;
+      const roc = [[0, 0]], pr = [];
+      if (!positives || !others) return [[], []];
+      let tp = 0, fp = 0;
+      order.forEach((i, k) => {
+        if (positive[i]) tp++; else fp++;
+        if (k + 1 < order.length && p[order[k + 1]] === p[i]) return;
+        roc.push([fp / others, tp / positives]);
+        pr.push([tp / positives, tp / (tp + fp)]);
+      });
+      return [roc, pr];
+    }
+
+    function put(identity, plot, x, y) {
+      const point = $(identity);
+      point.classList.toggle("away", x === null || y === null);
+      if (x === null || y === null) return;
+      const [left, top] = place(plot, x, y);
+      if (point.tagName === "circle") {
+        point.setAttribute("cx", left);
+        point.setAttribute("cy", top);
+      } else {
+        point.setAttribute("transform", `translate(${left} ${top})`);
+      }
+    }
+
+    function putBoth(kind, at) {
+      put(`roc-${kind}`, $("roc"), at.specificity === null || at.recall === null ? null : 1 - at.specificity, at.recall);
+      put(`pr-${kind}`, $("pr"), at.recall, at.precision);
+    }
+
+    function move() {
+      const threshold = Number(range.value), at = countAt(threshold);
+      $("t-value").textContent = shown(threshold);
+      for (const key of ["recall", "precision", "specificity", "uwa"]) $(`t-${key}`).textContent = shown(at[key]);
+      for (const key of ["tp", "fn", "fp", "tn"]) $(`t-${key}`).textContent = at[key].toLocaleString("en-US");
+      $("t-found-bar").setAttribute("width", 100 * (at.recall || 0));
+      $("t-alone-bar").setAttribute("width", 100 * (at.specificity || 0));
+      putBoth("now", at);
+      range.setAttribute("aria-valuetext", `${shown(threshold)}: recall ${shown(at.recall)}, precision ${shown(at.precision)}, specificity ${shown(at.specificity)}`);
+    }
+
+    function choose() {
+      const index = facts.classes.indexOf(Number(select.value));
+      p = all.subarray(index * data.images, (index + 1) * data.images);
+      positive = label.map((each) => (each === facts.classes[index] ? 1 : 0));
+      chosen = facts.chosen[index];
+      mark.hidden = chosenButton.hidden = chosen === null;
+      $("t-no-choice").hidden = chosen !== null;
+      $("t-auroc").textContent = shown(facts.auroc[index]);
+      $("t-average").textContent = shown(facts.average_precision[index]);
+      const [roc, pr] = curves();
+      $("roc-line").setAttribute("d", write($("roc"), roc));
+      $("pr-line").setAttribute("d", write($("pr"), pr));
+      const share = positive.reduce((a, b) => a + b, 0) / p.length;
+      $("pr-reference").setAttribute("d", write($("pr"), [[0, share], [1, share]]));
+      $("roc").setAttribute("aria-label", `ROC curve of ${data.classes[facts.classes[index]]}`);
+      $("pr").setAttribute("aria-label", `Precision-recall curve of ${data.classes[facts.classes[index]]}`);
+      if (chosen === null) {
+        for (const plot of ["roc", "pr"]) put(`${plot}-chosen`, $(plot), null, null);
+      } else {
+        // The thumb's middle runs from half its width to the same before the end.
+        mark.style.left = `calc(${chosen} * (100% - 16px) + 8px)`;
+        chosenButton.textContent = `◇ ${shown(chosen)}, the validation's choice`;
+        putBoth("chosen", countAt(chosen));
+      }
+      move();
+    }
+
+    select.addEventListener("change", choose);
+    range.addEventListener("input", move);
+    $("t-half").addEventListener("click", () => { range.value = 0.5; move(); });
+    chosenButton.addEventListener("click", () => { range.value = chosen; move(); });
+    choose();
+  }
+
+  // ---------------------------------------------------------------------------------------------------- map of features
+
+  function setUpMap() {
+    const map = $("map"), tip = $("map-tip"), near = $("map-near"), brush = $("map-brush"), boxElement = $("map-box");
+    const { width, height } = map.viewBox.baseVal;
+    const kinds = {};
+    for (const kind of Object.keys(data.map.places)) kinds[kind] = unpack(data.map.places[kind], Uint16Array);
+    let places = Object.values(kinds)[0], picked = [], cursor = null, from = null;
+    const NONE = 65535;
+    const x = (i) => (places[2 * i] / 10000) * width;
+    const y = (i) => (places[2 * i + 1] / 10000) * height;
+    const onMap = (i) => places[2 * i] !== NONE;
+    const at = (event) => {
+      const rect = map.getBoundingClientRect();
+      return [((event.clientX - rect.left) / rect.width) * width, ((event.clientY - rect.top) / rect.height) * height];
+    };
+    const round = (value) => Math.round(10 * value) / 10;
+
+    function nearest([px, py], most) {
+      let best = null, least = most * most;
+      for (let i = 0; i < data.listed; i++) {
+        if (!onMap(i)) continue;
+        const distance = (x(i) - px) ** 2 + (y(i) - py) ** 2;
+        if (distance < least) { least = distance; best = i; }
+      }
+      return best;
+    }
+
+    function showTip(i) {
+      tip.hidden = i === null;
+      near.classList.toggle("away", i === null);
+      if (i === null) return;
+      near.setAttribute("cx", x(i));
+      near.setAttribute("cy", y(i));
+      const seen = picture(i);
+      tip.replaceChildren(...(seen ? [seen] : []), element("div", "", ...words(i)));
+      tip.dataset.image = i;
+      const scale = map.getBoundingClientRect().width / width;
+      const left = x(i) * scale, top = y(i) * scale;
+      tip.style.left = `${Math.max(0, Math.min(left + 16, boxElement.clientWidth - tip.offsetWidth))}px`;
+      tip.style.top = `${top + 16 + tip.offsetHeight > boxElement.clientHeight ? Math.max(0, top - tip.offsetHeight - 16) : top + 16}px`;
+    }
+
+    function draw() {
+      const dots = {};
+      for (let i = 0; i < data.listed; i++) {
+        if (!onMap(i)) continue;
+        const key = `.k${data.map.colours[label[i]]}.${label[i] === predicted[i] ? "good" : "bad"}`;
+        const px = round(x(i)), py = round(y(i));
+        (dots[key] = dots[key] || []).push(label[i] === predicted[i] ? `M${px} ${py}h0` : `M${round(px - 3)} ${round(py - 3)}l6 6m0-6l-6 6`);
+      }
+      for (const path of map.querySelectorAll(".point")) path.setAttribute("d", "");
+      for (const key of Object.keys(dots)) map.querySelector(key).setAttribute("d", dots[key].join(""));
+    }
+
+    function list(images, heading) {
+      picked = images;
+      $("map-picked").setAttribute("d", images.map((i) => `M${round(x(i) - 5)} ${round(y(i))}a5 5 0 1 0 10 0a5 5 0 1 0-10 0`).join(""));
+      $("map-panel").hidden = !images.length;
+      if (!images.length) return;
+      const wrong = images.filter((i) => label[i] !== predicted[i]).length;
+      $("map-title").textContent = heading;
+      const tally = new Map();
+      for (const i of images) tally.set(label[i], (tally.get(label[i]) || 0) + 1);
+      const parts = [...tally].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([c, n]) => `${n.toLocaleString("en-US")} “${data.classes[c]}”`);
+      $("map-count").textContent = `${counted(images.length, "image")} (${parts.join(", ")}${tally.size > 4 ? " and others" : ""}), ${counted(wrong, "mistake")}.`;
+      gallery($("map-gallery"), $("map-more"), images);
+    }
+
+    const clear = () => { list([], ""); showTip(null); cursor = null; };
+
+    map.addEventListener("pointermove", (event) => {
+      const here = at(event);
+      if (!from) { showTip(nearest(here, 14)); return; }
+      const [left, right] = [from[0], here[0]].sort((a, b) => a - b), [top, bottom] = [from[1], here[1]].sort((a, b) => a - b);
+      brush.classList.remove("away");
+      for (const [key, value] of Object.entries({ x: left, y: top, width: right - left, height: bottom - top })) brush.setAttribute(key, value);
+    });
+    map.addEventListener("pointerleave", () => { if (!from) showTip(null); });
+    map.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0 || event.pointerType === "touch") return; // A finger scrolls; a tap is a click.
+      from = at(event);
+      map.setPointerCapture(event.pointerId);
+      showTip(null);
+      event.preventDefault();
+      map.focus({ preventScroll: true });
+    });
+    map.addEventListener("pointerup", (event) => {
+      if (!from) return;
+      const [a, b] = from, [c, d] = at(event);
+      from = null;
+      brush.classList.add("away");
+      if (Math.hypot(a - c, b - d) < 4) { one([c, d]); return; }
+      const found = [];
+      for (let i = 0; i < data.listed; i++) {
+        if (onMap(i) && (x(i) - a) * (x(i) - c) <= 0 && (y(i) - b) * (y(i) - d) <= 0) found.push(i);
+      }
+      list(found, "Within the frame");
+    });
+    map.addEventListener("pointercancel", () => { from = null; brush.classList.add("away"); });
+    map.addEventListener("click", (event) => { if (event.pointerType === "touch") one(at(event)); });
+
+    function one(here) {
+      const i = nearest(here, 20);
+      if (i === null) { clear(); return; }
+      list([i], "One image");
+      showTip(i);
+    }
+
+    map.tabIndex = 0;
+    map.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+      if (event.key === "Escape") { clear(); return; }
+      if (step) {
+        event.preventDefault();
+        const far = event.shiftKey ? 60 : 15;
+        const [px, py] = cursor || [width / 2 - step[0] * far, height / 2 - step[1] * far];
+        cursor = [Math.min(width, Math.max(0, px + step[0] * far)), Math.min(height, Math.max(0, py + step[1] * far))];
+        showTip(nearest(cursor, Infinity));
+      } else if (event.key === "Enter" && cursor) {
+        const distance = (i) => (x(i) - cursor[0]) ** 2 + (y(i) - cursor[1]) ** 2;
+        const all = Array.from({ length: data.listed }, (_, i) => i).filter(onMap);
+        list(all.sort((i, j) => distance(i) - distance(j)).slice(0, 24), "The nearest images");
+      }
+    });
+    $("map-clear").addEventListener("click", clear);
+    for (const radio of document.querySelectorAll("input[name=map-by]")) {
+      radio.addEventListener("change", () => { map.dataset.by = radio.value; });
+    }
+    for (const radio of document.querySelectorAll("input[name=map-kind]")) {
+      radio.addEventListener("change", () => {
+        places = kinds[radio.value];
+        $("map-note").textContent = data.map.notes[radio.value];
+        showTip(null);
+        draw();
+        list(picked.filter(onMap), $("map-title").textContent);
+      });
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------------- sweeps
+
+  function setUpChoices() {
+    const blocks = [...document.querySelectorAll(".one-of")];
+    const splits = new Set(blocks.map((block) => block.dataset.split).filter(Boolean));
+    $("split-choice").hidden = splits.size < 2;
+    const chosen = (kind) => document.querySelector(`input[name=show-${kind}]:checked`).value;
+    const show = () => {
+      const figure = chosen("figure"), split = splits.size < 2 ? [...splits][0] : chosen("split");
+      for (const block of blocks) {
+        block.hidden = block.dataset.figure !== figure || (block.dataset.split !== undefined && block.dataset.split !== split);
+      }
+    };
+    $("choices").addEventListener("change", show);
+    show();
+  }
+
+  setUpTheme();
+  setUpCopying();
+  setUpSorting();
+  if (data.kind === "run" && data.names) {
+    label = unpack(data.label, Uint16Array);
+    predicted = unpack(data.predicted, Uint16Array);
+    sure = unpack(data.sure, Float32Array);
+    truth = unpack(data.truth, Float32Array);
+    missing = new Set(data.pictures ? data.pictures.missing : []);
+    setUpMatrix();
+    setUpThreshold();
+    if (data.map) setUpMap();
+  }
+  if (data.kind === "sweep" && $("choices")) setUpChoices();
+  root.dataset.ready = "true";
+})();

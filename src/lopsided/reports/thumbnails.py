@@ -1,0 +1,154 @@
+"""Small pictures of a run's images, each embedded once: sheets of many, of which the page shows pieces.
+
+A sheet is a background image of the style sheet, so that pictures need no script, and no picture is written twice. The
+pieces are squares with the whole image in them, transparent where it is not square.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, read_image
+from lopsided.data.images import ArrayImages, FileImages, ordered_map
+from lopsided.data.sources import Source, open_source
+from lopsided.errors import LopsidedError
+from lopsided.recipe import Recipe
+
+COLUMNS = ROWS = 20
+LOSSLESS = 100
+_LADDER = ((96, 75), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30))
+"""Side in pixels and quality; one step down when the sheets do not fit."""
+_ENOUGH = ((1_500, 96), (4_000, 64))
+"""Up to so many images the side is the second number; above, 48: nobody looks closely at each of so many."""
+
+
+@dataclass(frozen=True)
+class Thumbnails:
+    """Sheets of pictures; the picture of image i is in place i. ``missing`` are the places without one."""
+
+    side: int
+    sheets: tuple[bytes, ...]
+    missing: tuple[int, ...]
+    note: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """How much the sheets add to a page."""
+        return sum(4 * (len(sheet) // 3 + 1) + 80 for sheet in self.sheets)
+
+    def css(self) -> str:
+        """The rules that make ``class="thumb s0 x3 y7"`` a picture; --u is the side at which it is shown."""
+        if not self.sheets:
+            return ""
+        rules = [
+            f".thumb{{background-size:calc({COLUMNS}*var(--u)) auto;"
+            f"image-rendering:{'pixelated' if self.side < 40 else 'auto'}}}"
+        ]
+        for axis, number in (("x", COLUMNS), ("y", ROWS)):
+            rules += [f".{axis}{i}{{background-position-{axis}:calc(-{i}*var(--u))}}" for i in range(number)]
+        for i, sheet in enumerate(self.sheets):
+            url = base64.b64encode(sheet).decode()
+            rules.append(f'.s{i}{{background-image:url("data:image/webp;base64,{url}")}}')
+        return "\n".join(rules)
+
+    def classes(self, place: int) -> str:
+        """The class names of one picture; empty for an image without one."""
+        if not self.sheets or place in self.missing:
+            return ""
+        sheet, rest = divmod(place, COLUMNS * ROWS)
+        return f"thumb s{sheet} x{rest % COLUMNS} y{rest // COLUMNS}"
+
+
+def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbnails:
+    """Make the pictures of a run's images from its source; without the source there are none, and a note says why.
+
+    ``budget`` is the most that they may add to the page, in bytes; larger pictures are made where they fit.
+    """
+    try:
+        source = _open(recipe)
+    except LopsidedError as error:
+        return Thumbnails(0, (), tuple(range(len(names))), f"Pictures are left out: {error}")
+    places = {name: i for i, name in reversed(list(enumerate(source.names)))}
+    rows = [places.get(name) for name in names]
+    side = next((side for most, side in _ENOUGH if len(names) <= most), 48)
+    workers = os.cpu_count() or 1
+    pictures = list(ordered_map(lambda row: _picture(source, row, side), rows, workers))
+    missing = tuple(i for i, picture in enumerate(pictures) if picture is None)
+    if len(missing) == len(names):
+        return Thumbnails(0, (), missing, "Pictures are left out: none of the images could be found or read.")
+    note = f"{len(missing):,} of {len(names):,} pictures could not be found or read." if missing else ""
+    side = max(picture.width for picture in pictures if picture is not None)
+    ladder = ((side, LOSSLESS), *_LADDER) if side <= 32 else _LADDER
+    for rung, quality in ladder:
+        found = Thumbnails(min(side, rung), _sheets(pictures, min(side, rung), quality), missing, note)
+        if found.num_bytes <= budget:
+            return found
+    return Thumbnails(0, (), tuple(range(len(names))), "Pictures are left out: they do not fit into the page.")
+
+
+def _open(recipe: Recipe) -> Source:
+    data = recipe.data
+    return open_source(
+        data.source or "", classes=data.classes, group=data.group, missing_ok=True, allow_outside=data.allow_outside
+    )
+
+
+def _picture(source: Source, row: int | None, side: int) -> Image.Image | None:
+    """One image as a transparent square of at most ``side`` pixels, or nothing if it cannot be read."""
+    if row is None:
+        return None
+    try:
+        image = _read(source, row, side)
+    except UnreadableImageError:
+        return None
+    image = image.convert("RGB")
+    image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    square = Image.new("RGBA", (max(image.size), max(image.size)))
+    square.paste(image, ((square.width - image.width) // 2, (square.height - image.height) // 2))
+    return square
+
+
+def _read(source: Source, row: int, side: int) -> Image.Image:
+    images = source.images
+    if isinstance(images, ArrayImages):
+        pixels = images.pixels[row]
+        return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy())
+    assert isinstance(images, FileImages)
+    path = images.paths[row]
+    return _draft(path, side) or read_image(path)
+
+
+def _draft(path: Path, side: int) -> Image.Image | None:
+    """Decode a JPEG at a fraction of its size, which is several times as fast; None for all that is not so simple."""
+    try:
+        with Image.open(path, formats=("JPEG",)) as image:
+            if image.width * image.height > MAX_PIXELS or image.mode not in ("L", "RGB"):
+                return None
+            image.draft(image.mode, (2 * side, 2 * side))
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception:  # A decoder meets hostile bytes here; the careful reader says what is wrong with them.
+        return None
+
+
+def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int) -> tuple[bytes, ...]:
+    step = COLUMNS * ROWS
+    return tuple(_sheet(pictures[start : start + step], side, quality) for start in range(0, len(pictures), step))
+
+
+def _sheet(pictures: Sequence[Image.Image | None], side: int, quality: int) -> bytes:
+    rows = -(-len(pictures) // COLUMNS)
+    sheet = Image.new("RGBA", (COLUMNS * side, rows * side))
+    for place, picture in enumerate(pictures):
+        if picture is not None:
+            small = picture if picture.width == side else picture.resize((side, side), Image.Resampling.BOX)
+            sheet.paste(small, (place % COLUMNS * side, place // COLUMNS * side))
+    content = io.BytesIO()
+    sheet.save(content, "WEBP", quality=quality, method=4, lossless=quality == LOSSLESS)
+    return content.getvalue()

@@ -1,0 +1,100 @@
+"""Numbers and names as a page writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+ETA, GAMMA = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER GAMMA}"
+
+
+def clean(text: str) -> str:
+    """Make a name that may come from a file name of any bytes fit for a UTF-8 page.
+
+    >>> clean("caf\\udce9.png")
+    'caf\ufffd.png'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def quoted(name: str) -> str:
+    """Set off the name of a class in a sentence.
+
+    >>> quoted("shirt")
+    '“shirt”'
+    """
+    return f"“{clean(name)}”"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Name a few things, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    shown = list(names[:most])
+    more = len(names) - len(shown)
+    if more:
+        return f"{', '.join(shown)} and {more:,} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def amount(number: int, thing: str, things: str = "") -> str:
+    """Count things.
+
+    >>> amount(1, "image"), amount(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a figure with as many digits as its neighbours, a dash where it is not defined.
+
+    >>> number(0.5), number(None)
+    ('0.500', '–')
+    """
+    return DASH if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """Write a difference with its sign.
+
+    >>> signed(0.25), signed(-0.25), signed(None)
+    ('+0.250', '−0.250', '–')
+    """
+    text = number(value, digits)
+    return text if text == DASH else f"{MINUS}{text[1:]}" if text.startswith("-") else f"+{text}"
+
+
+def interval(figure: Mapping[str, Any]) -> str:
+    """Write the interval of a figure, nothing where there is none.
+
+    >>> interval({"value": 0.5, "low": 0.25, "high": 0.75})
+    '[0.250, 0.750]'
+    """
+    low, high = figure["low"], figure["high"]
+    return "" if low is None or high is None else f"[{number(low)}, {number(high)}]"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Write a share in per cent.
+
+    >>> percent(0.1), percent(0.104, 1)
+    ('10 %', '10.4 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float) -> str:
+    """Write how long something took.
+
+    >>> duration(31.4), duration(185), duration(7380)
+    ('31 s', '3 min', '2 h 3 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
