@@ -13,7 +13,7 @@ import typer
 from lopsided import __version__
 from lopsided.commands import look, train, use
 from lopsided.commands.output import StoppedError
-from lopsided.errors import LopsidedError, sentence
+from lopsided.errors import LopsidedError, SaidError, sentence
 from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -91,6 +91,11 @@ def _end(error: BaseException) -> int:
         return 1
     if type(error).__name__ == "NoArgsIsHelpError":  # The help has been printed.
         return 2
+    rank = os.environ.get("RANK", "0")
+    # Every rank has the same arguments, and so the same to say of them.
+    quiet = isinstance(error, SaidError) or (_is_usage(error) and rank != "0")
+    if isinstance(error, SaidError) and error.__cause__ is not None:
+        error = error.__cause__
     text, code = f"{error}", 2
     if isinstance(error, StoppedError):
         code = 130
@@ -108,7 +113,9 @@ def _end(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"lopsided: {printable(text)}", file=sys.stderr)
+    if not quiet:
+        who = "lopsided" if rank == "0" else f"lopsided, rank {rank}"
+        print(f"{who}: {printable(text)}", file=sys.stderr)
     return code
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from lopsided.errors import InputError, sentence
 if TYPE_CHECKING:
     from lopsided.experiments.runs import Run
     from lopsided.recipe import Recipe
+    from lopsided.training.distributed import Ranks
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
 
@@ -79,7 +82,7 @@ def fit(
     classifier_loss: Annotated[
         str | None, _option(LOSS, "ce, weighted-ce or focal, second stage.", choices="Classifier.loss")
     ] = None,
-    batch_size: Annotated[int | None, _option(LOSS, "Images in a batch, in both stages.")] = None,
+    batch_size: Annotated[int | None, _option(LOSS, "Images in a batch, in both stages, over all ranks.")] = None,
     lr: Annotated[float | None, _option(LOSS, "Learning rate of the first stage.")] = None,
     sampler: Annotated[
         str | None,
@@ -88,6 +91,13 @@ def fit(
             "How the first stage's batches are drawn: plain, balanced, sqrt or m-per-class.",
             choices="EncoderTraining.sampler",
         ),
+    ] = None,
+    queue: Annotated[int | None, _option(LOSS, "Features of past batches to contrast with, too; 0: none.")] = None,
+    queue_balanced: Annotated[
+        bool, _option(LOSS, "Fill the queue with all classes equally, as far as they go.", "--queue-balanced")
+    ] = False,
+    chunk_size: Annotated[
+        int | None, _option(LOSS, "Images that go through the encoder at once, for large batches in little memory.")
     ] = None,
     encoder: Annotated[str | None, _option(NETWORK, "Any timm model, such as resnet18.")] = None,
     weights: Annotated[str | None, _option(NETWORK, "none, timm, or a .safetensors file to start from.")] = None,
@@ -123,6 +133,7 @@ def fit(
       lopsided fit photos --out baseline --loss weighted-ce
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
+      torchrun --nproc-per-node 2 -m lopsided fit photos --out run
     """
     flags = {
         "seed": seed,
@@ -135,6 +146,9 @@ def fit(
         "encoder_training.batch_size": batch_size,
         "encoder_training.lr": lr,
         "encoder_training.sampler": sampler,
+        "encoder_training.queue": queue,
+        "encoder_training.queue_balanced": queue_balanced or None,
+        "encoder_training.chunk_size": chunk_size,
         "classifier.epochs": classifier_epochs,
         "classifier.loss": classifier_loss,
         "classifier.batch_size": batch_size,
@@ -151,25 +165,62 @@ def fit(
     }
     if out is None:
         raise InputError(sentence("--out must name the folder of the run", "none", "Such as --out run."))
-    chosen = _choose(recipe, out, resume).override(
-        **{name: value for name, value in flags.items() if value is not None}
-    )
+    changes = {name: value for name, value in flags.items() if value is not None}
+    with _joined() as ranks:
+        first = ranks is None or ranks.first
+        run, already = _fit(data, out, recipe, changes, resume=resume, quiet=quiet or not first, ranks=ranks)
+        if first:
+            if already and not quiet:
+                say(f"{out} is finished; nothing was left to do.")
+            _show_run(run, as_json)
+
+
+def _fit(
+    data: str | None,
+    out: Path,
+    recipe: str | None,
+    changes: Mapping[str, Any],
+    *,
+    resume: bool,
+    quiet: bool,
+    ranks: Ranks | None,
+) -> tuple[Run, bool]:
+    """The finished run, and whether it was before."""
+    text = _told(ranks, lambda: _choose(recipe, out, resume).to_toml())
+    from lopsided.recipe import Recipe
+
+    chosen = Recipe.from_toml(text).override(**changes)
     from lopsided.experiments.runs import Run, run_recipe
     from lopsided.progress import reporter
 
-    already = resume and (out / "metrics.json").exists() and Run.open(out).finished
+    already = _told(ranks, lambda: resume and (out / "metrics.json").exists() and Run.open(out).finished)
     try:
         with reporter(quiet=quiet) as watcher:
             checking = watcher.counting("checking images")
-            run = run_recipe(chosen, out, data=data, resume=resume, reporter=watcher, progress=checking)
+            run = run_recipe(chosen, out, data=data, resume=resume, reporter=watcher, progress=checking, ranks=ranks)
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
             raise StoppedError("interrupted; nothing was written.") from None
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
-    if already and not quiet:
-        say(f"{out} is finished; nothing was left to do.")
-    _show_run(run, as_json)
+    return run, already
+
+
+@contextmanager
+def _joined() -> Iterator[Ranks | None]:
+    """Join the other ranks that torchrun started; None for a process alone, which needs no torch to be told so."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield None
+        return
+    from lopsided.training.distributed import joined
+
+    with joined() as ranks:
+        yield ranks
+
+
+def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives on the first rank, the only one that looks into the run's folder."""
+    return make() if ranks is None else ranks.told(make)
 
 
 def demo(

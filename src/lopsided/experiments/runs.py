@@ -13,8 +13,8 @@ import os
 import platform
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +36,7 @@ from lopsided.recipe import RUNTIME_FIELDS, Recipe
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
+    from lopsided.training.distributed import Ranks
     from lopsided.training.model import Model, ModelCard
     from lopsided.training.prediction import Predictions
     from lopsided.training.reporter import Reporter
@@ -120,30 +121,49 @@ def run_recipe(
     resume: bool = False,
     reporter: Reporter | None = None,
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> Run:
     """Train by a recipe into the folder ``out`` and return the finished run.
 
     ``data`` replaces the recipe's source. ``resume`` continues a run of the same recipe, starts one that is not there
     yet, and returns one that is finished. Nothing is written before the data have been read, and an error before the
     first checkpoint removes the folder again. ``progress`` is told how many images have been checked.
+
+    Of several ``ranks``, each reads the data for itself, the first one alone has to do with the folder, and all return
+    the same.
     """
     recipe = settle(recipe, data)
     folder = Path(out)
-    found = _found(folder, recipe, resume)
-    if found is not None and found.finished:
-        return found
-    source, held_out = prepare_sources(recipe, progress)
+    first = ranks is None or ranks.first
+
+    def state() -> str:
+        found = _found(folder, recipe, resume)
+        return "new" if found is None else "finished" if found.finished else "unfinished"
+
+    def told(make: Callable[[], Any]) -> Any:
+        return make() if ranks is None else ranks.told(make)
+
+    if told(state) != "finished":
+        sources = prepare_sources(recipe, progress)
+        with _held(folder) if first else nullcontext():
+            found = told(state)  # Another process may have been here since.
+            if found != "finished":
+                _train(folder, recipe, *sources, resume=found == "unfinished", reporter=reporter, ranks=ranks)
+    metrics = told(lambda: Run.open(folder).metrics)
+    return Run.open(folder) if first else Run(folder, recipe, metrics)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Make a folder if need be and lock it while the block runs; one that was made for nothing goes again."""
     made = _make(folder)
     try:
         with files.lock(folder):
-            found = _found(folder, recipe, resume)  # Another process may have been here since.
-            if found is None or not found.finished:
-                _train(folder, recipe, source, held_out, resume=found is not None, reporter=reporter)
+            yield
     finally:
         for path in made:
             with suppress(OSError):
                 path.rmdir()  # Only what is empty goes.
-    return Run.open(folder)
 
 
 def _train(
@@ -154,17 +174,20 @@ def _train(
     *,
     resume: bool,
     reporter: Reporter | None,
+    ranks: Ranks | None = None,
 ) -> None:
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.stages import fit
 
+    writes = ranks is None or ranks.first
     try:
-        if not resume:
+        if not resume and writes:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter)
-        _write_results(folder, recipe, source, fitted)
+        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks)
+        if writes:
+            _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:
-        if not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
+        if writes and not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
             shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
             for name in (RECIPE, LOG):
                 (folder / name).unlink(missing_ok=True)
@@ -244,7 +267,7 @@ def prepare_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[S
     return source, held_out
 
 
-def environment(recipe: Recipe) -> dict[str, Any]:
+def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
     """Return what a figure may depend on beside the recipe."""
     import torch
 
@@ -256,6 +279,7 @@ def environment(recipe: Recipe) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": str(pick_device(recipe.device)),
         "threads": recipe.threads or torch.get_num_threads(),
+        "ranks": num_ranks,
         "packages": {name: metadata.version(name) for name in packages},
     }
 
@@ -308,7 +332,7 @@ def _make(folder: Path) -> list[Path]:
     return missing
 
 
-def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted) -> None:
+def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, num_ranks: int) -> None:
     parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
     files.atomic_write(folder / PREDICTIONS, _table(parts, source.classes))
     features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
@@ -330,7 +354,7 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted)
         },
         "warnings": list(fitted.warnings),
         "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
-        "environment": environment(recipe),
+        "environment": environment(recipe, num_ranks),
         "seconds": round(fitted.seconds, 3),
     }
     files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")

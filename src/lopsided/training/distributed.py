@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from time import sleep
 from typing import Any
 
 import torch
@@ -153,6 +154,7 @@ class _Group(Ranks):
             else:
                 self._store.set("failed", "1")
             if not self.first and _appears(self._store, said):
+                sleep(_PATIENCE.total_seconds() / 2)  # torchrun ends the others when one has ended: let them speak.
                 return False
             return self._store.add(said, 1) == 1
         except RuntimeError:  # The store was another rank's, which is gone.
