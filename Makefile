@@ -2,9 +2,10 @@
 VENV ?= .venv
 PYTHON ?= python3.11
 BIN = $(VENV)/bin
+APT = apt-get install --yes --quiet --no-install-recommends chromium
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: setup demo test lint types contracts check clean
+.PHONY: setup browser demo test lint types contracts check clean
 
 setup: $(VENV)/.lopsided-stamp
 
@@ -27,8 +28,14 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports
 
+# The pages of reports are tested in Debian's chromium. Where it cannot be installed, those tests say so and are skipped.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
+	} || echo "No chromium, and it could not be installed: tests of reports in a browser will be skipped."
+
 # Each worker has one thread of its own, so that two cores run two tests.
-check: setup
+check: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: lint types contracts check

@@ -1,0 +1,307 @@
+"""The verb that repeats the paper's experiments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lopsided.commands.output import Json, Quiet, StoppedError, say, show, show_json
+from lopsided.errors import DataError, InputError, sentence
+
+if TYPE_CHECKING:
+    from lopsided.experiments.compare import Comparison
+    from lopsided.experiments.engines import Engine
+    from lopsided.experiments.paper import Plan
+    from lopsided.experiments.records import Failure, Record
+    from lopsided.recipe import Recipe
+
+CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
+TABLES_FOLDER, FIGURES_FOLDER = "tables", "figures"
+PLAIN_WIDTH = 160
+"""Columns of output that no terminal limits."""
+
+
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def _words(*words: str) -> Any:
+    """Return a completion with these words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="eta or gamma (Fashion-MNIST over eleven imbalances), or isic (five losses on ISIC 2018).",
+            autocompletion=_words("eta", "gamma", "isic"),
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="SWEEP", help="The folder of the sweep; started again, it goes on.")
+    ] = None,
+    scenarios: Annotated[str | None, _option(CHOICE, "Some of the imbalances, such as 50:50,90:10.")] = None,
+    values: Annotated[str | None, _option(CHOICE, "Some of the table's values of eta or gamma, such as 0,300.")] = None,
+    losses: Annotated[
+        str | None, _option(CHOICE, "Any losses in place of the values, such as cl,fcl,acl:300,afcl:300:7.")
+    ] = None,
+    runs: Annotated[int | None, _option(CHOICE, "Runs of each cell, seeds 0 and up; 4 as in the paper.", min=1)] = None,
+    quick: Annotated[
+        bool, _option(CHOICE, "A small part of the table, about ten minutes of two cores.", "--quick")
+    ] = False,
+    normalization: Annotated[
+        str | None,
+        _option(
+            PROTOCOL,
+            "paper, or released for the loss of the authors' code.",
+            autocompletion=_words("paper", "released"),
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        _option(
+            PROTOCOL, "isic: small for ResNet-18 at 64 pixels, else paper.", autocompletion=_words("paper", "small")
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        _option(
+            PROTOCOL,
+            "isic: image as in the paper, or lesion, so that no lesion is on both sides.",
+            autocompletion=_words("image", "lesion"),
+        ),
+    ] = None,
+    data: Annotated[Path | None, _option(PROTOCOL, "isic: the folder that holds the official folders.")] = None,
+    weights: Annotated[str | None, _option(PROTOCOL, "none, timm, or a .safetensors file to start from.")] = None,
+    recipe: Annotated[
+        str | None,
+        _option(PROTOCOL, "A recipe in place of the paper's; loss, scenario and seed are still the table's."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        _option(WORK, "local processes, or ray for an existing cluster.", autocompletion=_words("local", "ray")),
+    ] = None,
+    address: Annotated[str | None, _option(WORK, "ray: where the cluster is.")] = None,
+    workers: Annotated[int | None, _option(WORK, "Processes; one for each core unless given.", min=1)] = None,
+    threads: Annotated[int | None, _option(WORK, "Threads of each process; 1 unless given.", min=1)] = None,
+    keep_models: Annotated[bool, _option(WORK, "Keep the models of all runs.", "--keep-models")] = False,
+    records: Annotated[
+        Path | None, _option(WORK, "Train nothing: make tables, figures and verdicts of this file of records.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat one of the paper's tables, with intervals, and judge its claims.
+
+    Every finished run is kept in SWEEP, so that starting again goes on and
+    more runs only add. Tables (Markdown, CSV, LaTeX), figures and verdicts
+    are written to SWEEP/tables. A cell that fails does not stop the others;
+    the exit code is 1 then.
+
+    \b
+    Examples:
+      lopsided reproduce eta --out sweep --quick
+      lopsided reproduce gamma --out sweep --runs 8
+      lopsided reproduce isic --out skin --preset small --split lesion
+      lopsided reproduce eta --out other --normalization released --scenarios 50:50,90:10 --losses cl,afcl:300:7
+      lopsided reproduce eta --records sweep/records.jsonl
+    """
+    from lopsided.experiments.paper import base_recipe, make_plan
+
+    if quick and table == "isic" and preset is None and recipe is None:
+        preset = "small"
+    base = base_recipe(
+        table,
+        recipe=recipe,
+        preset=preset or "paper",
+        split=split or "image",
+        data=data,
+        weights=weights,
+        normalization=normalization,
+    )
+    plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
+    stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
+    failed: Sequence[Failure] = ()
+    if records is not None:
+        training = {"--runs": runs, "--quick": quick, "--engine": engine, "--address": address, "--workers": workers}
+        _refuse({**training, "--threads": threads, "--keep-models": keep_models}, "is for training", "--records")
+        chosen = bool(scenarios), bool(values or losses)
+        comparison = _from_file(records, plan, chosen, quiet)
+    else:
+        if out is None:
+            raise InputError(sentence("--out must name the folder of the sweep", "none", "Such as --out sweep."))
+        if not quiet and plan.left_out:
+            say(plan.left_out)
+        _check_data(plan.recipe)
+        worker = _engine(engine or "local", address, workers, threads)
+        failed = _train(plan, out, worker, keep_models=keep_models, quiet=quiet)
+        comparison = _from_sweep(out, plan, only_asked=bool(losses))
+    written = [] if out is None else write_tables(comparison, out, stem)
+    _show(comparison, written, failed, plan.left_out, out, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, recipe: str | None) -> str:
+    """Name the files of a table, so that several protocols may share a folder."""
+    base = plan.recipe
+    parts = [
+        "losses" if losses is not None and table != "isic" else table,
+        Path(recipe).stem if recipe else "",
+        "small" if preset == "small" else "",
+        "lesion" if base.data.split == "group" else "",
+        "" if base.encoder.weights == "none" else "pretrained",
+        "" if base.encoder_training.normalization == "paper" else base.encoder_training.normalization,
+    ]
+    return "-".join(part for part in parts if part)
+
+
+def _refuse(options: dict[str, Any], what: str, other: str) -> None:
+    for name, value in options.items():
+        if value not in (None, False):
+            raise InputError(sentence(f"{name} {what}", f"it with {other}", "Leave one of them out."))
+
+
+def _check_data(base: Recipe) -> None:
+    """Look for images and weights once, before every cell of a sweep would fail to find them."""
+    from lopsided.data.sources import open_source
+    from lopsided.experiments.runs import settle
+
+    settled = settle(base)
+    weights = settled.encoder.weights
+    if weights not in ("none", "timm") and not Path(weights).is_file():
+        raise InputError(sentence("--weights must be a file of weights", f"{weights}, which does not exist"))
+    source = open_source(settled.data.source or "", classes=settled.data.classes, group=settled.data.group)
+    if settled.data.split == "group" and source.groups is None:
+        got = f"none for {source.name}"
+        raise DataError(sentence("a split by lesion needs the table of lesions", got, "Use --split image."))
+
+
+def _engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
+    if name == "local":
+        from lopsided.experiments.engines import LocalEngine
+
+        _refuse({"--address": address}, "is for --engine ray", "--engine local")
+        return LocalEngine(workers, threads or 1)
+    if name == "ray":
+        from lopsided.experiments.ray_engine import RayEngine
+
+        _refuse({"--workers": workers}, "is for --engine local", "--engine ray")
+        return RayEngine(address or "auto", threads=threads or 1)
+    raise InputError(sentence("--engine must be one of local, ray", repr(name)))
+
+
+def _train(plan: Plan, out: Path, engine: Engine, *, keep_models: bool, quiet: bool) -> list[Failure]:
+    from lopsided.experiments.sweep import run_sweep
+    from lopsided.experiments.sweep_view import sweep_view
+
+    try:
+        with sweep_view(quiet=quiet) as view:
+            return run_sweep(plan.cells(), out, engine=engine, view=view, keep_models=keep_models).failed
+    except KeyboardInterrupt:
+        raise StoppedError(f"interrupted. Start the same command again to go on in {out}.") from None
+
+
+def _from_sweep(out: Path, plan: Plan, *, only_asked: bool) -> Comparison:
+    """Compare all runs of the sweep that were made by the plan's recipe, also those of earlier commands."""
+    from lopsided.experiments.compare import Protocol, compare
+    from lopsided.experiments.paper import Setting, cell_recipe, published
+    from lopsided.experiments.records import cell_key, read_records
+    from lopsided.experiments.runs import settle
+    from lopsided.experiments.sweep import RECORDS
+
+    def is_of_plan(record: Record) -> bool:
+        if (record.scenario is None) != (plan.table == "isic"):
+            return False
+        setting = Setting(record.eta, record.gamma)
+        return record.cell == cell_key(settle(cell_recipe(plan.recipe, record.scenario, setting, record.seed)))
+
+    path = out / RECORDS
+    there = [record for record in read_records(path)[0] if is_of_plan(record)] if path.exists() else []
+    whole = published(plan.table)
+    rows = {record.scenario for record in there} | set(plan.scenarios)
+    columns = {Setting(record.eta, record.gamma) for record in there} | set(plan.settings)
+    return compare(
+        there,
+        plan.table,
+        Protocol.of(plan.recipe),
+        scenarios=plan.scenarios if only_asked else [name for name in whole.scenarios if name in rows],
+        settings=plan.settings if only_asked else [setting for setting in whole.settings if setting in columns],
+    )
+
+
+def _from_file(path: Path, plan: Plan, chosen: tuple[bool, bool], quiet: bool) -> Comparison:
+    """Compare the runs of a file; ``chosen``: whether scenarios and whether losses were asked for by name."""
+    from lopsided.experiments.compare import Protocol, compare, select
+    from lopsided.experiments.records import read_records
+
+    records, notes = read_records(path)
+    protocol = Protocol.of(plan.recipe)
+    kept = select(records, plan.table, protocol)
+    if not kept:
+        others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"
+        do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
+        raise InputError(sentence(f"{path} must hold runs of the table {plan.table} by {protocol}", others, do))
+    if not quiet:
+        for note in notes:
+            say(note)
+    rows, columns = plan.scenarios if chosen[0] else None, plan.settings if chosen[1] else None
+    return compare(kept, plan.table, protocol, scenarios=rows, settings=columns)
+
+
+def write_tables(comparison: Comparison, out: Path, stem: str) -> list[Path]:
+    """Write tables, verdicts and figures below a folder; return the files."""
+    from lopsided import files
+    from lopsided.reports import figures, latex, tables
+
+    folder = files.make_folder(out / TABLES_FOLDER)
+    drawn = figures.write_figures(comparison, folder / FIGURES_FOLDER, stem) if comparison.entries else []
+    pictures = [f"{FIGURES_FOLDER}/{path.name}" for path in drawn if path.suffix == ".svg"]
+    texts = {
+        f"{stem}.md": tables.to_markdown(comparison, pictures),
+        f"{stem}.csv": tables.to_csv(comparison),
+        f"{stem}.tex": latex.to_latex(comparison, stem),
+        f"{stem}-verdicts.md": tables.verdicts_to_markdown(comparison),
+    }
+    for name, text in texts.items():
+        files.atomic_write(folder / name, text)
+    return [*(folder / name for name in texts), *drawn]
+
+
+def _show(
+    comparison: Comparison,
+    written: Sequence[Path],
+    failed: Sequence[Failure],
+    left_out: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    if as_json:
+        show_json(
+            {
+                "out": None if out is None else str(out),
+                **comparison.to_dict(),
+                "left_out": left_out,
+                "failed": [{"cell": f.cell, "name": f.name, "error": f.error} for f in failed],
+                "files": [str(path) for path in written],
+            }
+        )
+        return
+    from rich.console import Console
+
+    from lopsided.reports.tables import print_table
+
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    print_table(comparison, console)
+    lines = [left_out] if left_out else []
+    lines += [f"{failure.name} failed: {failure.error}" for failure in failed]
+    if out is not None:
+        lines.append(f"Written to {out / TABLES_FOLDER}.")
+    show("\n".join(["", *lines]))

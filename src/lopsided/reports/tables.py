@@ -1,0 +1,296 @@
+"""A table of the paper beside what the runs say, for a terminal, as Markdown, CSV and LaTeX. Needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lopsided.experiments.compare import Comparison, Entry
+from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting
+from lopsided.experiments.verdicts import BLIND, RULE, WORDS, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MISSING = "-"
+COLOURS = {"supported": "green", "contradicted": "red", "cannot tell": "yellow"}
+CSV_COLUMNS = (
+    "scenario",
+    "loss",
+    "eta",
+    "gamma",
+    "split",
+    "figure",
+    "runs",
+    "mean",
+    "low",
+    "high",
+    "pairs",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "published",
+    "published_is_misprint",
+)
+_TITLES = {
+    "eta": "Fashion-MNIST tops over eta (gamma = 0)",
+    "gamma": "Fashion-MNIST tops over gamma (eta = 0)",
+    "isic": "Melanoma and dermatofibroma of ISIC 2018",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One figure's part of a table, as texts; every group of rows is a scenario."""
+
+    title: str
+    header: list[str]
+    groups: list[list[list[str]]]
+
+
+def title(comparison: Comparison) -> str:
+    """Name the table."""
+    if axis(comparison) is None and comparison.table != "isic":
+        return "Fashion-MNIST tops by loss"
+    return _TITLES[comparison.table]
+
+
+def axis(comparison: Comparison) -> str | None:
+    """Return "eta" or "gamma" if the columns are values of it, None if they are losses of several kinds."""
+    if comparison.table == "isic":
+        return None
+    other = {"eta": "gamma", "gamma": "eta"}[comparison.table]
+    return comparison.table if all(getattr(setting, other) == 0 for setting in comparison.settings) else None
+
+
+def column_names(comparison: Comparison) -> list[str]:
+    """Return what stands above the columns: values of eta or gamma, or the losses' names."""
+    name = axis(comparison)
+    return [str(setting) if name is None else f"{getattr(setting, name):g}" for setting in comparison.settings]
+
+
+def blocks(comparison: Comparison) -> list[Block]:
+    """Lay a comparison out: for each figure a block, for each scenario published, test and held-out figures."""
+    name, columns = axis(comparison), column_names(comparison)
+    if name is not None and columns:
+        columns[0] = f"{name} {columns[0]}"
+    first = "data" if comparison.table == "isic" else "scenario"
+    return [
+        Block(
+            f"{WORDS[figure]}, per cent",
+            [first, "images", *columns],
+            [_rows(comparison, scenario, figure) for scenario in comparison.scenarios],
+        )
+        for figure in FIGURES
+    ]
+
+
+def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[list[str]]:
+    entries = {
+        split: [comparison.entry(scenario, setting, split, figure) for setting in comparison.settings]
+        for split in comparison.splits
+    }
+    is_misprint = comparison.is_misprint(scenario, figure)
+    printed = [comparison.published(scenario, setting, figure) for setting in comparison.settings]
+    rows = [["published: misprint" if is_misprint else "published", *map(_published, printed)]]
+    for split, row in entries.items():
+        runs = Counter(entry.runs for entry in row if entry is not None)
+        usual = runs.most_common(1)[0][0] if runs else 0
+        told = f", {_runs(usual)}" if runs else ""
+        rows.append([f"{WORDS[split]}{told}", *(_mean(entry, usual) for entry in row)])
+    for split, row in entries.items():
+        cells = zip(comparison.settings, row, strict=True)
+        rows.append(
+            [f"{WORDS[split]} - CL", *("" if setting == CL else _difference(entry) for setting, entry in cells)]
+        )
+    return [["ISIC" if scenario is None else scenario, *rows[0]], *(["", *row] for row in rows[1:])]
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"
+
+
+def _published(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def _mean(entry: Entry | None, usual: int) -> str:
+    """Write a mean with its interval, and with its runs where they are not as many as usual."""
+    if entry is None:
+        return MISSING
+    text = f"{entry.mean.value:.1f}"
+    if not math.isnan(entry.mean.high):
+        text += f" ±{entry.mean.high - entry.mean.value:.1f}"
+    return text if entry.runs == usual else f"{text} ({entry.runs})"
+
+
+def _difference(entry: Entry | None) -> str:
+    if entry is None or entry.difference is None:
+        return MISSING
+    value = entry.difference
+    text = f"{value.value:+.1f}"
+    return text if math.isnan(value.high) else f"{text} ±{value.high - value.value:.1f}{'*' if entry.differs else ''}"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Say what the numbers are, what they may be compared with, and what is not there."""
+    low, high = comparison.runs
+    runs = _runs(low) if low == high else f"{low} to {_runs(high)}"
+    found = [
+        f"Runs: {runs} of each cell; {comparison.protocol}. Means over runs with Student's 95 % interval"
+        f"{', which one run does not have' if low == 1 else ''}."
+        f" A difference to CL is that of runs of the same seed; * where its interval leaves out 0, uncorrected for "
+        f"the number of cells, of which one in twenty gets a star by chance."
+    ]
+    if "held_out" in comparison.splits:
+        found.append(
+            "Test images are the paper's 30 %. Held-out images are those that the scenario did not draw; held-out "
+            "accuracy is weighted by the scenario's proportions."
+        )
+    if comparison.majority is not None:
+        vote = f"{comparison.majority:.1f}"
+        found.append(f"Always answering the majority has an accuracy of {vote} on the test images, and a UWA of 50.")
+    if axis(comparison) == "gamma":
+        found.append("Of six values of gamma that are equally good, one above 0 comes out best five times in six.")
+    for figure in FIGURES:
+        inside, number = comparison.agreement(figure)
+        if number:
+            found.append(
+                f"{inside} of {number} published figures of {WORDS[figure]} lie where a mean of {RUNS} runs like these "
+                f"is expected with 95 %."
+            )
+    misprints = [name for name in comparison.scenarios if comparison.is_misprint(name, "uwa")]
+    if misprints:
+        found.append(f"The published UWA row of {misprints[0]} is a misprint and compared with nothing.")
+    lost = [
+        f"{'' if scenario is None else f'{scenario} '}{setting}"
+        for scenario in comparison.scenarios
+        for setting in comparison.settings
+        if not any(comparison.entry(scenario, setting, split, "uwa") for split in comparison.splits)
+    ]
+    if lost:
+        more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
+        found.append(f"{len(lost)} cells have no run ({MISSING}): {', '.join(lost[:10])}{more}.")
+    return found
+
+
+def to_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
+    """Write the whole table with its verdicts; ``figures`` are pictures to show, relative to the text."""
+    parts = [f"# {title(comparison)}", ""]
+    for block in blocks(comparison):
+        parts += [f"## {block.title}", ""]
+        parts += [*_markdown_table(block.header, (row for group in block.groups for row in group)), ""]
+    parts += [f"{note}\n" for note in notes(comparison)]
+    parts += [f"![{title(comparison)}: {name}]({name})\n" for name in figures]
+    return "\n".join([*parts, *_verdict_lines(comparison)]).rstrip("\n") + "\n"
+
+
+def verdicts_to_markdown(comparison: Comparison) -> str:
+    """Write the verdicts with every comparison that they rest on."""
+    parts = [f"# Verdicts: {title(comparison)}", "", *_verdict_lines(comparison), "", "## The comparisons", ""]
+    rows = [
+        [
+            verdict.text,
+            verdict.where,
+            contrast.name,
+            f"{contrast.figure.value:+.2f}",
+            f"[{contrast.figure.low:+.2f}, {contrast.figure.high:+.2f}]",
+            str(len(contrast.seeds)),
+        ]
+        for verdict in comparison.verdicts
+        for contrast in verdict.contrasts
+    ]
+    header = ["claim", "figure and images", "comparison", "points", "interval of the rule", "runs"]
+    return "\n".join([*parts, *_markdown_table(header, rows), "", BLIND]) + "\n"
+
+
+def _verdict_lines(comparison: Comparison) -> list[str]:
+    rows = [
+        [verdict.text, verdict.where, _marked(verdict, f"**{verdict.decision}**"), verdict.reason()]
+        for verdict in comparison.verdicts
+    ]
+    return [
+        "## Verdicts",
+        "",
+        *_markdown_table(["claim", "figure and images", "verdict", "because"], rows),
+        "",
+        RULE,
+    ]
+
+
+def _marked(verdict: Verdict, bold: str) -> str:
+    """Set the verdict that counts apart from the one that is shown beside it."""
+    return bold if verdict.decides else verdict.decision
+
+
+def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Write one line per figure of each cell, with all digits; cells without a run have empty fields."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for scenario in comparison.scenarios:
+        for setting in comparison.settings:
+            for split in comparison.splits:
+                for figure in FIGURES:
+                    row = _csv_row(comparison, scenario, setting, split, figure)
+                    writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
+    return text.getvalue()
+
+
+def _csv_row(
+    comparison: Comparison, scenario: str | None, setting: Setting, split: str, figure: str
+) -> Iterator[object]:
+    entry = comparison.entry(scenario, setting, split, figure)
+    yield from (scenario or "", setting.loss, f"{setting.eta:g}", f"{setting.gamma:g}", split, figure)
+    if entry is None:
+        yield from (0, "", "", "", 0, "", "", "")
+    else:
+        for number, value in ((entry.runs, entry.mean), (entry.pairs, entry.difference)):
+            three = ("", "", "") if value is None else (value.value, value.low, value.high)
+            yield from (number, *("" if isinstance(x, float) and math.isnan(x) else x for x in three))
+    published = comparison.published(scenario, setting, figure)
+    yield "" if published is None else published
+    yield int(comparison.is_misprint(scenario, figure))
+
+
+def print_table(comparison: Comparison, console: Console) -> None:
+    """Print tables, notes and verdicts to a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from lopsided.progress import printable
+
+    for block in blocks(comparison):
+        console.print(Text(f"{title(comparison)}: {block.title}", style="bold"))
+        table = Table(box=None, pad_edge=False)
+        for i, name in enumerate(block.header):
+            table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i < 2)
+        for group in block.groups:
+            for i, row in enumerate(group):
+                is_difference = row[1].endswith("- CL")
+                cells = [Text(cell, style="bold" if is_difference and cell.endswith("*") else "") for cell in row]
+                table.add_row(*cells, style="dim" if i == 0 else "", end_section=i == len(group) - 1)
+            table.add_row()
+        console.print(table)
+    for note in notes(comparison):
+        console.print(Text(printable(note), style="dim"))
+    console.print()
+    for verdict in comparison.verdicts:
+        line = Text.assemble(
+            (verdict.decision, COLOURS[verdict.decision] + (" bold" if verdict.decides else "")),
+            (f"  {verdict.text}", "bold" if verdict.decides else ""),
+            f" ({verdict.where}): {verdict.reason()}",
+        )
+        console.print(line)
+    console.print()
+    console.print(Text(f"{RULE} {BLIND}", style="dim"))

@@ -1,0 +1,294 @@
+"""The command from a tiny sweep to tables, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from test_cli_bad_input import assert_refused
+
+from lopsided.experiments.records import Record
+from synthetic_records import make_records
+from tiny import write_photos
+from tiny_command import Call, Ended, command, names_below, start
+
+RECIPE = """
+[data]
+source = "{photos}"
+scenario = "90:10,total=40"
+split = "random"
+test = 0.3
+val = 0.0
+held_out = true
+[encoder]
+name = "mlp"
+[encoder_training]
+epochs = {epochs}
+batch_size = 16
+[classifier]
+epochs = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose runs take a moment."""
+    folder = tmp_path_factory.mktemp("tiny")
+    photos = write_photos(folder / "photos", {"cat": 60, "dog": 60})
+    path = folder / "mine.toml"
+    path.write_text(RECIPE.format(photos=photos, epochs=1))
+    return path
+
+
+def reproduce(recipe: Path, out: Path, *more: str) -> Ended:
+    return command("reproduce", "eta", "--recipe", recipe, "--out", out, "--workers", "1", *more)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> tuple[Path, Ended]:
+    """A sweep of two scenarios, two losses and two runs, made by the command; not to be changed."""
+    out = tmp_path_factory.mktemp("sweeps") / "sweep"
+    return out, reproduce(recipe, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "2")
+
+
+def write_records(path: Path, records: list[Record]) -> Path:
+    path.write_text("".join(f"{record.to_json()}\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of both Fashion-MNIST tables and of ISIC by image and by lesion; not to be changed."""
+    both = {record.cell: record for table in ("eta", "gamma") for record in make_records(table, runs=3)}
+    small = {"encoder": "resnet18", "image_size": 64}
+    isic = [record for split in ("random", "group") for record in make_records("isic", runs=3, split=split, **small)]
+    return write_records(tmp_path_factory.mktemp("records") / "records.jsonl", [*both.values(), *isic])
+
+
+def test_a_sweep_becomes_tables_figures_and_verdicts(sweep: tuple[Path, Ended]) -> None:
+    out, ended = sweep
+    assert ended.code == 0, ended.err
+    assert len((out / "records.jsonl").read_text().splitlines()) == 8
+    assert names_below(out / "tables") == [
+        "eta-mine-verdicts.md",
+        "eta-mine.csv",
+        "eta-mine.md",
+        "eta-mine.tex",
+        *(f"figures/eta-mine-{figure}.{kind}" for figure in ("accuracy", "uwa") for kind in ("png", "svg")),
+    ]
+    with (out / "tables" / "eta-mine.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2 * 2
+    assert {row["runs"] for row in rows} == {"2"}
+    assert {row["split"] for row in rows} == {"test", "held_out"}
+    assert "A larger eta helps as imbalance grows from 60:40 to 90:10 (UWA, held-out images): " in ended.out
+    assert "Without 65:35, 70:30, 75:25, 80:20, 85:15" in ended.out
+    assert f"Written to {out / 'tables'}." in ended.out
+
+
+def test_the_same_command_again_trains_nothing(sweep: tuple[Path, Ended], recipe: Path) -> None:
+    out, before = sweep
+    lines = (out / "records.jsonl").read_bytes()
+    ended = reproduce(recipe, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "2")
+    assert (ended.code, ended.out) == (0, before.out)
+    assert (out / "records.jsonl").read_bytes() == lines
+
+
+def test_a_smaller_request_later_loses_nothing_of_the_table(
+    sweep: tuple[Path, Ended], recipe: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(sweep[0], tmp_path / "sweep")
+    ended = reproduce(recipe, out, "--scenarios", "90:10", "--values", "0,60", "--runs", "1", "--quiet")
+    assert ended.code == 0, ended.err
+    assert len((out / "records.jsonl").read_text().splitlines()) == 9
+    with (out / "tables" / "eta-mine.csv").open() as file:
+        runs = {(row["scenario"], row["eta"]): row["runs"] for row in csv.DictReader(file)}
+    assert runs == {
+        **{(scenario, eta): "2" for scenario in ("60:40", "90:10") for eta in ("0", "300")},
+        ("90:10", "60"): "1",
+        ("60:40", "60"): "0",
+    }
+    assert ended.err == ""
+
+
+def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    # 98 of 61 cats are not to be had, 50 are.
+    mine.write_text(recipe.read_text().replace("total=40", "total=100"))
+    out = tmp_path / "sweep"
+    ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1")
+    assert ended.code == 1
+    assert "98:2 cl eta 0 gamma 0 seed 0 failed: 98:2,total=100 needs cat 98, dog 2, got cat 60, dog 60." in ended.out
+    assert "1 cells have no run (-): 98:2 CL." in ended.out
+    assert (out / "tables" / "eta-mine.md").is_file()
+
+
+def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: Path, tmp_path: Path) -> None:
+    import signal
+
+    long = tmp_path / "long.toml"
+    long.write_text(recipe.read_text().replace("epochs = 1\nbatch", "epochs = 12\nbatch"))
+    out = tmp_path / "sweep"
+    flags = ("--scenarios", "90:10", "--values", "0,300", "--runs", "2")
+    process = start("reproduce", "eta", "--recipe", long, "--out", out, "--workers", "1", *flags)
+    end = time.monotonic() + 60
+    while not (out / "records.jsonl").exists() and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == f"lopsided: interrupted. Start the same command again to go on in {out}."
+    assert "Traceback" not in err
+    assert 0 < len((out / "records.jsonl").read_text().splitlines()) < 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stem", "told"),
+    [
+        (("eta",), "eta", "A larger eta helps"),
+        (("gamma",), "gamma", "gamma = 0 is best at 50:50"),
+        (("isic", "--preset", "small"), "isic-small", "ACL(300) has the best UWA on ISIC"),
+        (("isic", "--preset", "small", "--split", "lesion"), "isic-small-lesion", "split by group"),
+        (("eta", "--losses", "cl,acl:300,afcl:0:7"), "losses", "AFCL(0, 7)"),
+    ],
+)
+def test_records_alone_make_every_table(
+    arguments: tuple[str, ...], stem: str, told: str, call: Call, records: Path, tmp_path: Path
+) -> None:
+    ended = call("reproduce", *arguments, "--records", records, "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    assert told in ended.out
+    text = (tmp_path / "tables" / f"{stem}.md").read_text()
+    assert f"(figures/{stem}-uwa.svg)" in text
+    assert (tmp_path / "tables" / "figures" / f"{stem}-uwa.svg").is_file()
+    assert not (tmp_path / "sweep.json").exists()
+
+
+def test_records_are_shown_without_a_folder_to_write_to(
+    call: Call, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = call("reproduce", "eta", "--records", records, "--scenarios", "90:10", "--values", "0,300", "--json")
+    assert ended.code == 0
+    content = json.loads(ended.out)
+    assert {(entry["scenario"], entry["eta"]) for entry in content["entries"]} == {("90:10", 0), ("90:10", 300)}
+    assert content["files"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_records_that_was_cut_in_half_loses_its_last_line_alone(
+    call: Call, records: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "records.jsonl"
+    eta = write_records(tmp_path / "whole.jsonl", make_records("eta", runs=2))
+    cut.write_bytes(eta.read_bytes()[:-100])
+    before = cut.read_bytes()
+    ended = call("reproduce", "eta", "--records", cut, "--json")
+    assert ended.code == 0
+    assert f"The last line of {cut} was cut off in writing and passed over." in ended.err
+    runs = [entry["runs"] for entry in json.loads(ended.out)["entries"]]
+    assert (min(runs), sum(runs)) == (1, 4 * (6 * 11 * 2 - 1))
+    assert cut.read_bytes() == before
+
+
+def test_records_with_a_broken_line_in_their_middle_are_refused(call: Call, tmp_path: Path) -> None:
+    broken = write_records(tmp_path / "records.jsonl", make_records("isic", runs=1))
+    lines = broken.read_text().splitlines()
+    lines[2] = lines[2][:50]
+    broken.write_text("\n".join(lines) + "\n")
+    assert_refused(call("reproduce", "isic", "--records", broken), f"{broken}, line 3: a line must be a record")
+
+
+def test_records_of_another_protocol_are_refused(call: Call, records: Path) -> None:
+    ended = call("reproduce", "isic", "--records", records)
+    assert_refused(ended, f"{records} must hold runs of the table isic by resnet50 at 128 px", "--preset, --split")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("theta",), "TABLE must be one of eta, gamma, isic, got 'theta'."),
+        (("eta",), "--out must name the folder of the sweep, got none."),
+        (("eta", "--scenarios", "90:11"), "--scenarios must be among 50:50"),
+        (("eta", "--values", "7"), "--values must be among 0, 60, 120, 180, 240, 300 for the table eta, got '7'."),
+        (("eta", "--losses", "acl"), "a loss must be named with its parameters, got 'acl'."),
+        (("eta", "--runs", "0"), "Invalid value for '--runs'"),
+        (("eta", "--preset", "small"), "--preset is for the table isic"),
+        (("eta", "--normalization", "mine"), "encoder_training.normalization must be one of"),
+        (("eta", "--engine", "cloud", "--out", "x"), "--engine must be one of local, ray, got 'cloud'."),
+        (("eta", "--address", "there", "--out", "x"), "--address is for --engine ray, got it with --engine local."),
+        (("eta", "--records", "none.jsonl"), "none.jsonl"),
+        (("eta", "--records", "none.jsonl", "--runs", "3"), "--runs is for training, got it with --records."),
+        (("eta", "--recipe", "none.toml", "--out", "x"), "a recipe must be a readable TOML file, got none.toml"),
+        (("isic", "--out", "x"), "isic2018 must be found through LOPSIDED_DATA, got no such variable."),
+        (("isic", "--out", "x", "--data", "nowhere"), "nowhere, which does not exist."),
+        (("eta", "--out", "x", "--weights", "none.safetensors"), "none.safetensors, which does not exist."),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
+    arguments: tuple[str, ...], told: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(call("reproduce", *arguments), told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_other_content_is_refused_and_left_alone(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    ended = call("reproduce", "eta", "--out", tmp_path)
+    assert_refused(ended, f"a sweep must have a new folder, an empty one or its own, got {tmp_path}")
+    assert names_below(tmp_path) == ["thesis.tex"]
+
+
+def test_without_ray_its_engine_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray")
+    assert_refused(ended, "--engine ray needs the package ray, got no such package. Run pip install 'lopsided[ray]'.")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 4, "dog": 4})
+    mine = tmp_path / "mine.toml"
+    mine.write_text(f'[data]\nsource = "{photos}"\n')
+    ended = call("reproduce", "isic", "--recipe", mine, "--split", "lesion", "--out", tmp_path / "sweep")
+    assert_refused(ended, "a split by lesion needs the table of lesions, got none for photos. Use --split image.")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lopsided.experiments import sweep
+    from lopsided.experiments.records import Failure
+
+    failure = Failure("0123", "98:2", "cl", 0.0, 0.0, 3, "it broke.")
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
+    ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--json")
+    assert ended.code == 1
+    named = [{"cell": "0123", "name": "98:2 cl eta 0 gamma 0 seed 3", "error": "it broke."}]
+    assert json.loads(ended.out)["failed"] == named
+
+
+def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from lopsided.experiments import sweep
+
+    trained = []
+
+    def run_sweep(cells: list[object], out: Path, **more: object) -> sweep.SweepOutcome:
+        trained.extend(cells)
+        return sweep.SweepOutcome([], [], 0)
+
+    monkeypatch.setattr(sweep, "run_sweep", run_sweep)
+    ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--quick")
+    assert ended.code == 0
+    assert len(trained) == 2 * 3 * 4
+    assert ended.err.startswith("A quick look; it leaves out 9 of 11 scenarios (50:50, ")
+    assert "A quick look; it leaves out 9 of 11 scenarios" in ended.out
+    assert "6 cells have no run" in ended.out

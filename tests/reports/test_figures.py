@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from PIL import Image
+
+from lopsided.experiments.compare import Comparison, Protocol, compare
+from lopsided.experiments.paper import CL, Setting, base_recipe
+from lopsided.reports.figures import draw, write_figures
+from synthetic_records import make_records
+
+
+def of(table: str, **more: object) -> Comparison:
+    records = make_records(table, **more)  # type: ignore[arg-type]
+    return compare(records, table, Protocol.of(base_recipe(table)))
+
+
+def panels(comparison: Comparison, figure: str) -> dict[str, Axes]:
+    return {panel.get_title(): panel for panel in draw(comparison, figure).axes if panel.axison}
+
+
+def bars(panel: Axes) -> list[ErrorbarContainer]:
+    return [container for container in panel.containers if isinstance(container, ErrorbarContainer)]
+
+
+def hollow(panel: Axes) -> list[float]:
+    lines = [line for line in panel.get_lines() if line.get_markerfacecolor() == "none"]
+    return [] if not lines else [float(value) for value in lines[0].get_ydata()]  # type: ignore[union-attr]
+
+
+def test_each_scenario_has_a_panel_with_means_intervals_and_hollow_published_marks() -> None:
+    comparison = of("eta", runs=3)
+    found = panels(comparison, "uwa")
+    assert list(found) == list(comparison.scenarios)
+    for scenario, panel in found.items():
+        assert hollow(panel) == [comparison.published(scenario, s, "uwa") for s in comparison.settings]
+        drawn = bars(panel)
+        assert len(drawn) == 2
+        for split, bar in zip(("test", "held_out"), drawn, strict=True):
+            entries = [comparison.entry(scenario, setting, split, "uwa") for setting in comparison.settings]
+            means = [entry.mean for entry in entries if entry is not None]
+            assert list(bar.lines[0].get_ydata()) == pytest.approx([mean.value for mean in means])  # type: ignore[arg-type]
+            segments = bar.lines[2][0].get_segments()
+            ends = [(segment[0][1], segment[1][1]) for segment in segments]
+            assert ends == [pytest.approx((mean.low, mean.high)) for mean in means]
+
+
+def test_the_misprinted_row_is_not_drawn() -> None:
+    found = panels(of("gamma", runs=1), "uwa")
+    assert hollow(found["60:40"]) == []
+    assert len(hollow(found["65:35"])) == 6
+    assert len(hollow(panels(of("gamma", runs=1), "accuracy")["60:40"])) == 6
+
+
+def test_missing_cells_leave_a_gap_and_one_run_has_no_bar() -> None:
+    records = [r for r in make_records("eta", runs=1) if (r.scenario, r.eta) != ("90:10", 120)]
+    comparison = compare(records, "eta", Protocol.of(base_recipe("eta")))
+    bar = bars(panels(comparison, "uwa")["90:10"])[0]
+    assert len(bar.lines[0].get_ydata()) == 5  # type: ignore[arg-type]
+    assert all(segment[0][1] == segment[1][1] for segment in bar.lines[2][0].get_segments())
+
+
+def test_losses_have_their_names_below_and_no_line_between_them() -> None:
+    (panel,) = draw(of("isic", runs=2), "uwa").axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == [
+        "CL",
+        "FCL",
+        "ACL(300)",
+        "AFCL(300, 2)",
+        "AFCL(300, 7)",
+    ]
+    assert bars(panel)[0].lines[0].get_linestyle() == "None"
+
+
+def test_marks_differ_in_shape_as_well_as_in_colour() -> None:
+    panel = panels(of("eta", runs=2), "uwa")["50:50"]
+    lines = [bar.lines[0] for bar in bars(panel)]
+    assert len({line.get_marker() for line in lines} | {"D"}) == 3
+    assert len({line.get_color() for line in lines}) == 2
+
+
+def test_files_are_pictures_and_the_same_bytes_every_time(tmp_path: Path) -> None:
+    settings = [CL, Setting(300.0, 7.0)]
+    comparison = of("eta", runs=2, scenarios=["50:50"], settings=settings)
+    written = write_figures(comparison, tmp_path / "one", "eta")
+    assert sorted(path.name for path in written) == sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert {path.suffix for path in written} == {".svg", ".png"}
+    for path in written:
+        if path.suffix == ".svg":
+            assert ET.parse(path).getroot().tag.endswith("svg")
+            assert "UWA" in path.read_text() or "accuracy" in path.read_text()
+        else:
+            with Image.open(path) as image:
+                image.load()
+                assert min(image.size) > 200
+    again = write_figures(comparison, tmp_path / "two", "eta")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]

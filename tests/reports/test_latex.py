@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lopsided.experiments.compare import Comparison, Protocol, compare
+from lopsided.experiments.paper import CL, Setting, base_recipe
+from lopsided.reports.latex import escape, to_latex
+from synthetic_records import make_records
+
+
+def of(table: str, **more: object) -> Comparison:
+    records = make_records(table, **more)  # type: ignore[arg-type]
+    return compare(records, table, Protocol.of(base_recipe(table)))
+
+
+@pytest.fixture(scope="module", params=["eta", "gamma", "isic", "losses", "holes"])
+def text(request: pytest.FixtureRequest) -> str:
+    if request.param == "losses":
+        settings = [CL, Setting(300.0, 7.0)]
+        records = make_records("eta", settings=settings, runs=2, scenarios=["50:50"])
+        return to_latex(compare(records, "eta", Protocol.of(base_recipe("eta")), settings=settings), "losses")
+    if request.param == "holes":
+        records = [r for r in make_records("gamma", runs=1) if (r.scenario, r.gamma) != ("55:45", 4)]
+        return to_latex(compare(records, "gamma", Protocol.of(base_recipe("gamma"))), "gamma")
+    return to_latex(of(request.param), request.param)
+
+
+def columns(row: str) -> int:
+    """Count the columns that a row of a tabular fills."""
+    spans = sum(int(number) - 1 for number in re.findall(r"\\multicolumn\{(\d+)\}", row))
+    return len(re.findall(r"(?<!\\)&", row)) + 1 + spans
+
+
+def test_braces_and_environments_are_balanced(text: str) -> None:
+    plain = re.sub(r"\\[{}]", "", text)
+    depth = 0
+    for character in plain:
+        depth += (character == "{") - (character == "}")
+        assert depth >= 0
+    assert depth == 0
+    stack = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert stack == []
+    assert text.count("$") % 2 == 0
+
+
+def test_every_row_fills_the_columns_that_the_tabular_has(text: str) -> None:
+    for spec, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", text, flags=re.DOTALL):
+        rows = [line for line in body.splitlines() if line.rstrip().endswith(r"\\")]
+        assert rows
+        assert {columns(row) for row in rows} == {len(spec)}
+
+
+def test_rules_are_those_of_booktabs(text: str) -> None:
+    assert text.count(r"\toprule") == text.count(r"\bottomrule") == text.count(r"\begin{tabular}") > 0
+    assert text.count(r"\midrule") >= text.count(r"\toprule")
+    assert r"\hline" not in text
+
+
+def test_there_is_a_table_for_each_set_of_images() -> None:
+    assert re.findall(r"\\label\{(.*?)\}", to_latex(of("eta", runs=2), "eta")) == ["tab:eta-test", "tab:eta-held-out"]
+    assert re.findall(r"\\label\{(.*?)\}", to_latex(of("isic", runs=2), "isic")) == ["tab:isic-test"]
+
+
+def test_the_table_has_the_papers_shape() -> None:
+    lines = [line.strip() for line in to_latex(of("eta"), "eta").splitlines()]
+    assert r"\multirow{2}{*}{Scenario} & \multirow{2}{*}{Metric} & \multicolumn{6}{c}{$\eta$} \\" in lines
+    assert r"\cmidrule{3-8}" in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith(r"\multirow{4}{*}{90:10} & Accuracy & $"))
+    assert lines[at + 1] == r"& \textit{published} & 90.83 & 91.00 & 90.83 & 90.67 & 89.50 & 91.67 \\"
+    assert lines[at + 2].startswith(r"& UWA & $")
+    assert lines[at + 3] == r"& \textit{published} & 64.91 & 68.61 & 66.11 & 64.02 & 61.77 & 72.58 \\"
+
+
+def test_bold_is_what_differs_from_cl_and_not_what_is_highest() -> None:
+    comparison = of("isic", effect=lambda c, s: -20.0 * (s.gamma == 1), noise=0.5)
+    bold = [line.strip().partition(" & ")[0] for line in to_latex(comparison, "isic").splitlines() if "mathbf" in line]
+    entries = {str(setting): comparison.entry(None, setting, "test", "uwa") for setting in comparison.settings}
+    assert bold == [name for name, entry in entries.items() if entry is not None and entry.differs]
+    assert "FCL" in bold
+
+
+def test_the_misprint_and_cells_without_runs_are_dashes() -> None:
+    text = to_latex(of("gamma", runs=1), "gamma")
+    row = next(part for part in text.split(r"\midrule") if "{60:40}" in part)
+    assert row.splitlines()[4].strip() == r"& \textit{published} & -- & -- & -- & -- & -- & -- \\"
+
+
+def test_what_latex_would_read_as_a_command_is_printed() -> None:
+    assert escape(r"5 % of a_b & {c} \d ~ $#") == (r"5 \% of a\_b \& \{c\} \textbackslash{}d \textasciitilde{} \$\#")

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+
+import pytest
+from rich.console import Console
+
+from lopsided.experiments.compare import Comparison, Protocol, compare
+from lopsided.experiments.paper import CL, Setting, base_recipe
+from lopsided.experiments.verdicts import BLIND, RULE
+from lopsided.reports.tables import axis, blocks, notes, print_table, title, to_csv, to_markdown, verdicts_to_markdown
+from synthetic_records import make_records
+
+
+def of(table: str, **more: object) -> Comparison:
+    records = make_records(table, **more)  # type: ignore[arg-type]
+    return compare(records, table, Protocol.of(base_recipe(table)))
+
+
+def ragged() -> Comparison:
+    """One cell missing, one with a run less."""
+    records = [
+        r
+        for r in make_records("gamma", lambda c, s: s.gamma)
+        if (r.scenario, r.gamma) != ("55:45", 4) and (r.scenario, r.gamma, r.seed) != ("50:50", 1, 3)
+    ]
+    return compare(records, "gamma", Protocol.of(base_recipe("gamma")))
+
+
+@pytest.fixture(scope="module", params=["eta", "gamma", "isic", "ragged", "losses", "one run", "nothing"])
+def comparison(request: pytest.FixtureRequest) -> Comparison:
+    if request.param == "ragged":
+        return ragged()
+    if request.param == "losses":
+        settings = [CL, Setting(300.0, 0.0), Setting(300.0, 7.0)]
+        records = make_records("eta", settings=settings, scenarios=["50:50", "98:2"])
+        return compare(records, "eta", Protocol.of(base_recipe("eta")), settings=settings)
+    if request.param == "one run":
+        return of("eta", runs=1)
+    if request.param == "nothing":
+        return of("eta", runs=0)
+    return of(request.param)
+
+
+def test_every_row_has_as_many_cells_as_the_header(comparison: Comparison) -> None:
+    found = blocks(comparison)
+    assert len(found) == 2
+    for block in found:
+        assert len(block.header) == 2 + len(comparison.settings)
+        assert len(block.groups) == len(comparison.scenarios)
+        for group in block.groups:
+            assert len(group) == 1 + 2 * len(comparison.splits)
+            assert {len(row) for row in group} == {len(block.header)}
+
+
+def test_markdown_tables_are_rectangles(comparison: Comparison) -> None:
+    for text in (to_markdown(comparison), verdicts_to_markdown(comparison)):
+        for table in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
+            lines = table.splitlines()
+            assert len({line.count("|") for line in lines}) == 1
+            assert set(lines[1]) <= set("| -")
+
+
+def test_markdown_has_verdicts_with_their_rule_and_what_it_cannot_see(comparison: Comparison) -> None:
+    text = verdicts_to_markdown(comparison)
+    for verdict in comparison.verdicts:
+        assert f"| {verdict.text} | {verdict.where} | " in text
+        assert f"**{verdict.decision}**" in text or not verdict.decides
+    assert RULE in text
+    assert BLIND in text
+    assert RULE in to_markdown(comparison)
+
+
+def test_csv_reads_back_to_the_same_numbers(comparison: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
+    cells = len(comparison.scenarios) * len(comparison.settings)
+    assert len(rows) == cells * len(comparison.splits) * 2
+
+    def number(text: str) -> float:
+        return float(text) if text else math.nan
+
+    for row in rows:
+        setting = Setting(float(row["eta"]), float(row["gamma"]))
+        scenario, figure = row["scenario"] or None, row["figure"]
+        assert setting.loss == row["loss"]
+        entry = comparison.entry(scenario, setting, row["split"], figure)
+        three = [number(row[name]) for name in ("mean", "low", "high")]
+        if entry is None:
+            assert row["runs"] == "0"
+            assert all(map(math.isnan, three))
+            continue
+        assert int(row["runs"]) == entry.runs
+        assert three == pytest.approx([entry.mean.value, entry.mean.low, entry.mean.high], abs=0, rel=0, nan_ok=True)
+        value = entry.difference
+        expected = [math.nan] * 3 if value is None else [value.value, value.low, value.high]
+        three = [number(row[f"difference{name}"]) for name in ("", "_low", "_high")]
+        assert three == pytest.approx(expected, abs=0, rel=0, nan_ok=True)
+        assert int(row["pairs"]) == entry.pairs
+        published = comparison.published(scenario, setting, figure)
+        assert number(row["published"]) == pytest.approx(math.nan if published is None else published, nan_ok=True)
+        assert row["published_is_misprint"] == str(int(comparison.is_misprint(scenario, figure)))
+
+
+def test_means_intervals_and_differences_stand_in_their_cells() -> None:
+    comparison = of("eta", effect=lambda c, s: 20.0 * (s.eta == 300), noise=0.5)
+    block = blocks(comparison)[0]
+    assert block.header == ["scenario", "images", "eta 0", "60", "120", "180", "240", "300"]
+    group = block.groups[8]
+    assert [row[:2] for row in group] == [
+        ["90:10", "published"],
+        ["", "test, 4 runs"],
+        ["", "held-out, 4 runs"],
+        ["", "test - CL"],
+        ["", "held-out - CL"],
+    ]
+    assert group[0][2:] == ["64.91", "68.61", "66.11", "64.02", "61.77", "72.58"]
+    entry = comparison.entry("90:10", Setting(300.0, 0.0), "test", "uwa")
+    assert entry is not None
+    assert entry.difference is not None
+    assert group[1][-1] == f"{entry.mean.value:.1f} ±{entry.mean.value - entry.mean.low:.1f}"
+    assert group[3][-1] == f"+{entry.difference.value:.1f} ±{entry.difference.value - entry.difference.low:.1f}*"
+    assert group[3][2] == ""
+
+
+def test_what_is_missing_is_shown_and_listed() -> None:
+    comparison = ragged()
+    first, second = blocks(comparison)[0].groups[:2]
+    assert first[1][1] == "test, 4 runs"
+    assert first[1][3].endswith(" (3)")
+    assert not first[1][2].endswith(")")
+    assert second[0][5] == "79.96"
+    assert [row[5] for row in second[1:]] == ["-"] * 4
+    assert "1 cells have no run (-): 55:45 AFCL(0, 4)." in notes(comparison)
+
+
+def test_the_misprint_is_marked_and_shows_no_number() -> None:
+    comparison = of("gamma")
+    uwa, accuracy = (block.groups[2] for block in blocks(comparison))
+    assert uwa[0][1:] == ["published: misprint", *["-"] * 6]
+    assert accuracy[0][1] == "published"
+    assert "The published UWA row of 60:40 is a misprint and compared with nothing." in notes(comparison)
+    assert not any("misprint" in note for note in notes(of("eta")))
+
+
+def test_one_run_has_no_interval_and_the_table_says_so() -> None:
+    comparison = of("eta", runs=1)
+    group = blocks(comparison)[0].groups[0]
+    assert group[1][1] == "test, 1 run"
+    assert not any("±" in cell for row in group for cell in row)
+    assert "which one run does not have" in notes(comparison)[0]
+
+
+def test_losses_of_several_kinds_have_their_names_above_the_columns() -> None:
+    settings = [CL, Setting(300.0, 0.0), Setting(0.0, 7.0)]
+    records = make_records("eta", settings=settings, runs=2)
+    comparison = compare(records, "eta", Protocol.of(base_recipe("eta")), settings=settings)
+    assert axis(comparison) is None
+    assert blocks(comparison)[0].header[2:] == ["CL", "ACL(300)", "AFCL(0, 7)"]
+    assert title(comparison) == "Fashion-MNIST tops by loss"
+
+
+def test_a_terminal_gets_all_of_it(comparison: Comparison) -> None:
+    file = io.StringIO()
+    print_table(comparison, Console(file=file, width=200))
+    text = file.getvalue()
+    for block in blocks(comparison):
+        assert f"{title(comparison)}: {block.title}" in text
+        for group in block.groups:
+            for row in group:
+                assert all(cell in text for cell in row)
+    for verdict in comparison.verdicts:
+        assert f"{verdict.decision}  {verdict.text} ({verdict.where}): " in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_is_not_steered_by_what_a_record_says() -> None:
+    records = make_records("eta", runs=1, encoder="evil\x1b[2J")
+    comparison = compare(records, "eta", Protocol.of(records[0]))
+    file = io.StringIO()
+    print_table(comparison, Console(file=file, width=120, force_terminal=True, color_system=None))
+    assert "evil" in file.getvalue()
+    assert "\x1b[2J" not in file.getvalue()
