@@ -237,6 +237,9 @@ class Recipe(_Section):
     fast: bool = _field(
         True, "Fast paths and memory layouts that change results by roundings at most; false: torch as it comes."
     )
+    precision: Literal["float32", "bf16", "fp16"] = _field(
+        "float32", "Arithmetic of the encoder while it is trained; weights and losses are float32 in any case."
+    )
     data: Data = Data()
     augment: Augment = Augment()
     encoder: Encoder = Encoder()

@@ -62,6 +62,9 @@ def fit(
     ] = None,
     seed: Annotated[int | None, _option(RUN, "Every random choice follows from it.")] = None,
     device: Annotated[str | None, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")] = None,
+    precision: Annotated[
+        str | None, _option(RUN, "float32, bf16 or fp16: of the encoder in training.", choices="Recipe.precision")
+    ] = None,
     resume: Annotated[
         bool, _option(RUN, "Continue the run in --out; start it if it is not there.", "--resume")
     ] = False,
@@ -138,6 +141,7 @@ def fit(
     flags = {
         "seed": seed,
         "device": device,
+        "precision": precision,
         "encoder_training.loss": loss,
         "encoder_training.eta": eta,
         "encoder_training.gamma": gamma,

@@ -22,6 +22,7 @@ from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Part
 from lopsided.training.machine import seeded
 from lopsided.training.optimizers import make_optimizer
+from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
 from lopsided.training.shares import Batch, Indices, cut
@@ -94,6 +95,7 @@ class Trainer:
         minority: int,
         reporter: Reporter,
         ranks: Ranks | None = None,
+        precision: str = "float32",
     ) -> None:
         self.stage, self.device, self.seed, self.reporter = stage, device, seed, reporter
         self.num_classes, self.minority, self.ranks = num_classes, minority, ranks or Ranks()
@@ -106,19 +108,28 @@ class Trainer:
             self.queue = FeatureQueue(settings.queue, balanced=settings.queue_balanced)
         synchronised = settings is not None and settings.batch_norm == "sync"
         self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised)
+        # A linear classifier on finished features gains nothing from less precision.
+        self.precision = Precision("float32" if settings is None else precision, device)
         self._step = Step(
-            stage, ranks=self.ranks, device=device, seed=seed, statistics=self.statistics, queue=self.queue
+            stage,
+            ranks=self.ranks,
+            device=device,
+            seed=seed,
+            statistics=self.statistics,
+            precision=self.precision,
+            queue=self.queue,
         )
         self._look = 1 if device.type == "cpu" else _STEPS_PER_LOOK
 
     def tensors(self) -> dict[str, Tensor]:
         """All that an epoch starts from, by name."""
-        tensors = training_tensors(self.stage.module, self.optimizer)
+        tensors = training_tensors(self.stage.module, self.optimizer) | self.precision.tensors()
         return tensors | (self.queue.tensors() if self.queue is not None else {})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Bring the trainer into the state that ``tensors`` took."""
         restore_training(self.stage.module, self.optimizer, tensors)
+        self.precision.restore(tensors)
         if self.queue is not None:
             self.queue.restore(tensors, self.device)
 
@@ -137,7 +148,7 @@ class Trainer:
                 self._set_rate(index, step)
                 self.optimizer.zero_grad(set_to_none=True)
                 found = self._step.gradients(batch, x, stage.name, index, step)
-                self.optimizer.step()
+                self.precision.step(self.optimizer)
                 tally.add(found, stage.part.labels[batch.rows], stage.views)
                 if (step + 1) % self._look == 0:
                     self.reporter.step(self._check(tally, index, checkpoint), tally.images - seen)

@@ -99,6 +99,8 @@ class Training:
         if num > 1 and norm:
             over, after = ("all ranks", "") if settings.batch_norm == "sync" else ("each rank's own images", _AVERAGED)
             yield f'Batch norm takes its statistics over {over}: batch_norm is "{settings.batch_norm}"{after}.'
+        if self.recipe.precision != "float32":
+            yield f"The encoder is trained in {self.recipe.precision}; its weights and losses are float32."
         if settings.chunk_size is not None:
             rule = ", each of them a batch to batch norm" if norm else ""
             yield f"A batch goes through the encoder in chunks of {settings.chunk_size:,} images{rule}."
@@ -132,6 +134,7 @@ class Training:
             minority=minority,
             reporter=self.log,
             ranks=self.ranks,
+            precision=self.recipe.precision,
         )
         selection = Selection(patience=self.recipe.selection.patience)
         best: dict[str, Tensor] = {}

@@ -26,6 +26,7 @@ from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.distributed import Ranks
 from lopsided.training.machine import seeded
+from lopsided.training.precision import Precision
 from lopsided.training.prediction import evaluating
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.shares import Batch
@@ -54,10 +55,12 @@ class Step:
         device: torch.device,
         seed: int,
         statistics: BatchStatistics,
+        precision: Precision | None = None,
         queue: FeatureQueue | None = None,
     ) -> None:
         self.stage, self.ranks, self.device, self.seed = stage, ranks, device, seed
         self.statistics, self.queue = statistics, queue
+        self.precision = precision or Precision("float32", device)
         self.parameters = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
 
     def gradients(self, batch: Batch, inputs: Tensor, *names: str | int) -> Found:
@@ -80,6 +83,7 @@ class Step:
             with torch.no_grad(), self.statistics.kept():
                 outputs = torch.cat([forward(chunk) for chunk in range(len(shares))])
         parts, grad = self._loss(_wide(outputs), whole, batch)
+        grad = self.precision.scaled(grad)
         if not chunked:
             _backward(outputs, grad)
         else:
@@ -103,7 +107,9 @@ class Step:
             if absent and not self.statistics.exchanged:
                 stack.enter_context(evaluating(stage.module))  # for the shape of nothing
             self.statistics.ghost = absent
-            outputs = stage.output(stage.transform(x.to(self.device), generator, start, total))
+            x = stage.transform(x.to(self.device), generator, start, total)
+            with self.precision.autocast():
+                outputs = stage.output(x)
         return outputs[:0] if absent else outputs
 
     def _loss(self, outputs: Tensor, whole: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
