@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lopsided.heads import ProjectionHead
 from lopsided.losses import asymmetric_focal_contrastive_loss
 from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
+from lopsided.small_maps import use_fast_paths
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.distributed import Ranks
@@ -43,12 +45,17 @@ def images() -> Tensor:
     return torch.randint(0, 256, (len(LABELS), 1, 16, 16), generator=generator, dtype=torch.uint8)
 
 
+@functools.cache
+def encoder_of(name: str) -> tuple[nn.Module, int]:
+    return build_encoder(name, channels=1, image_size=16, seed=1)
+
+
 def make_stage(
     encoder: str = "test_resnet", loss: str = "afcl", views: int = 1, rotation: float = 20.0, **settings: Any
 ) -> Stage:
     """A stage in double precision, as ``run`` builds it in single precision."""
     training = EncoderTraining(loss=loss, views=views, **settings)
-    network, width = build_encoder(encoder, channels=1, image_size=16, seed=1)
+    network, width = copy.deepcopy(encoder_of(encoder))
     torch.manual_seed(2)
     contrastive = loss not in ("ce", "weighted-ce", "focal")
     head: nn.Module = ProjectionHead(width, 8, 6) if contrastive else nn.Linear(width, 3)
@@ -294,6 +301,8 @@ def test_a_large_batch_in_chunks_holds_what_a_chunk_holds_and_its_features() -> 
 
 def single_precision(**settings: Any) -> Stage:
     stage = make_stage(**settings)
+    # As in a run, also because the library's bf16 gradient of a strided convolution over a 1x1 map is not initialised.
+    use_fast_paths(stage.module)
     double = stage.transform
     stage.transform = lambda *arguments: double(*arguments).float()
     for module in (stage.module, stage.objective):
@@ -327,7 +336,7 @@ def test_gradients_of_less_precision_point_the_same_way_and_losses_are_float32(p
     for encoder in ("mlp-16", "test_resnet"):
         loss, full = in_half(Ranks(), "float32", encoder=encoder)
         alone = in_half(Ranks(), precision, encoder=encoder)
-        ranks = together(2, tmp_path / encoder, partial(in_half, precision=precision, encoder=encoder))
+        ranks = together(2, tmp_path / encoder, functools.partial(in_half, precision=precision, encoder=encoder))
         for found in (alone, *ranks):
             assert found[0] == pytest.approx(loss, rel=0.05)
             assert found[0] != loss
