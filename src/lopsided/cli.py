@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.commands import look, reproduce, train, use
+from lopsided.commands import look, report, reproduce, train, use
 from lopsided.commands.output import StoppedError
 from lopsided.errors import LopsidedError, SaidError, sentence
 from lopsided.progress import printable
@@ -48,6 +48,7 @@ def lopsided(
       lopsided evaluate run new-photos    figures on other labelled images
       lopsided predict run inbox --out answers.csv
       lopsided export run --to onnx
+      lopsided report run --open          look at its mistakes
       lopsided reproduce eta --out sweep --quick
     """
 
@@ -58,6 +59,7 @@ for verb in (
     use.evaluate,
     use.predict,
     use.export,
+    report.report,
     reproduce.reproduce,
     look.recipes,
     look.data,

@@ -123,7 +123,7 @@ def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, tmp_path: Pa
     ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1")
     assert ended.code == 1
     assert "98:2 cl eta 0 gamma 0 seed 0 failed: 98:2,total=100 needs cat 98, dog 2, got cat 60, dog 60." in ended.out
-    assert "1 cells have no run (-): 98:2 CL." in ended.out
+    assert "1 cell has no run (-): 98:2 CL." in ended.out
     assert (out / "tables" / "eta-mine.md").is_file()
 
 

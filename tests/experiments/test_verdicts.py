@@ -213,6 +213,11 @@ def test_one_scenario_is_no_trend() -> None:
     assert (verdict.decision, verdict.contrasts) == ("cannot tell", ())
 
 
+def test_without_cl_there_is_nothing_that_eta_could_help() -> None:
+    verdict = verdict_of("eta", "eta", without(make_values("eta", eta_as_claimed), CL))
+    assert (verdict.decision, verdict.contrasts) == ("cannot tell", ())
+
+
 def test_a_seed_that_lacks_a_cell_is_left_out_of_what_needs_it() -> None:
     values = make_values("gamma", gamma_as_claimed)
     del values["90:10", Setting(0.0, 7.0), "test", "uwa"][3]

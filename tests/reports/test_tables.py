@@ -133,7 +133,7 @@ def test_what_is_missing_is_shown_and_listed() -> None:
     assert not first[1][2].endswith(")")
     assert second[0][5] == "79.96"
     assert [row[5] for row in second[1:]] == ["-"] * 4
-    assert "1 cells have no run (-): 55:45 AFCL(0, 4)." in notes(comparison)
+    assert "1 cell has no run (-): 55:45 AFCL(0, 4)." in notes(comparison)
 
 
 def test_the_misprint_is_marked_and_shows_no_number() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lopsided.commands.output import Json, Quiet, show, show_json
 from lopsided.errors import InputError, sentence
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-
-def _complete_map(incomplete: str) -> Iterator[str]:
-    return (name for name in ("pca", "tsne", "umap") if name.startswith(incomplete))
+def _complete_map(incomplete: str) -> list[str]:
+    return [name for name in ("pca", "tsne", "umap") if name.startswith(incomplete)]
 
 
 def report(

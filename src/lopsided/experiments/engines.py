@@ -155,13 +155,11 @@ class LocalEngine:
         return ended
 
     def close(self) -> None:
-        """End all workers, at once those that are at work."""
-        for pool in self._idle:
-            pool.shutdown(wait=True)
+        """End all workers at once; those that are idle have nothing to lose."""
         if self._lifeline is not None:
             for end in self._lifeline:
                 end.close()
-        for _, pool in self._running.values():
+        for pool in [*self._idle, *(pool for _, pool in self._running.values())]:
             pool.shutdown(wait=True, cancel_futures=True)
         self._idle, self._running, self._lifeline = [], {}, None
 

@@ -119,9 +119,9 @@ class RayEngine:
         except ray.exceptions.RayTaskError as raised:
             reason = " ".join(str(raised.cause).split())
             return Ended(cell, error=f"something unexpected happened ({type(raised.cause).__name__}: {reason}).")
-        except ray.exceptions.RayError:  # The worker, its node, or what it returned is lost.
+        except ray.exceptions.RayError as lost:  # The worker, its node, or what it returned.
             _drop_lock_of_other_host(folder)
-            return Ended(cell, error=LOST, died=True)
+            return Ended(cell, error=f"{LOST} Ray says {type(lost).__name__}.", died=True)
         if content:
             files.make_folder(folder)
             for name in sorted(content, key=lambda name: name == METRICS):  # Last, for a run that has it is finished.

@@ -24,7 +24,7 @@ from typing import Literal, NoReturn
 from lopsided import __version__, files
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.experiments import runs
-from lopsided.experiments.engines import CELLS, Cell, Ended, Engine, LocalEngine
+from lopsided.experiments.engines import CELLS, LOST, Cell, Ended, Engine, LocalEngine
 from lopsided.experiments.records import (
     Failure,
     Record,
@@ -123,6 +123,7 @@ class _Driver:
         self.claims: dict[str, ExitStack] = {}
         self.deaths: Counter[str] = Counter()
         self.old_failures = len(read_failures(folder / FAILURES))
+        self.told: set[str] = set()
         self.reason, self.next_look = "", 0.0
 
     def run(self) -> SweepOutcome:
@@ -147,23 +148,26 @@ class _Driver:
         """Find out which cells are done."""
         there = self.records()
         for cell in self.cells:
-            record = there.get(cell.key) or self.unrecorded(cell)
+            record = there.get(cell.key)
+            finished = (self.folder / CELLS / cell.key / runs.METRICS).exists()
+            if record is None and finished and (claim := self.claim(cell)) is not None:
+                with claim:
+                    record = self.unrecorded(cell)
             if record is None:
                 self.todo.append(cell)
             else:
                 self.done[cell.key] = record
-                self.tidy(cell)
 
     def records(self) -> dict[str, Record]:
         if not (self.folder / RECORDS).exists():
             return {}
         records, notes = read_records(self.folder / RECORDS)
         for note in notes:
-            self.view.note(note)
+            self.tell(note)
         return {record.cell: record for record in records}
 
     def unrecorded(self, cell: Cell) -> Record | None:
-        """Record a cell that was finished when there was no time left to write it down."""
+        """Record a cell that was finished when there was no time left to write it down; its claim is held."""
         path = self.folder / CELLS / cell.key
         if not (path / runs.METRICS).exists():
             return None
@@ -171,6 +175,7 @@ class _Driver:
             record = Record.from_run(runs.Run.open(path))
             if record.cell == cell.key:
                 self.write_down(record)
+                self.tidy(cell)
                 return record
         return None
 
@@ -178,7 +183,7 @@ class _Driver:
         while self.todo or self.elsewhere or self.claims:
             for _ in range(len(self.lost)):
                 self.start_again(self.lost.popleft())
-            while self.todo and len(self.claims) < self.engine.slots:
+            while self.todo and self.has_room():
                 self.start(self.todo.popleft())
             if not self.todo and self.elsewhere and time.monotonic() >= self.next_look:
                 self.look_elsewhere()
@@ -186,10 +191,13 @@ class _Driver:
                 self.settle(ended)
             self.view.tick()
 
+    def has_room(self) -> bool:
+        return len(self.claims) - len(self.lost) < self.engine.slots
+
     def look_elsewhere(self) -> None:
         """See whether cells that other processes had are done or free by now."""
         for _ in range(len(self.elsewhere)):
-            if len(self.claims) < self.engine.slots:
+            if self.has_room():
                 self.start(self.elsewhere.popleft())
         if self.elsewhere and not self.claims:
             self.view.waiting(len(self.elsewhere), self.reason)
@@ -204,7 +212,7 @@ class _Driver:
         self.claims[cell.key] = claim
         record = self.records().get(cell.key) or self.unrecorded(cell)
         failures = read_failures(self.folder / FAILURES)[self.old_failures :]
-        failure = next((failure for failure in reversed(failures) if failure.cell == cell.key), None)
+        failure = next((f for f in reversed(failures) if f.cell == cell.key and not f.error.startswith(LOST)), None)
         if record is not None:
             self.finish(cell, record)
         elif failure is not None:
@@ -251,11 +259,12 @@ class _Driver:
         cell = ended.cell
         if ended.record is not None:
             self.write_down(ended.record)
+            self.tidy(cell)
             self.finish(cell, ended.record)
             return
         failure = Failure.of(cell.recipe, ended.error)
         append_failure(self.folder / FAILURES, failure)
-        self.deaths[cell.key] += 1
+        self.deaths[cell.key] += ended.died
         if ended.died and self.deaths[cell.key] <= self.retries:
             self.view.failed(failure, again=True)
             self.lost.append(cell)
@@ -264,7 +273,6 @@ class _Driver:
 
     def finish(self, cell: Cell, record: Record) -> None:
         self.done[cell.key] = record
-        self.tidy(cell)
         self.claims.pop(cell.key).close()
         self.view.finished(record)
 
@@ -275,6 +283,12 @@ class _Driver:
 
     def write_down(self, record: Record) -> None:
         for note in append_record(self.folder / RECORDS, record):
+            self.tell(note)
+
+    def tell(self, note: str) -> None:
+        """Pass a note on, once."""
+        if note not in self.told:
+            self.told.add(note)
             self.view.note(note)
 
     def tidy(self, cell: Cell) -> None:

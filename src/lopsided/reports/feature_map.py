@@ -80,7 +80,7 @@ def _pca(features: Floats) -> tuple[npt.NDArray[np.float64], float]:
 def _tsne(features: Floats, random_state: int) -> npt.NDArray[np.float64]:
     from sklearn.manifold import TSNE
 
-    if len(features) < 4:
+    if len(features) < 4 or not np.ptp(features, axis=0).any():  # Nothing to tell apart.
         return _pca(features)[0]
     perplexity = min(30.0, (len(features) - 1) / 3)
     init = "pca" if min(features.shape) >= 2 else "random"

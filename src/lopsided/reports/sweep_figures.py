@@ -99,6 +99,8 @@ def lines(
     figure: str,
     y: svg.Range,
     link: Link,
+    *,
+    is_paper: bool,
 ) -> Markup:
     """Draw one figure of one scenario over eta, gamma or losses: means with intervals, runs, and the paper's values."""
     positions = [float(i) if axis is None else getattr(setting, axis) for i, setting in enumerate(settings)]
@@ -127,7 +129,7 @@ def lines(
             plot, entries, STYLES[split], f"{WORDS[split]} {WORDS[figure]}", scenario, link, joined=axis is not None
         )
     for x, setting in zip(positions, settings, strict=True):
-        value = comparison.published(scenario, setting, figure)
+        value = comparison.published(scenario, setting, figure) if is_paper else None
         if value is not None and y[0] <= value <= y[1]:
             plot.dot(x, value, "hollow", f"published: {value:.2f}", radius=4.5)
     return plot.render()

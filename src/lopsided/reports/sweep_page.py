@@ -163,7 +163,7 @@ def _group(
                 "heading": view.heading,
                 "words": _words(view),
                 "heat_maps": list(_heat_maps(view, number)),
-                "lines": [] if view.grid else _lines(view, link),
+                "lines": [] if view.grid else _lines(view, link, is_paper=is_paper),
                 "has_published": any(entry.published is not None for entry in view.comparison.entries.values()),
                 "splits": [(sweep_figures.STYLES[split], WORDS[split]) for split in view.comparison.splits],
                 "differences": list(_differences(view)),
@@ -235,7 +235,7 @@ def _heat_maps(view: View, number: int) -> Iterator[HeatMap]:
             yield sweep_figures.heat_map(comparison, places, names, corner, what, figure, split, number)
 
 
-def _lines(view: View, link: Link) -> list[dict[str, Any]]:
+def _lines(view: View, link: Link, *, is_paper: bool) -> list[dict[str, Any]]:
     return [
         {
             "figure": figure,
@@ -250,6 +250,7 @@ def _lines(view: View, link: Link) -> list[dict[str, Any]]:
                         figure,
                         sweep_figures.y_range(view.comparison, figure, view.settings),
                         link,
+                        is_paper=is_paper,
                     ),
                 )
                 for scenario in view.comparison.scenarios

@@ -175,7 +175,8 @@ def notes(comparison: Comparison) -> list[str]:
     ]
     if lost:
         more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
-        found.append(f"{len(lost)} cells have no run ({MISSING}): {', '.join(lost[:10])}{more}.")
+        verb = "cell has" if len(lost) == 1 else "cells have"
+        found.append(f"{len(lost)} {verb} no run ({MISSING}): {', '.join(lost[:10])}{more}.")
     return found
 
 

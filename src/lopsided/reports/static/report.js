@@ -23,7 +23,12 @@
   }
 
   const name = (text) => element("bdi", "", text);
-  const shown = (value) => (value === null ? "–" : value.toFixed(3));
+  /** Three digits, as the rest of the page has them: a number exactly between two goes to the even one. */
+  const shown = (value) => {
+    if (value === null) return "–";
+    const isBetween = (value * 16) % 1 === 0 && (value * 1000) % 1 === 0.5; // Only sixteenths can be.
+    return (isBetween ? (2 * Math.round((value * 1000) / 2)) / 1000 : value).toFixed(3);
+  };
   const counted = (n, thing) => `${n.toLocaleString("en-US")} ${thing}${n === 1 ? "" : "s"}`;
 
   // ---------------------------------------------------------------------------------------------- theme, copy, sorting

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+import shutil
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from tiny_command import Call
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run of the test's own, really trained."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_the_report_of_a_run_lies_in_its_folder(run: Path, call: Call) -> None:
+    ended = call("report", run)
+    assert ended.code == 0, ended.err
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert f"Written to {run / 'report.html'} ({len(page.encode()) / 1e6:.1f} MB)." in ended.out
+    assert page.startswith("<!doctype html>")
+    assert "There is no map" not in page
+    assert "Pictures are left out" not in page
+
+
+def test_a_report_goes_where_it_is_asked_for(run: Path, tmp_path: Path, call: Call) -> None:
+    out = tmp_path / "for a friend.html"
+    ended = call("report", run, "--out", out, "--map", "tsne", "--json")
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    assert told == {"file": str(out), "about": "run", "bytes": out.stat().st_size, "runs": 0}
+    assert "t-SNE" in out.read_text(encoding="utf-8")
+    assert not (run / "report.html").exists()
+
+
+def test_the_page_is_opened_if_asked(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    assert call("report", run).code == 0
+    assert opened == []
+    assert call("report", run, "--open").code == 0
+    assert opened == [(run / "report.html").resolve().as_uri()]
+
+
+def test_what_cannot_be_reported_is_said_in_a_sentence(run: Path, tmp_path: Path, call: Call) -> None:
+    for arguments, sentence in (
+        ((tmp_path / "gone",), "FOLDER must be the folder of a run or of a sweep, got "),
+        ((run, "--out", tmp_path), "--out must be a file in a folder that exists, got "),
+        ((run, "--out", tmp_path / "no" / "where.html"), "--out must be a file in a folder that exists, got "),
+        ((run, "--map", "mercator"), "--map must be one of pca, tsne, umap, got mercator."),
+        ((run, "--runs"), "--runs is for the folder of a sweep, got "),
+    ):
+        ended = call("report", *arguments)
+        assert ended.code == 2
+        assert ended.err.startswith(f"lopsided: {sentence}")
+        assert ended.out == ""
+    assert not (run / "report.html").exists()

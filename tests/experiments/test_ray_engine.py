@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_sweep import Heard, is_alive, tiny_recipe, wait_until
+
+from lopsided import __version__, files
+from lopsided.errors import InputError, MissingDependencyError
+from lopsided.experiments import ray_engine
+from lopsided.experiments.engines import LOST, Cell
+from lopsided.experiments.ray_engine import RayEngine
+from lopsided.experiments.records import read_failures
+from lopsided.experiments.runs import Run
+from lopsided.experiments.sweep import run_sweep
+from tiny import write_photos
+from tiny_command import SOURCE, names_below
+
+with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of two nodes of one core each, the second of which a test may kill."""
+    patch = pytest.MonkeyPatch()
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(SOURCE)}.items():
+        patch.setenv(name, value)
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+        cluster.add_node(**node, include_dashboard=False)
+        cluster.second = cluster.add_node(**node)
+        yield cluster
+    finally:
+        cluster.shutdown()
+        patch.undo()
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError) as caught:
+        RayEngine("auto")
+    assert (
+        str(caught.value) == "--engine ray needs the package ray, got no such package. Run pip install 'lopsided[ray]'."
+    )
+
+
+@with_ray
+def test_where_nothing_listens_there_is_no_cluster(tmp_path: Path, photos: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.2", 0))
+        address = f"127.0.0.2:{unused.getsockname()[1]}"
+    said = (
+        rf"^--address must be that of a running Ray cluster, got {address}, where no cluster answers \(.*\)\. Start one"
+    )
+    with pytest.raises(InputError, match=said):
+        run_sweep([tiny_recipe(photos)], tmp_path, engine=RayEngine(address))
+
+
+@with_ray
+def test_what_listens_but_never_answers_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "CONNECT_SECONDS", 2.0)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.2", 0))
+        mute.listen()
+        engine = RayEngine(f"127.0.0.2:{mute.getsockname()[1]}")
+        with pytest.raises(
+            InputError, match=r"^--address must be .*, got [\d.:]+, where no cluster answers\. Start one "
+        ):
+            engine.open(tmp_path)
+        engine.close()
+
+
+@with_ray
+def test_what_ray_says_about_an_address_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # Where Ray would look for a cluster of this machine.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(InputError, match=r"got auto, where Ray says: .*Could not find any running Ray instance"):
+        RayEngine("auto").open(tmp_path)
+
+
+@with_ray
+def test_threads_must_fit_into_a_node(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^threads must be >= 1, got 0\.$"):
+        RayEngine(cluster.address, 0)
+    engine = RayEngine(cluster.address, 2)
+    with pytest.raises(
+        InputError, match=r"^threads must be at most the cores of the cluster's largest node, 1, got 2\.$"
+    ):
+        engine.open(tmp_path)
+    engine.close()
+
+
+@with_ray
+def test_a_node_that_does_not_see_the_folder_sends_the_run_back(cluster: Any, photos: Path, tmp_path: Path) -> None:
+    class Far(RayEngine):
+        def open(self, folder: Path, *, models: bool = False) -> None:
+            super().open(folder, models=models)
+            next(folder.glob(".seen-*")).unlink()
+
+    bad = tiny_recipe(photos, **{"data.scenario": "10:90,total=100"})
+    outcome = run_sweep([tiny_recipe(photos), bad], tmp_path / "sweep", engine=Far(cluster.address))
+    assert [record.seed for record in outcome.done] == [0]
+    assert [failure.error.split(",")[0] for failure in outcome.failed] == ["10:90"]
+    cell = outcome.done[0].cell
+    kept = ["features.safetensors", "log.jsonl", "metrics.json", "predictions.csv", "recipe.toml"]
+    assert names_below(tmp_path / "sweep" / "cells") == [f"{cell}/{name}" for name in kept]
+    assert Run.open(tmp_path / "sweep" / "cells" / cell).finished
+    again = run_sweep([tiny_recipe(photos, seed=1)], tmp_path / "models", engine=Far(cluster.address), keep_models=True)
+    folder = tmp_path / "models" / "cells" / again.done[0].cell
+    assert names_below(folder) == sorted([*kept, "model.json", "model.safetensors"])
+
+
+def worker_of(folder: Path) -> int | None:
+    """The process that trains into a run folder, once there is a checkpoint."""
+    lock = folder / files.LOCK_NAME
+    if (folder / "checkpoint" / "state.safetensors").exists() and lock.exists() and (content := lock.read_text()):
+        return int(json.loads(content)["pid"])
+    return None
+
+
+@with_ray
+def test_closing_ends_the_cells_that_are_running(cluster: Any, photos: Path, tmp_path: Path) -> None:
+    cell = Cell.of(tiny_recipe(photos, 100_000))
+    engine = RayEngine(cluster.address)
+    engine.open(tmp_path)
+    try:
+        engine.submit(cell)
+        pid = wait_until(lambda: worker_of(tmp_path / "cells" / cell.key))
+        assert engine.wait(0.1) == []
+    finally:
+        engine.close()
+    wait_until(lambda: not is_alive(pid), 20)
+    assert list(tmp_path.glob(".seen-*")) == []
+
+
+@with_ray
+def test_a_node_that_is_killed_half_way_costs_no_cell(cluster: Any, photos: Path, tmp_path: Path) -> None:
+    recipes = [tiny_recipe(photos, 40, seed=seed) for seed in range(5)]
+    cells = [Cell.of(recipe).key for recipe in recipes]
+
+    def kill() -> None:
+        wait_until(lambda: all(worker_of(tmp_path / "cells" / cell) for cell in cells[:2]))
+        cluster.remove_node(cluster.second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    view = Heard()
+    outcome = run_sweep(recipes, tmp_path, engine=RayEngine(cluster.address), view=view)
+    killer.join()
+    assert [record.seed for record in outcome.done] == [0, 1, 2, 3, 4]
+    assert [record.threads for record in outcome.done] == [1] * 5
+    assert outcome.failed == []
+    [lost] = read_failures(tmp_path / "failures.jsonl")
+    assert view.failures == [(lost, True)]
+    assert lost.error.startswith(LOST)
+    for cell in cells:
+        events = [event["event"] for event in Run.open(tmp_path / "cells" / cell).events()]
+        assert [event for event in events if event in ("start", "resume")] == (
+            ["start", "resume"] if cell == lost.cell else ["start"]
+        )
+
+
+def test_a_lock_that_a_lost_node_left_is_removed_and_no_other(tmp_path: Path) -> None:
+    lock = tmp_path / files.LOCK_NAME
+    lock.write_text(json.dumps({"pid": 1, "host": socket.gethostname()}))
+    ray_engine._drop_lock_of_other_host(tmp_path)
+    assert lock.exists()
+    lock.write_text(json.dumps({"pid": 1, "host": "node7.example"}))
+    ray_engine._drop_lock_of_other_host(tmp_path)
+    assert not lock.exists()
+    ray_engine._drop_lock_of_other_host(tmp_path)
+
+
+def test_a_node_without_this_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ray_engine._portable_task()
+    host = socket.gethostname()
+    repair = "Install it there, or let the node's PYTHONPATH lead to it."
+    _, error, _ = task("99.0")
+    assert error == f"every node must have lopsided 99.0, got {__version__} on {host}. {repair}"
+    monkeypatch.setitem(sys.modules, "lopsided", None)
+    _, error, _ = task("99.0")
+    assert error == f"every node must have lopsided 99.0, got none on {host}. {repair}"

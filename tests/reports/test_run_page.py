@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lopsided.errors import RunError
+from lopsided.reports import run_page as module
+from lopsided.reports.report import write_report, write_run_reports
+from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
+from lopsided.reports.run_page import in_order, run_page
+from lopsided.training.cautions import FEW_TEST
+from made_runs import make_run, read_rows
+from tiny_command import environment
+
+
+def text_of(page: str) -> str:
+    """The words of a page, without script, style and marks."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def rewrite(folder: Path, **changes: Any) -> Path:
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps({**metrics, **changes}))
+    return folder
+
+
+def test_building_a_report_imports_no_torch(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    code = (
+        "import sys, lopsided.cli\n"
+        f"code = lopsided.cli.run(['report', {str(tmp_path / 'run')!r}])\n"
+        "assert code == 0\n"
+        "print([name for name in ('torch', 'matplotlib', 'timm') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_top_says_what_was_trained_on_what(tmp_path: Path) -> None:
+    recipe = {"encoder_training.loss": "afcl", "encoder_training.epochs": 4, "classifier.epochs": 1}
+    text = text_of(run_page(make_run(tmp_path / "run", train=(205, 65), recipe=recipe)))
+    assert "AFCL on table.csv" in text
+    assert (
+        "A resnet18 learned to tell “common” from “rare”: 4 epochs of asymmetric focal contrastive loss (AFCL)" in text
+    )
+    assert "then 1 epoch of a linear classifier with cross-entropy." in text
+    assert "It was trained on 270 images, picked on 28 and judged on 52 that it had not seen" in text
+
+
+def test_the_top_has_the_figures_with_intervals_beside_the_majority_vote(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    figures = json.loads((folder / "metrics.json").read_text())["test"]
+    text = text_of(run_page(folder))
+    for name in ("uwa", "accuracy"):
+        figure = figures["figures"][name]
+        assert f"{figure['value']:.3f} 95 % interval [{figure['low']:.3f}, {figure['high']:.3f}]" in text
+    assert "always “common”: 0.500" in text
+    assert f"always “common”: {40 / 52:.3f}" in text
+
+
+def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:
+    text = text_of(run_page(make_run(tmp_path / "few", test=(40, FEW_TEST - 1))))
+    assert "Only 29 test images of “rare”." in text
+    assert "moves its recall by 3 points" in text
+    enough = text_of(run_page(make_run(tmp_path / "enough", test=(40, FEW_TEST))))
+    assert "Only " not in enough
+
+
+def test_a_missing_validation_split_is_warned_of(tmp_path: Path) -> None:
+    sentence = "There was no validation split."
+    assert sentence in text_of(run_page(make_run(tmp_path / "without", val=None)))
+    assert sentence not in text_of(run_page(make_run(tmp_path / "with")))
+
+
+def test_groups_and_duplicates_across_splits_are_warned_of(tmp_path: Path) -> None:
+    leaks = {"groups": ["<p1>", "p2"], "duplicates": [["a.png", "train", "b.png", "test"]]}
+    text = text_of(run_page(make_run(tmp_path / "run", leaks=leaks)))
+    assert "2 groups lie in more than one split. Such as <p1> and p2." in text
+    assert "1 image is in two splits at once. Byte by byte the same, such as b.png in test and a.png in train." in text
+
+
+def test_intervals_that_hold_the_majority_vote_are_warned_of(tmp_path: Path) -> None:
+    blind = text_of(run_page(make_run(tmp_path / "blind", test=(90, 10), signal=0.0)))
+    assert "The UWA may be no better than that of always answering “common”." in blind
+    assert "The accuracy is below that of always answering “common”." in blind
+    good = text_of(run_page(make_run(tmp_path / "good", test=(60, 40), signal=6.0)))
+    assert "always answering “common”." not in good
+
+
+def test_a_class_without_test_images_is_warned_of(tmp_path: Path) -> None:
+    text = text_of(run_page(make_run(tmp_path / "run", ("a", "b", "c"), (40, 35, 0), (5, 5, 5))))
+    assert "No test image of “c”." in text
+
+
+def test_a_warning_of_the_run_is_passed_on_unless_the_page_has_said_it(tmp_path: Path) -> None:
+    """The sentences that the page says in its own words are found by those of the training, as they are today."""
+    from lopsided.data.splits import Leaks
+    from lopsided.training import cautions
+
+    own = list(cautions._of_leaks(Leaks(groups=("g",), duplicates=(("a", "train", "b", "test"),))))
+    other = "A batch holds 1.2 images of rare on average: its anchors find few positives."
+    few = "The test split holds fewer than 30 images of rare (12): mind the width of the intervals."
+    none = "There is no validation split: the last model is taken, not the best one."
+    text = text_of(run_page(make_run(tmp_path / "run", warnings=[*own, few, none, other])))
+    assert other in text
+    assert not [sentence for sentence in (*own, few, none) if sentence in text]
+
+
+def test_a_run_without_any_test_image_shows_its_validation_and_says_so(tmp_path: Path) -> None:
+    folder = rewrite(make_run(tmp_path / "run"), test=None)
+    rows = (folder / "predictions.csv").read_text().splitlines()
+    (folder / "predictions.csv").write_text("\n".join(row for row in rows if not row.startswith("test,")) + "\n")
+    text = text_of(run_page(folder))
+    assert "There is no test split." in text
+    assert "they flatter it" in text
+    assert "Only 8 validation images of “rare”" in text
+
+
+def test_a_run_without_held_out_images_has_a_page_without_figures(tmp_path: Path) -> None:
+    folder = rewrite(make_run(tmp_path / "run"), test=None, val=None)
+    (folder / "predictions.csv").write_text("split,name,group,label,predicted,p:common,p:rare\n")
+    page = run_page(folder)
+    assert "No image was held out." in text_of(page)
+    assert 'id="recipe-text"' in page
+    assert 'id="matrix"' not in page
+
+
+def test_figures_on_images_that_the_scenario_left_stand_beside_the_test(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    test = json.loads((folder / "metrics.json").read_text())["test"]
+    left = {
+        **test,
+        "num_images": 1234,
+        "figures": {**test["figures"], "uwa": {"value": 0.6543, "low": 0.6, "high": 0.7}},
+    }
+    text = text_of(run_page(rewrite(folder, held_out=left)))
+    assert "1,234 images that the scenario left" in text
+    assert "0.654 [0.600, 0.700]" in text
+
+
+def test_the_epochs_that_were_taken_are_the_best_and_of_equals_the_later(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    run, _ = open_finished(folder)
+    stages, notes = read_stages(run)
+    assert [(stage.name, stage.taken, stage.picked) for stage in stages] == [
+        ("encoder", 3, True),
+        ("classifier", 3, True),
+    ]
+    assert notes == ["A note of the run."]
+    again = {"event": "epoch", "stage": "encoder", "epoch": 4, "loss": 1.0, "val_uwa": 0.9}
+    with (folder / "log.jsonl").open("a") as log:
+        log.write(json.dumps(again) + "\n")
+    assert read_stages(run)[0][0].taken == 4, "The last line of an epoch counts, and the later of equals."
+    text = text_of(run_page(make_run(tmp_path / "without", val=None)))
+    assert "epoch 4 of 4 of the encoder stage and epoch 3 of 3 of the classifier stage: the last" in text
+
+
+def test_the_diagnostics_of_the_loss_are_in_words(tmp_path: Path) -> None:
+    text = text_of(run_page(make_run(tmp_path / "run", train=(300, 100))))
+    assert "“rare” makes 25.0 % of the training images and 22.5 % of the loss." in text
+    assert "2.60 % of the anchors had no positive" in text  # The mean of 5 % / 1, / 2, / 3, / 4.
+
+
+def test_calibration_is_told_by_the_interval(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    rows = read_rows(folder)
+    sure = np.mean([row.p[row.predicted] for row in rows])
+    right = np.mean([row.label == row.predicted for row in rows])
+    text = text_of(run_page(folder))
+    assert f"On average the model is {100 * sure:.0f} % sure and right in {100 * right:.0f} % of the images" in text
+
+
+def judged(n: int, seed: int = 0) -> Judged:
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet([1, 1], n).astype(np.float32)
+    truth = rng.integers(0, 2, n)
+    return Judged("test", tuple(f"{i}" for i in range(n)), None, truth, p.argmax(axis=1), p, None)
+
+
+def test_the_order_has_mistakes_first_the_surest_first_then_the_others_the_least_sure_first() -> None:
+    found = in_order(judged(200), 0)
+    wrong, sure = found.judged.wrong, found.judged.confidence
+    split = int(wrong.sum())
+    assert wrong[:split].all()
+    assert not wrong[split:].any()
+    assert (np.diff(sure[:split]) <= 0).all()
+    assert (np.diff(sure[split:]) >= 0).all()
+    assert sorted(found.judged.names) == sorted(judged(200).names)
+    assert found.number == 200
+    assert found.note == ""
+
+
+def test_of_too_many_images_a_sample_is_listed_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_IMAGES", 150)
+    found, again = in_order(judged(200), 0), in_order(judged(200), 0)
+    assert found.judged.names == again.judged.names
+    assert found.number == 150
+    wrong = int(judged(200).wrong.sum())
+    assert int(found.first().wrong.sum()) == wrong, "Every mistake is among them."
+    assert found.note.startswith("Of 200 images, 150 are listed and pictured: every mistake and a random sample")
+    monkeypatch.setattr(module, "MOST_IMAGES", 50)
+    few = in_order(judged(200), 0)
+    assert int(few.first().wrong.sum()) == 40
+    assert "the 40 surest mistakes" in few.note
+    assert len(few.judged) == 200
+
+
+def test_counts_are_those_of_all_images_even_if_a_sample_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_IMAGES", 20)
+    monkeypatch.setattr(module, "MOST_NUMBERS", 60)
+    folder = make_run(tmp_path / "run", ("a", "b", "c"), (30, 20, 10), (5, 5, 5), train=(30, 20, 10))
+    page = run_page(folder)
+    text = text_of(page)
+    data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)[0])
+    assert len(data["names"]) == data["listed"] == 20
+    assert data["images"] == 60
+    assert data["threshold"]["classes"] == [2], "The rarest class, with the probabilities of all images."
+    assert "The 1 rarest classes can be chosen; 2 more would not fit." in text
+    cells = [int(cell.replace(",", "")) for cell in re.findall(r'<td class="cell[^>]*>([\d,]+)<', page)]
+    assert sum(cells) == 60
+
+
+def test_of_very_many_classes_those_with_the_most_mistakes_are_in_the_matrix(tmp_path: Path) -> None:
+    classes = [f"c{i}" for i in range(70)]
+    page = run_page(make_run(tmp_path / "run", classes, [3] * 70, [1] * 70, pictures=False))
+    assert "The 40 classes with the most mistakes of 70." in text_of(page)
+    assert "70 classes; the largest has 20 training images, the smallest 20." in text_of(page)
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "metrics.json").unlink()
+    with pytest.raises(
+        RunError, match=r"^a run must be finished before its report is written, got .*run, which has no"
+    ):
+        write_report(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("predictions.csv", None, r"^a report needs the run's predictions, got .*No such file"),
+        (
+            "predictions.csv",
+            "split,name\ntest,x\n",
+            r"^predictions.csv must be a table that a run wrote, got .*KeyError",
+        ),
+        ("features.safetensors", "nothing", r"^features.safetensors must be a readable safetensors file, got "),
+    ],
+)
+def test_a_damaged_run_is_refused_in_a_sentence(tmp_path: Path, name: str, content: str | None, sentence: str) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_text(content)
+    with pytest.raises(RunError, match=sentence):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_features_of_other_images_are_refused(tmp_path: Path) -> None:
+    folder, other = make_run(tmp_path / "run"), make_run(tmp_path / "other", test=(9, 9))
+    (folder / "features.safetensors").write_bytes((other / "features.safetensors").read_bytes())
+    run, _ = open_finished(folder)
+    with pytest.raises(RunError, match=r"52 rows of test for 18 features"):
+        read_judged(run, ("common", "rare"))
+
+
+def test_what_is_neither_run_nor_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"^FOLDER must be the folder of a run or of a sweep, got .*, which is neither\.$"
+    ):
+        write_report(tmp_path)
+    with pytest.raises(RunError, match=r"which does not exist\.$"):
+        write_report(tmp_path / "gone")
+    with pytest.raises(RunError, match=r"^--runs is for the folder of a sweep, got .*, which has no sweep\.json\.$"):
+        write_run_reports(tmp_path)
+
+
+def test_a_report_is_the_same_each_time(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    assert run_page(folder, "tsne") == run_page(folder, "tsne")
