@@ -389,6 +389,14 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if training.eta_unit == "parity" and training.eta > MAX_PARITY_ETA:
         must = f'encoder_training.eta must be <= {MAX_PARITY_ETA:g} when encoder_training.eta_unit is "parity"'
         yield sentence(must, training.eta, 'Set encoder_training.eta_unit = "absolute" for the paper\'s scale.')
+    yield from _batch_conflicts(training, contrastive)
+    if recipe.selection.patience is not None and data.val == 0:
+        do = "Set data.val, or leave patience out."
+        yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
+
+
+def _batch_conflicts(training: EncoderTraining, contrastive: bool) -> Iterator[str]:
+    """Yield those of what a batch of the first stage is made of."""
     if contrastive and training.batch_size * training.views < 2:
         yield sentence("encoder_training.batch_size must be >= 2 for a contrastive loss", training.batch_size)
     for name, none in (("views", 1), ("queue", 0)):
@@ -401,6 +409,3 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if training.sampler == "m-per-class" and training.m_per_class > training.batch_size:
         got = f"{training.m_per_class} > {training.batch_size}"
         yield sentence("encoder_training.m_per_class must be at most encoder_training.batch_size", got)
-    if recipe.selection.patience is not None and data.val == 0:
-        do = "Set data.val, or leave patience out."
-        yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)

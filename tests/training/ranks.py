@@ -57,9 +57,7 @@ def together(size: int, folder: Path, function: Callable[..., Any], *arguments: 
     return found
 
 
-def _call(
-    pipe: Connection, store: Path, rank: int, size: int, function: Callable[..., Any], *arguments: Any
-) -> None:
+def _call(pipe: Connection, store: Path, rank: int, size: int, function: Callable[..., Any], *arguments: Any) -> None:
     torch.set_num_threads(1)
     try:
         with joined(f"file://{store}", rank=rank, size=size) as ranks:

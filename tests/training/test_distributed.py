@@ -27,7 +27,9 @@ def talk(ranks: Ranks) -> dict[str, Any]:
     ]
     distributed._BUCKET = 7  # So that there are several exchanges of one kind.
     ranks.sum_(tensors)
-    weights = ranks.spread(lambda: {"a": torch.arange(6).view(2, 3).t(), "b": torch.tensor(True), "c": torch.zeros(0, 4)})
+    weights = ranks.spread(
+        lambda: {"a": torch.arange(6).view(2, 3).t(), "b": torch.tensor(True), "c": torch.zeros(0, 4)}
+    )
     ranks.check_same("recipe", "this")
     return {
         "gathered": ranks.gather(own, range(ranks.size)),
@@ -122,7 +124,10 @@ def test_what_fails_on_the_first_rank_fails_on_all(tmp_path: Path) -> None:
     ("variables", "message"),
     [
         ({"WORLD_SIZE": "two"}, r"WORLD_SIZE must be the number of ranks, got 'two'\. Start them with torchrun\."),
-        ({"WORLD_SIZE": "2"}, r"all ranks must find each other, got .*RANK expected, but not set\. Start .* torchrun\."),
+        (
+            {"WORLD_SIZE": "2"},
+            r"all ranks must find each other, got .*RANK expected, but not set\. Start .* torchrun\.",
+        ),
     ],
 )
 def test_ranks_that_cannot_find_each_other_are_told_how(

@@ -70,7 +70,9 @@ def make_stage(
         out: Tensor = module(x)
         return out.view(-1, views, out.shape[1]) if views > 1 else out
 
-    objective = ContrastiveObjective(training) if contrastive else ClassificationObjective(training, np.bincount(LABELS))
+    objective = (
+        ContrastiveObjective(training) if contrastive else ClassificationObjective(training, np.bincount(LABELS))
+    )
     return Stage(
         name="encoder", section="encoder_training", module=module, settings=training,
         part=Part(MemoryInputs(images()), LABELS), sampler=BatchSampler(LABELS, 13, seed=0),
@@ -314,7 +316,9 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
     """The loss and all gradients of one step."""
     stage = single_precision(**settings)
     statistics = BatchStatistics(stage.module, ranks, synchronised=True)
-    step = Step(stage, ranks=ranks, device=DEVICE, seed=3, statistics=statistics, precision=Precision(precision, DEVICE))
+    step = Step(
+        stage, ranks=ranks, device=DEVICE, seed=3, statistics=statistics, precision=Precision(precision, DEVICE)
+    )
     optimizer = torch.optim.SGD(stage.module.parameters(), lr=0.0)
     if step.precision.scaler is not None:
         step.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

@@ -68,9 +68,10 @@ def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
         weights = {"plain": counts, "sqrt": np.sqrt(counts), "balanced": np.minimum(counts, 1)}[training.sampler]
         size = min(training.batch_size, len(prepared.train))
         expected = size * float(weights[prepared.minority] / weights.sum())
-    if expected < 2 and training.views == 1:
+    if expected < 2 and training.views == 1 and not training.queue:
         does = "its anchors find few positives" if training.eta else "such anchors do not train at all"
         yield (
             f"A batch holds {expected:.1f} images of {prepared.classes[prepared.minority]} on average: {does}. "
-            'Use larger batches, encoder_training.views = 2, or encoder_training.sampler = "balanced".'
+            "Use larger batches, encoder_training.views = 2, a queue (encoder_training.queue), or "
+            'encoder_training.sampler = "balanced".'
         )

@@ -1,8 +1,8 @@
 """Several processes that train one model together. No other file talks to torch.distributed.
 
-Every process, a rank, has the whole data set and the whole model, and computes its share of each batch. What they
-exchange is told by three verbs: ``sum_`` adds tensors up over the ranks, ``gather`` puts the rows of all ranks together,
-and ``told`` and ``spread`` give all ranks what the first one knows. Files and words are the first rank's alone.
+Every process, a rank, has the whole data set and the whole model, and computes its share of each batch. They exchange
+little: ``sum_`` adds tensors up over the ranks, ``gather`` puts the rows of all ranks together, and ``told`` and
+``spread`` give all ranks what the first one knows. Files and words are the first rank's alone.
 
 A rank that fails closes its connections, so that the others fail in their next exchange instead of waiting for it. The
 ranks then agree by a common store which of them says what went wrong, so that it is said once.
@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lopsided.errors import InputError, RunError, SaidError, sentence
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others. One that dies is noticed at once; this ends a job in which one hangs."""
@@ -78,11 +81,13 @@ class Ranks:
 class _Group(Ranks):
     """Ranks that are connected by torch's default process group."""
 
-    def __init__(self, store: dist.Store | None) -> None:
+    def __init__(self, store: Store | None) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._store = None if store is None else dist.PrefixStore("lopsided", store)
+        self._store = None if store is None else PrefixStore("lopsided", store)
         # A group of NCCL alone, as another program may have made it, takes no tensors of the CPU.
         self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
@@ -92,7 +97,7 @@ class _Group(Ranks):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
             with _exchange():
                 dist.all_reduce(flat)
-            parts = flat.split([tensor.numel() for tensor in bucket])
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
@@ -161,7 +166,7 @@ class _Group(Ranks):
             return True
 
 
-def _appears(store: dist.Store, key: str) -> bool:
+def _appears(store: Store, key: str) -> bool:
     try:
         store.wait([key], _PATIENCE)
     except RuntimeError:
@@ -191,7 +196,9 @@ def _exchange() -> Iterator[None]:
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         do = "The rank that ended first says why, unless it was killed."
-        raise LostRankError(sentence("all ranks must go on until the end", f"a broken exchange ({reason})", do)) from error
+        raise LostRankError(
+            sentence("all ranks must go on until the end", f"a broken exchange ({reason})", do)
+        ) from error
 
 
 @contextmanager
@@ -228,8 +235,12 @@ def _asked_for() -> int:
 
 
 def _join(init_method: str, rank: int, size: int) -> _Group:
+    from torch.distributed.rendezvous import rendezvous
+
     try:
-        store, rank, size = next(iter(dist.rendezvous(init_method, rank, size, timeout=TIMEOUT)))
+        store, rank, size = next(iter(rendezvous(init_method, rank, size, timeout=TIMEOUT)))
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         # Words between ranks are exchanged on the CPU, gradients where they lie.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)

@@ -126,9 +126,7 @@ class Prepared:
         return int(self.counts().argmin())
 
 
-def prepare(
-    recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None
-) -> tuple[Prepared, list[str]]:
+def prepare(recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None) -> tuple[Prepared, list[str]]:
     """Make the splits of a source ready, and say in sentences what was decided about memory and pixels."""
     data = recipe.data
     channels = data.channels or source.images.channels

@@ -36,9 +36,9 @@ _STEPS_PER_LOOK = 20
 class Stage:
     """One stage of training.
 
-    ``transform`` turns images on the device into what ``output`` takes, with random numbers from a generator; it is told
-    at which image of a batch of how many they start. ``objective`` gives each sample's part of the loss of an output;
-    ``judge`` gives figures on the validation split.
+    ``transform`` turns images on the device into what ``output`` takes, with random numbers from a generator; it is
+    told at which image of a batch of how many they start. ``objective`` gives each sample's part of the loss of an
+    output; ``judge`` gives figures on the validation split.
     """
 
     name: str
@@ -71,15 +71,15 @@ class Tally:
     """The loss of each batch."""
     images: int = 0
     alone: int = 0
-    """Anchors without a positive: alone of their class in a batch, with a single view."""
+    """Anchors without a positive: alone of their class in a batch, with a single view, and none in the queue."""
 
-    def add(self, found: Found, labels: npt.NDArray[np.int64], views: int) -> None:
-        """Add what was found for a batch with these labels."""
+    def add(self, found: Found, labels: npt.NDArray[np.int64], views: int, queued: set[int]) -> None:
+        """Add what was found for a batch with these labels, contrasted with a queue of those."""
         self.steps.append(found.loss)
         self.loss.index_add_(0, found.labels, found.parts.to(self.loss.dtype) * len(labels))
         self.images += len(labels)
         if views == 1:
-            self.alone += int((np.bincount(labels) == 1).sum())
+            self.alone += len(set(np.flatnonzero(np.bincount(labels) == 1).tolist()) - queued)
 
 
 class Trainer:
@@ -147,9 +147,10 @@ class Trainer:
             for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
                 self._set_rate(index, step)
                 self.optimizer.zero_grad(set_to_none=True)
+                queued = set() if self.queue is None else self.queue.classes()
                 found = self._step.gradients(batch, x, stage.name, index, step)
                 self.precision.step(self.optimizer)
-                tally.add(found, stage.part.labels[batch.rows], stage.views)
+                tally.add(found, stage.part.labels[batch.rows], stage.views, queued)
                 if (step + 1) % self._look == 0:
                     self.reporter.step(self._check(tally, index, checkpoint), tally.images - seen)
                     seen = tally.images

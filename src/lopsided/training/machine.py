@@ -24,10 +24,10 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if ranks is not None and ranks.local_size > 1 and name.startswith("cuda"):
-        found = torch.cuda.device_count()
-        if name != "cuda" or found < ranks.local_size:
+        number = torch.cuda.device_count()
+        if name != "cuda" or number < ranks.local_size:
             must = f"{ranks.local_size} ranks on one machine must have a CUDA device each"
-            got = f"{found}" if name == "cuda" else repr(name)
+            got = f"{number}" if name == "cuda" else repr(name)
             raise InputError(sentence(must, got, "Start fewer, or set device to cpu."))
         name = f"cuda:{ranks.local_rank}"
     try:

@@ -15,9 +15,9 @@ _SCALE, _GROWTH = "scaler.scale", "scaler.growth"
 class Precision:
     """torch's autocast and, for "fp16", its gradient scaler.
 
-    Gradients of float16 vanish below 6e-8, so that all of them are multiplied by a large number on their way and divided
-    by it at the end. A step in which one of them overflows is left out, and the number halved: several ranks, which have
-    the same sums of gradients, do so together.
+    Gradients of float16 vanish below 6e-8, so that all of them are multiplied by a large number on their way and
+    divided by it at the end. A step in which one of them overflows is left out, and the number halved: several ranks,
+    which have the same sums of gradients, do so together.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:

@@ -28,6 +28,10 @@ class FeatureQueue:
         """Features (m, d) and labels (m,) to contrast with; None while there are none."""
         return None if self.features is None or self.labels is None else (self.features, self.labels)
 
+    def classes(self) -> set[int]:
+        """The labels that are in it."""
+        return set() if self.labels is None else set(self.labels.tolist())
+
     def push(self, features: Tensor, labels: Tensor) -> None:
         """Take in features (n, d) or (n, views, d) with one label per sample, without their graph."""
         views = features.shape[1] if features.ndim == 3 else 1

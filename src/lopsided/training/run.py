@@ -34,7 +34,6 @@ from lopsided.training.prediction import evaluating, share_rows
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
-
 _AVERAGED = ", and the running ones are averaged over the ranks after each epoch"
 
 

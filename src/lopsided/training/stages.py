@@ -13,9 +13,9 @@ of each class. Without a validation split the last epoch is taken. The test spli
 **Randomness.** Initial weights, the order of images, augmentation and dropout have seeds by name, stage, epoch and
 step, so that no generator's state needs to be saved: an epoch is the same whenever it is run.
 
-**Ranks.** Several processes train one model: the batches, their augmentation and the loss are those of one process with
-the same recipe, and each rank computes a share (see ``step`` and ``distributed``). Only dropout differs, whose masks are
-drawn by each rank for its own images. Validation and test images are shared, too, each to one rank.
+**Ranks.** Several processes train one model: the batches, their augmentation and the loss are those of one process
+with the same recipe, and each rank computes a share (see ``step`` and ``distributed``). Only dropout differs, whose
+masks are drawn by each rank for its own images. Validation and test images are shared, too, each to one rank.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class Step:
         """
         whole = torch.from_numpy(self.stage.part.labels[batch.rows]).to(self.device)
         shares = batch.shares(self.ranks.rank)
-        pieces = inputs.split([share.stop - share.start for share in shares]) if batch.sizes[self.ranks.rank] else None
+        sizes = [share.stop - share.start for share in shares]
+        pieces = torch.split(inputs, sizes) if sum(sizes) else None
         chunked = len(shares) > 1
 
         def forward(chunk: int) -> Tensor:
@@ -87,16 +88,14 @@ class Step:
         if not chunked:
             _backward(outputs, grad)
         else:
-            for chunk, part in enumerate(grad.split([share.stop - share.start for share in shares])):
+            for chunk, part in enumerate(torch.split(grad, sizes)):
                 _backward(forward(chunk), part)
         loss = parts.sum()
         self._sum_gradients(loss)
         positions = torch.from_numpy(batch.positions(self.ranks.rank)).to(self.device)
         return Found(loss, parts, whole[positions])
 
-    def _forward(
-        self, x: Tensor, share: slice, total: int, names: tuple[str | int, ...], chunk: int | None
-    ) -> Tensor:
+    def _forward(self, x: Tensor, share: slice, total: int, names: tuple[str | int, ...], chunk: int | None) -> Tensor:
         """The outputs of a share of a batch of ``total`` images."""
         stage, absent = self.stage, share.stop == share.start
         start, total = (0, len(x)) if absent else (share.start, total)

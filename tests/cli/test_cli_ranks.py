@@ -1,0 +1,73 @@
+"""``torchrun ... -m lopsided fit``: several processes, one result, one voice."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lopsided import cli
+from lopsided.experiments.runs import Run
+from lopsided.training.distributed import Ranks
+from tiny import write_photos
+from tiny_command import SMALL, Ended, environment, names_below
+from training.ranks import together
+
+COUNTS = {"cat": 18, "dog": 6}
+
+
+def command(ranks: Ranks, *arguments: str) -> Ended:
+    """The command on one rank, as torchrun would start it."""
+    os.environ |= {"RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.size)}
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run([*arguments])
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def several(ranks: Ranks, commands: list[list[str]]) -> list[Ended]:
+    return [command(ranks, *arguments) for arguments in commands]
+
+
+def test_two_ranks_fit_with_one_voice_and_one_folder(tmp_path: Path) -> None:
+    photos, out = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run"
+    fit = ["fit", str(photos), "--out", str(out), *SMALL, "--json"]
+    first, second = together(2, tmp_path / "ranks", several, [fit, [*fit, "--resume"], ["recipes", "--json"]])
+    assert [ended.code for ended in (*first, *second)] == [0] * 6
+    assert json.loads(first[0].out)["environment"]["ranks"] == 2
+    assert "2 ranks share each batch of 8 images." in first[0].err
+    assert f"{out} is finished; nothing was left to do." in first[1].err
+    assert [(ended.out, ended.err) for ended in second[:2]] == [("", "")] * 2
+    assert Run.open(out).finished
+    assert ".lock" not in names_below(out)
+    rows = [(row["split"], row["name"]) for row in Run.open(out).predictions()]
+    assert len(rows) == len(set(rows)) == 8
+
+
+def test_torchrun_starts_the_command_and_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    photos, out = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run"
+    out.mkdir()
+    (out / "mine.txt").write_text("not a run")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    launch += ["--rdzv-endpoint", "localhost:0", "-m", "lopsided", "fit", str(photos), "--out", str(out), *SMALL]
+    ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=120)
+    assert ended.returncode != 0
+    sentence = f"--out must be a new or empty folder, got {out}, which is not empty."
+    assert ended.stderr.count(sentence) == 1
+    assert "exitcode  : 2" in ended.stderr
+    assert names_below(out) == ["mine.txt"]
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", True), ("1", False)])
+def test_a_wrong_flag_is_said_by_the_first_rank(
+    rank: str, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    assert cli.run(["fit", "--nope"]) == 2
+    assert bool(capsys.readouterr().err) == said
