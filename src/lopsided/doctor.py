@@ -17,6 +17,7 @@ from lopsided import __version__
 EXTRAS = {
     "onnx": ("lopsided[onnx]", ("onnx", "onnxruntime", "onnxscript"), "export to ONNX"),
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
+    "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
 }
 """For each optional ability: what to install, the modules it needs, and what it is for."""
 

@@ -29,6 +29,11 @@ _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "data.cache", "data.allow_outside"})
 """Fields that do not decide the outcome of a run and stay out of its hash."""
+LATER_FIELDS = frozenset(
+    {"precision", "encoder_training.queue", "encoder_training.queue_balanced"}
+    | {"encoder_training.chunk_size", "encoder_training.batch_norm"}
+)
+"""Fields that came after the first published records: a recipe that does not use them keeps the hash it has there."""
 
 
 def _utf8(text: str) -> str:
@@ -331,8 +336,12 @@ class Recipe(_Section):
         )
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of every field but the ``RUNTIME_FIELDS``."""
-        kept = {path: value for path, _, value in words.leaves(self) if path not in RUNTIME_FIELDS}
+        """Return the SHA-256 of every field but the ``RUNTIME_FIELDS``, and ``LATER_FIELDS`` that are not in use."""
+        kept = {
+            path: value
+            for path, field, value in words.leaves(self)
+            if path not in RUNTIME_FIELDS and not (path in LATER_FIELDS and value == field.default)
+        }
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

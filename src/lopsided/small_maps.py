@@ -87,7 +87,7 @@ class _SmallMap(torch.autograd.Function):
         return y.view(n, *plan.size_out, out).permute(0, 3, 1, 2)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         plan, stride, padding, dilation, has_bias = ctx.facts
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], has_bias and ctx.needs_input_grad[2])
@@ -132,7 +132,7 @@ def small_map_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair = (1, 1)
 ) -> Tensor:
     """``torch.nn.functional.conv2d`` with one group and zeros around the map, as matrix products."""
-    return _SmallMap.apply(x, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call,no-any-return]
+    return _SmallMap.apply(x, weight, bias, stride, padding, dilation)  # type: ignore[no-any-return]
 
 
 def point_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, decode_image, read_header, walk_images
+from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, decode_image, read_header, read_image, walk_images
 from lopsided.errors import DataError
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -152,12 +152,47 @@ def test_resizing_is_pillows_antialiased_bilinear_of_the_whole_image(tmp_path: P
     assert np.array_equal(decode_image(tmp_path / "a.png", 16, 3), np.asarray(expected).transpose(2, 0, 1))
 
 
-def test_a_large_jpeg_is_decoded_in_full_before_it_is_resized(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "image_size", "factor"),
+    [
+        ((600, 450), 128, 2),  # 225 is 1.76 times 128
+        ((600, 450), 64, 2),  # a quarter would leave 112, less than twice 64
+        ((600, 450), 224, 1),
+        ((4000, 3000), 224, 4),
+        ((4000, 3000), 128, 8),
+        ((300, 3000), 100, 2),
+        ((128, 128), 128, 1),
+    ],
+)
+def test_a_jpeg_is_decoded_smaller_where_much_more_than_the_final_size_is_left(size, image_size, factor, tmp_path):
+    Image.new("RGB", size).save(tmp_path / "a.jpg")
+    assert read_image(tmp_path / "a.jpg", image_size).size == tuple(-(-side // factor) for side in size)
+    assert read_image(tmp_path / "a.jpg").size == size
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_decoding_smaller_gives_the_picture_of_decoding_in_full(orientation: int, tmp_path: Path) -> None:
+    y, x = np.mgrid[0:450, 0:600]
+    waves = [127 + 100 * np.sin(x / a) * np.cos(y / b) for a, b in ((40, 60), (25, 90), (70, 30))]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = Image.fromarray(np.stack(waves, axis=2).astype(np.uint8))
+    picture.save(tmp_path / "a.jpg", quality=95, exif=exif)
+    upright = picture if orientation == 1 else picture.transpose(Image.Transpose.ROTATE_270)
+    expected = np.asarray(upright.resize((128, 128), Image.Resampling.BILINEAR), dtype=float).transpose(2, 0, 1)
+    difference = np.abs(decode_image(tmp_path / "a.jpg", 128, 3) - expected)
+    assert difference.mean() < 1.0
+    assert difference.max() < 8.0
+
+
+def test_a_jpeg_that_is_cut_short_is_found_also_when_it_is_decoded_smaller(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "a.jpg", quality=95)
-    with Image.open(tmp_path / "a.jpg") as image:
-        expected = np.asarray(image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR))
-    assert np.array_equal(decode_image(tmp_path / "a.jpg", 16, 3), expected.transpose(2, 0, 1))
+    Image.fromarray(noise).save(tmp_path / "whole.jpg", quality=95)
+    content = (tmp_path / "whole.jpg").read_bytes()
+    for share in (0.3, 0.9):
+        (tmp_path / "cut.jpg").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(UnreadableImageError, match="truncated"):
+            read_image(tmp_path / "cut.jpg", 1)
 
 
 def test_a_text_file_named_jpg_is_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from lopsided.reports.report import write_report
 from lopsided.reports.wording import DASH
 from made_runs import Open, Row, colour_of, make_run, read_rows
+from tiny import write_photos
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -514,3 +515,45 @@ def test_the_data_of_the_page_are_those_of_the_run(run: Path, page_file: Path, s
     page = show(page_file)
     data = json.loads(page.text_content("#data") or "")
     assert sorted(data["names"]) == sorted(row.name for row in read_rows(run))
+
+
+def test_an_image_exactly_at_the_threshold_is_called(tmp_path: Path, show: Open) -> None:
+    run = make_run(tmp_path / "run", test=(3, 3), pictures=False)
+    row = read_rows(run)[0]
+    old = ",".join(f"{value:.9g}" for value in row.p.values())
+    text = (run / "predictions.csv").read_text()
+    assert text.count(old) == 1
+    (run / "predictions.csv").write_text(text.replace(old, "0.3,0.7"))
+    page = show(write_report(run).path)
+    page.select_option("#t-class", "1")
+    seen = []
+    for threshold in (0.7, 0.701):
+        move(page, threshold)
+        seen.append(int(page.text_content("#t-fp") or ""))
+    others = sum(r.p["rare"] >= 0.701 for r in read_rows(run)[1:3])
+    assert seen == [others + 1, others]
+
+
+def test_the_page_of_a_run_that_was_really_trained_shows_its_figures(tmp_path: Path, show: Open) -> None:
+    from lopsided.experiments.runs import run_recipe
+    from lopsided.recipe import Recipe
+
+    photos = write_photos(tmp_path / "photos", {"cat": 30, "dog": 14})
+    small = {
+        "encoder.name": "mlp",
+        "encoder_training.epochs": 2,
+        "classifier.epochs": 1,
+        "threads": 1,
+        "data.test": 0.3,
+    }
+    run = run_recipe(Recipe().override(**small), tmp_path / "run", data=photos).folder
+    page, rows = show(write_report(run).path), read_rows(run)
+    cells = [int(cell) for cell in page.locator("#matrix tbody td").all_text_contents()]
+    pairs = [(true, predicted) for true in ("cat", "dog") for predicted in ("cat", "dog")]
+    assert cells == [sum((row.label, row.predicted) == pair for row in rows) for pair in pairs]
+    move(page, 0.4)
+    assert shown_figures(page) == written(figures_at(rows, "dog", 0.4))
+    assert page.locator("#map path.point").count() == 16
+    assert page.locator("#training svg.plot").count() == 5
+    page.locator("#matrix button").first.click()
+    assert page.locator("#cell-gallery .thumb").count() == len(tiles(page, "cell-gallery")) > 0

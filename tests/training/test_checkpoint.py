@@ -137,3 +137,25 @@ def test_weights_are_finite_or_not() -> None:
     assert all_finite([torch.zeros(2), torch.arange(3)])
     for value in (float("nan"), float("inf")):
         assert not all_finite([torch.zeros(2), torch.tensor([1.0, value])])
+
+
+def test_a_state_is_due_when_writing_the_last_took_a_twentieth_of_the_time_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    checkpoint = Checkpoint(tmp_path)
+    monkeypatch.setattr("lopsided.training.checkpoint.perf_counter", lambda: now[0])
+    assert checkpoint.due()  # nothing is saved yet
+    write = checkpoint._write
+
+    def slowly(*content: object) -> None:
+        write(*content)
+        now[0] += 2.0
+
+    monkeypatch.setattr(checkpoint, "_write", slowly)
+    checkpoint.save(State("recipe", "data", "encoder"), {})
+    now[0] += 39.0
+    assert not checkpoint.due()
+    now[0] += 1.0
+    assert checkpoint.due()
+    assert not Checkpoint(None).due()

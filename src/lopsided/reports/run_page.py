@@ -184,7 +184,7 @@ def _head(facts: Facts) -> dict[str, Any]:
         "summary": run_words.summary(facts),
         "warnings": run_words.warnings(facts),
         "classes": [clean(name) for name in facts.classes],
-        "minority": facts.minority,
+        "rarest": facts.rarest,
         "count_splits": [run_words.SPLITS.get(split, split) for split in splits],
         "count_rows": rows if len(rows) <= FEW_CLASSES else [],
         "count_words": many if len(rows) > FEW_CLASSES else "",
@@ -201,11 +201,12 @@ def _head(facts: Facts) -> dict[str, Any]:
 def _headline(facts: Facts, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     majority, row = figures["majority"], figures["per_class"][facts.minority]
     always = f"always {quoted(majority['label'])}"
+    is_rarest = facts.minority == facts.rarest
     is_majority = majority["label"] == row["label"]
     found = figures["confusion"][facts.minority][facts.minority]
     items = [
         {
-            "name": f"recall of {quoted(row['label'])}, the rarest class",
+            "name": f"recall of {quoted(row['label'])}, the rarest class{'' if is_rarest else ' that was judged'}",
             "figure": row["recall"],
             "note": f"{found:,} of {amount(row['support'], 'image')} found",
             "reference": float(is_majority),
@@ -275,7 +276,8 @@ def _threshold(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the slider's data, with the probabilities of all images, and what the page shows without it."""
     most = max(1, MOST_NUMBERS // len(judged))
-    offered = list(reversed(ranks))[:most]  # The rarest first.
+    first = facts.minority
+    offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # The rarest first.
     chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
     label, threshold = offered[0], chosen[0]
     rows_of, areas = (facts.figures or {})["per_class"], ("auroc", "average_precision")
@@ -352,7 +354,7 @@ def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colour
 
 def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict[str, Any]:
     train = facts.counts("train")
-    name = facts.classes[facts.minority]
+    name = facts.classes[facts.rarest]
     diagnostics = None
     if stages:
         share = train.get(name, 0) / max(sum(train.values()), 1)

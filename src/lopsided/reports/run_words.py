@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,19 @@ class Facts:
     figures: Mapping[str, Any] | None
 
     @property
-    def minority(self) -> int:
+    def rarest(self) -> int:
         """The class with the fewest training images, the first of equals."""
+        return self._rarest(range(len(self.classes)))
+
+    @property
+    def minority(self) -> int:
+        """The rarest of the classes that have judged images, or of all where none has: what the page is about."""
+        rows = [] if self.figures is None else self.figures["per_class"]
+        return self._rarest([i for i, row in enumerate(rows) if row["support"]] or range(len(self.classes)))
+
+    def _rarest(self, labels: Iterable[int]) -> int:
         counts = self.metrics["counts"]["train"]
-        return min(range(len(self.classes)), key=lambda i: counts.get(self.classes[i], 0))
+        return min(labels, key=lambda i: counts.get(self.classes[i], 0))
 
     def counts(self, split: str) -> dict[str, int]:
         """The images of each class in a split; empty where there is none."""
@@ -170,7 +179,7 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
     if others:
         yield Caution(
             f"{amount(len(others), f'{more}class', f'{more}classes')} with fewer than {FEW} {what} images",
-            f"The recall of {listed([quoted(other) for other in others])} is uncertain, too.",
+            f"The recall of {listed([quoted(other) for other in others])} is uncertain{', too' if more else ''}.",
         )
     absent = [row["label"] for row in rows if not row["support"]]
     if absent:
@@ -256,7 +265,7 @@ def learning_words(stages: Sequence[Stage], metric: str) -> str:
 def diagnostic_words(stage: Stage, facts: Facts) -> str:
     """What the loss saw of the rare class."""
     counts = facts.counts("train")
-    name = facts.classes[facts.minority]
+    name = facts.classes[facts.rarest]
     images = counts.get(name, 0) / max(sum(counts.values()), 1)
     shares = [value for _, value in stage.series("minority_loss_share")]
     alone = [value for _, value in stage.series("anchors_without_positives")]

@@ -22,9 +22,11 @@ from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
 
 COLUMNS = ROWS = 20
-LOSSLESS = 100
-_LADDER = ((96, 75), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30))
+LOSSLESS, BEST = 100, 75
+_LADDER = ((96, BEST), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30))
 """Side in pixels and quality; one step down when the sheets do not fit."""
+_SAMPLED = 8
+"""Of very many pictures, one in eight tells whether all will fit."""
 _ENOUGH = ((1_500, 96), (4_000, 64))
 """Up to so many images the side is the second number; above, 48: nobody looks closely at each of so many."""
 
@@ -85,12 +87,20 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
         return Thumbnails(0, (), missing, "Pictures are left out: none of the images could be found or read.")
     note = f"{len(missing):,} of {len(names):,} pictures could not be found or read." if missing else ""
     side = max(picture.width for picture in pictures if picture is not None)
-    ladder = ((side, LOSSLESS), *_LADDER) if side <= 32 else _LADDER
-    for rung, quality in ladder:
-        found = Thumbnails(min(side, rung), _sheets(pictures, min(side, rung), quality), missing, note)
+    for rung, quality in _ladder(side):
+        sample = pictures[::_SAMPLED] if len(pictures) > _SAMPLED * COLUMNS * ROWS else []
+        if _SAMPLED * sum(map(len, _sheets(sample, rung, quality, workers))) > budget:
+            continue
+        found = Thumbnails(rung, _sheets(pictures, rung, quality, workers), missing, note)
         if found.num_bytes <= budget:
             return found
     return Thumbnails(0, (), tuple(range(len(names))), "Pictures are left out: they do not fit into the page.")
+
+
+def _ladder(side: int) -> list[tuple[int, int]]:
+    """The sides and qualities to try for pictures of a side; small ones are first tried without any loss."""
+    first = [(side, LOSSLESS)] if side <= 32 else []
+    return list(dict.fromkeys([*first, (side, BEST), *(rung for rung in _LADDER if rung[0] <= side)]))
 
 
 def _open(recipe: Recipe) -> Source:
@@ -137,9 +147,10 @@ def _draft(path: Path, side: int) -> Image.Image | None:
         return None
 
 
-def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int) -> tuple[bytes, ...]:
+def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int, workers: int) -> tuple[bytes, ...]:
     step = COLUMNS * ROWS
-    return tuple(_sheet(pictures[start : start + step], side, quality) for start in range(0, len(pictures), step))
+    parts = [pictures[start : start + step] for start in range(0, len(pictures), step)]
+    return tuple(ordered_map(lambda part: _sheet(part, side, quality), parts, workers))
 
 
 def _sheet(pictures: Sequence[Image.Image | None], side: int, quality: int) -> bytes:
@@ -150,5 +161,5 @@ def _sheet(pictures: Sequence[Image.Image | None], side: int, quality: int) -> b
             small = picture if picture.width == side else picture.resize((side, side), Image.Resampling.BOX)
             sheet.paste(small, (place % COLUMNS * side, place // COLUMNS * side))
     content = io.BytesIO()
-    sheet.save(content, "WEBP", quality=quality, method=4, lossless=quality == LOSSLESS)
+    sheet.save(content, "WEBP", quality=quality, method=2, lossless=quality == LOSSLESS)
     return content.getvalue()

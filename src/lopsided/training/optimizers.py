@@ -32,7 +32,8 @@ def _contiguous_views(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     first = tensors[0]
     if first.is_contiguous() or any(tensor.stride() != first.stride() for tensor in tensors):
         return tensors
-    order = sorted(range(first.dim()), key=lambda axis: (-first.stride(axis), axis))
+    strides = first.stride()
+    order = sorted(range(first.dim()), key=lambda axis: (-strides[axis], axis))
     views = tuple(tensor.permute(order) for tensor in tensors)
     return views if views[0].is_contiguous() else tensors
 
