@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ from lopsided.encoders import build_encoder
 from lopsided.heads import ProjectionHead
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.recipe import named_recipe
-from lopsided.training.machine import arrange
+from lopsided.training.inputs import MemoryInputs, row_batches
+from lopsided.training.machine import arrange, keep_freed_memory
 from lopsided.training.optimizers import Adam
 from lopsided.training.stages import fit, split_source
 
@@ -88,6 +90,7 @@ def stock_step(name: str, channels: int, size: int, batch: int) -> Step:
 
 def our_step(name: str, channels: int, size: int, batch: int) -> Step:
     """The same step as this package does it."""
+    keep_freed_memory()
     encoder, width = build_encoder(name, channels=channels, image_size=size)
     arrange(encoder, torch.device("cpu"), (channels, size, size))
     model = nn.Sequential(encoder, ProjectionHead(width))
@@ -143,25 +146,31 @@ def step_question(name: str, channels: int, size: int, batch: int, seconds: floa
         "encoder": name, "size": size, "batch": batch, "stock_s": found["stock"], "lopsided_s": found["lopsided"],
         "times_faster": found["stock"] / found["lopsided"], "matrix_gflops": rate,
         "stock_share": work / found["stock"] / rate, "lopsided_share": work / found["lopsided"] / rate,
-        "stock_peak_mib": peak("stock", facts), "lopsided_peak_mib": peak("lopsided", facts),
+        "stock_peak_mib": peak("step", "stock", *facts), "lopsided_peak_mib": peak("step", "lopsided", *facts),
     }  # fmt: skip
 
 
-def peak(method: str, facts: tuple[str, int, int, int]) -> float:
-    """Peak memory of two steps in a process of its own, above what stood before the first."""
-    command = [sys.executable, __file__, "--measure-memory", method, *map(str, facts)]
+def peak(question: str, method: str, *facts: object) -> float:
+    """Peak memory in MiB of a method in a process of its own, above what stood before it."""
+    command = [sys.executable, __file__, "--measure-memory", question, method, *map(str, facts)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def measure_memory(method: str, name: str, channels: str, size: str, batch: str) -> None:
-    """In the child process."""
-    make = stock_step if method == "stock" else our_step
-    make("resnet18", 1, 32, 4)()
-    step = make(name, int(channels), int(size), int(batch))
+def measure_memory(question: str, method: str, *facts: str) -> None:
+    """In the child process: a small step first, so that what torch loads when it is first used does not count."""
+    stock_step("resnet18", 1, 32, 4)()
+    if question == "step":
+        make = stock_step if method == "stock" else our_step
+        name, channels, size, batch = facts
+        step = make(name, int(channels), int(size), int(batch))
+        run: Step = lambda: (step(), step())  # noqa: E731
+    elif question == "whole":
+        run = whole_methods(epochs=2, classifier_epochs=1)[method]
+    else:
+        run = decode_methods([Path(path) for path in Path(facts[0]).iterdir()])[method]
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
-    step()
-    step()
+    run()
     print((status("VmHWM") - before) / 1024)
 
 
@@ -186,11 +195,13 @@ class PerImage(Dataset[tuple[Tensor, int]]):
         return self.transform(Image.fromarray(self.pixels[index])), int(self.labels[index])
 
 
-def whole(rounds: int) -> dict[str, Any]:
-    """The recipe paper-fmnist, from the embedded images to test predictions."""
+def whole_methods(epochs: int = 20, classifier_epochs: int = 10) -> dict[str, Step]:
+    """The recipe paper-fmnist, from the embedded images to test predictions, by both loops."""
     from lopsided.experiments.runs import prepare_source
 
-    recipe = named_recipe("paper-fmnist")
+    recipe = named_recipe("paper-fmnist").override(
+        **{"encoder_training.epochs": epochs, "classifier.epochs": classifier_epochs}
+    )
     source = prepare_source(recipe)
     splits = split_source(recipe, source)
     pixels = source.images.load(np.arange(len(source)), 28, 1).numpy()[:, 0]
@@ -202,7 +213,7 @@ def whole(rounds: int) -> dict[str, Any]:
         encoder, width = stock_encoder("resnet18", 1)
         head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128))
         optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=1e-2)
-        for _ in range(20):
+        for _ in range(epochs):
             for x, y in loader(splits.train, True):
                 optimizer.zero_grad()
                 plain_loss(head(encoder(x)), y).backward()
@@ -210,7 +221,7 @@ def whole(rounds: int) -> dict[str, Any]:
         encoder.eval()
         classifier = nn.Linear(width, 2)
         optimizer = torch.optim.Adam(classifier.parameters(), lr=1e-2)
-        for _ in range(10):
+        for _ in range(classifier_epochs):
             for x, y in loader(splits.train, True):
                 with torch.no_grad():
                     features = encoder(x)
@@ -221,9 +232,17 @@ def whole(rounds: int) -> dict[str, Any]:
             for x, _ in loader(splits.test, False):
                 classifier(encoder(x)).softmax(1)
 
+    return {"stock": stock, "lopsided": lambda: fit(recipe, source)}
+
+
+def whole(rounds: int) -> dict[str, Any]:
+    """Whole trainings in turns. Peak memory is that of two epochs and one, which is that of any number."""
     found: dict[str, list[float]] = {"stock": [], "lopsided": []}
+    methods = whole_methods()
+    for run in whole_methods(1, 1).values():
+        run()
     for _ in range(rounds):
-        for name, run in (("stock", stock), ("lopsided", lambda: fit(recipe, source))):
+        for name, run in methods.items():
             begin = time.perf_counter()
             run()
             found[name].append(time.perf_counter() - begin)
@@ -231,33 +250,50 @@ def whole(rounds: int) -> dict[str, Any]:
     return {
         "recipe": "paper-fmnist", "rounds": rounds, "stock_s": median["stock"], "lopsided_s": median["lopsided"],
         "times_faster": median["stock"] / median["lopsided"],
+        "stock_peak_mib": peak("whole", "stock"), "lopsided_peak_mib": peak("whole", "lopsided"),
     }  # fmt: skip
 
 
+def decode_methods(paths: Sequence[Path]) -> dict[str, Step]:
+    """Photographs to 128x128, one after the other with Pillow, and by the package with a thread per core."""
+
+    def plain() -> None:
+        batch = []
+        for path in paths:
+            with Image.open(path) as image:
+                batch.append(np.asarray(image.convert("RGB").resize((128, 128), Image.Resampling.BILINEAR)))
+        np.stack(batch)
+
+    images = FileImages(tuple(paths))
+    return {
+        "stock": plain,
+        "lopsided": lambda: images.load(np.arange(len(paths)), 128, 3, workers=os.cpu_count() or 1),
+    }
+
+
 def decode() -> dict[str, Any]:
-    """1,228 photographs, made here from noise on a gradient: a plain PIL loop against the package's decoder."""
+    """1,228 photographs of 600x450, made here: smooth shapes with some noise, as a camera gives them."""
     generator = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        paths = []
         for i in range(1228):
-            ramp = np.linspace(0, 200, 600, dtype=np.float32)[None, :, None] + np.zeros((450, 1, 3), np.float32)
-            noisy = ramp + generator.normal(0, 12, (450, 600, 3)).astype(np.float32)
-            paths.append(Path(folder) / f"{i}.jpg")
-            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=85)
-
-        def plain() -> None:
-            for path in paths:
-                with Image.open(path) as image:
-                    np.asarray(image.convert("RGB").resize((128, 128), Image.Resampling.BILINEAR))
-
-        images = FileImages(tuple(paths))
-
-        def ours() -> None:
-            images.load(np.arange(len(paths)), 128, 3, workers=torch.get_num_threads())
-
-        found = in_turns({"plain PIL loop": plain, "lopsided": ours}, 0.0)
-    return {"images": 1228, "stock_s": found["plain PIL loop"], "lopsided_s": found["lopsided"],
-            "times_faster": found["plain PIL loop"] / found["lopsided"]}  # fmt: skip
+            coarse = Image.fromarray(generator.integers(60, 220, (9, 12, 3), dtype=np.uint8))
+            smooth = np.asarray(coarse.resize((600, 450), Image.Resampling.BICUBIC), dtype=np.float32)
+            noisy = smooth + generator.normal(0, 4, smooth.shape).astype(np.float32)
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(Path(folder) / f"{i}.jpg", quality=90)
+        paths = sorted(Path(folder).iterdir())
+        found = in_turns(decode_methods(paths), 0.0)
+        cached = MemoryInputs(FileImages(tuple(paths)).load(np.arange(1228), 128, 3, workers=2))
+        begin = time.perf_counter()
+        for _ in cached.batches(row_batches(1228, 128)):
+            pass
+        later = time.perf_counter() - begin
+        peaks = {name: peak("decode", name, folder) for name in ("stock", "lopsided")}
+        kib = sum(path.stat().st_size for path in paths) / 1024 / 1228
+    return {
+        "images": 1228, "mean_kib": kib, "stock_s": found["stock"], "lopsided_s": found["lopsided"],
+        "times_faster": found["stock"] / found["lopsided"], "later_epoch_s": later,
+        "stock_peak_mib": peaks["stock"], "lopsided_peak_mib": peaks["lopsided"],
+    }  # fmt: skip
 
 
 PARALLEL = """
@@ -313,7 +349,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of whole trainings")
     parser.add_argument("--batch50", type=int, default=32, help="batch of the ResNet-50 step")
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--measure-memory", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--measure-memory", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure_memory:
         return measure_memory(*arguments.measure_memory)

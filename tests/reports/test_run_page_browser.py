@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,13 +207,18 @@ def test_the_threshold_that_validation_favours_is_marked_and_can_be_taken(
 
 
 def test_each_class_can_be_set_against_the_rest(many: Path, show: Open) -> None:
-    page, rows = show(many / "report.html"), read_rows(many)
+    page, rows, val = show(many / "report.html"), read_rows(many), read_rows(many, "val")
     for value, name in enumerate("abcde"):
         page.select_option("#t-class", str(value))
         move(page, 0.3)
         expected = figures_at(rows, name, 0.3)
         assert shown_figures(page) == written(expected), name
         assert_points(page, "now", expected)
+        page.click("#t-chosen")
+        chosen = float(page.input_value("#t-range"))
+        favours = [figures_at(val, name, step / 1000)["uwa"] for step in range(1, 1000)]
+        assert figures_at(val, name, chosen)["uwa"] == pytest.approx(max(favours))
+        assert_points(page, "chosen", figures_at(rows, name, chosen))
         drawn = page.get_attribute("#roc-line", "d")
         assert bool(drawn) == (0 < expected["tp"] + expected["fn"] < len(rows))
 
@@ -317,6 +323,12 @@ def test_the_map_changes_from_one_method_to_another(run: Path, page_file: Path, 
     assert "t-SNE" in (page.text_content("#map-note") or "")
     page.check("input[name=map-kind][value=pca]")
     assert page.evaluate(drawn) != before
+    box = page.locator("#map").bounding_box()
+    assert box is not None
+    pixels = {(x - box["x"]) / box["width"] * 720: (y - box["y"]) / box["height"] * 480 for x, y in places(page, "pca")}
+    for x, y in re.findall(r"M([\d.]+) ([\d.]+)h0", page.evaluate(drawn)):
+        nearest = min(pixels, key=lambda at: abs(at - float(x)))
+        assert (nearest, pixels[nearest]) == pytest.approx((float(x), float(y)), abs=0.2)
     assert page.evaluate(drawn).count("h0") == before.count("h0") == count
     assert "of the variance" in (page.text_content("#map-note") or "")
 
@@ -367,6 +379,8 @@ def test_the_theme_follows_the_system_and_the_button(page_file: Path, show: Open
     dark.click("#theme")
     dark.emulate_media(media="print")
     assert dark.evaluate(colour) == "rgb(255, 255, 255)", "Paper is white."
+    assert dark.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light", "Its margins, too."
+    assert dark.is_visible("#matrix button"), "The counts are printed."
     assert dark.is_hidden("#t-range")
     assert dark.is_hidden(".bar")
 
@@ -413,10 +427,11 @@ def test_a_page_may_not_reach_out_even_if_something_in_it_tried(page_file: Path,
     tried = """async address => {
         const blocked = [];
         addEventListener('securitypolicyviolation', event => blocked.push(event.effectiveDirective));
-        await fetch(address).catch(() => {});
+        const soon = () => new Promise(done => setTimeout(done, 2000));  // The listener never answers.
+        await fetch(address, {signal: AbortSignal.timeout(2000)}).catch(() => {});
         const image = new Image();
         image.src = address + 'x.png';
-        await new Promise(done => { image.onerror = done; });
+        await Promise.race([soon(), new Promise(done => { image.onerror = done; })]);
         const script = document.createElement('script');
         script.textContent = 'window.ran = true';
         document.body.append(script);
