@@ -347,7 +347,7 @@ def main() -> None:
     names = ("step18", "whole", "step50", "decode", "parallel", "augment")
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=2, help="of whole trainings")
-    parser.add_argument("--batch50", type=int, default=32, help="batch of the ResNet-50 step")
+    parser.add_argument("--batch50", type=int, default=128, help="batch of the ResNet-50 step")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--measure-memory", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -368,8 +368,9 @@ def main() -> None:
     record = json.loads(arguments.record.read_text()) if arguments.record and arguments.record.exists() else {}
     record["machine"] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     for question in arguments.questions or names:
-        record[question] = answers[question]()
-        print(question, json.dumps(record[question], indent=1), flush=True)
+        key = question if question != "step50" or arguments.batch50 == 128 else f"step50_batch{arguments.batch50}"
+        record[key] = answers[question]()
+        print(key, json.dumps(record[key], indent=1), flush=True)
         if arguments.record:
             arguments.record.write_text(json.dumps(record, indent=1) + "\n")
     return None

@@ -12,6 +12,7 @@ The state dict keeps its keys, shapes and numbers; only the order of the weights
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,10 @@ MOST_POINTS = 64
 """Positions of the input up to which a 1x1 convolution is better one product; with a stride it always is."""
 
 
-class _Run(NamedTuple):
+_USED = "used_taps"
+
+
+class Run(NamedTuple):
     """A product: output position, first input position and first tap under it, and their number."""
 
     out: int
@@ -33,22 +37,24 @@ class _Run(NamedTuple):
     length: int
 
 
-class _Plan(NamedTuple):
-    runs: tuple[_Run, ...]
+class Plan(NamedTuple):
+    """All products of a convolution, and the size of the map that they give."""
+
+    runs: tuple[Run, ...]
     size_out: Pair
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> _Plan:
+def _plan(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Plan:
     rows, columns = (_meetings(*facts) for facts in zip(size, kernel, stride, padding, dilation, strict=True))
     runs = [
-        _Run(y * len(columns) + x, row * size[1] + part[0][0], tap * kernel[1] + part[0][1], len(part))
+        Run(y * len(columns) + x, row * size[1] + part[0][0], tap * kernel[1] + part[0][1], len(part))
         for y, in_rows in enumerate(rows)
         for x, in_columns in enumerate(columns)
         for row, tap in in_rows
         for part in _neighbours(in_columns, dilation[1])
     ]
-    return _Plan(tuple(runs), (len(rows), len(columns)))
+    return Plan(tuple(runs), (len(rows), len(columns)))
 
 
 def _meetings(size: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[Pair]]:
@@ -121,7 +127,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(len(x), -1)
 
 
-def _slices(run: _Run, channels: int) -> tuple[slice, slice]:
+def _slices(run: Run, channels: int) -> tuple[slice, slice]:
     return (
         slice(run.start * channels, (run.start + run.length) * channels),
         slice(run.tap * channels, (run.tap + run.length) * channels),
@@ -169,12 +175,16 @@ class SmallMapConv2d(nn.Conv2d):
             return "point" if small and self.padding == (0, 0) else None
         if height * width > MOST_RUNS:  # Each position is in a run at least once: spares most maps a plan.
             return None
-        facts = ((height, width), self.kernel_size, self.stride, self.padding, self.dilation)
-        plan = _plan(*(_pair(fact) for fact in facts))
+        plan = self.plan(x)
         return "runs" if min(plan.size_out) > 0 and len(plan.runs) <= MOST_RUNS else None
 
+    def plan(self, x: Tensor) -> Plan:
+        """The products that stand for this convolution of ``x``."""
+        facts = (x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation)
+        return _plan(*(_pair(fact) for fact in facts))
 
-def _pair(value: tuple[int, ...] | str) -> Pair:
+
+def _pair(value: Sequence[int] | str) -> Pair:
     assert not isinstance(value, str)
     return value[0], value[1]
 
@@ -191,13 +201,15 @@ def use_fast_paths(module: nn.Module, enabled: bool = True) -> int:
 def lay_out_weights(module: nn.Module, example: Tensor) -> int:
     """Order the weights of those convolutions in memory that ``example`` leads over small maps; returns their number.
 
-    The other weights become channels-last. Run it before an optimizer has seen the module.
+    The other weights become channels-last. Run it before an optimizer has seen the module. From then on all inputs must
+    have the shape of ``example``: see ``used_taps``.
     """
-    small: list[SmallMapConv2d] = []
+    small: dict[SmallMapConv2d, set[int]] = {}
 
     def look(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if isinstance(conv, SmallMapConv2d) and conv.path(inputs[0]) == "runs":
-            small.append(conv)
+            taps = (range(run.tap, run.tap + run.length) for run in conv.plan(inputs[0]).runs)
+            small.setdefault(conv, set()).update(*taps)
 
     module.to(memory_format=torch.channels_last)
     handles = [conv.register_forward_pre_hook(look) for conv in module.modules() if isinstance(conv, SmallMapConv2d)]
@@ -209,6 +221,16 @@ def lay_out_weights(module: nn.Module, example: Tensor) -> int:
         module.train(training)
         for handle in handles:
             handle.remove()
-    for conv in small:
+    for conv, taps in small.items():
         conv.weight.data = conv.weight.data.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        setattr(conv.weight, _USED, slice(min(taps), max(taps) + 1))
     return len(small)
+
+
+def used_taps(weight: Tensor) -> slice | None:
+    """Which taps, counted row by row, can get a gradient other than 0; None if all can, or if that is not known.
+
+    A 3x3 kernel over a 1x1 map has one: eight ninths of the largest weights of a ResNet on small images are never used.
+    """
+    used: slice | None = getattr(weight, _USED, None)
+    return used if used is not None and weight.permute(2, 3, 1, 0).is_contiguous() else None

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
 from lopsided.experiments import ray_engine
 from lopsided.experiments.engines import LOST, Cell
-from lopsided.experiments.ray_engine import RayEngine
-from lopsided.experiments.records import read_failures
+from lopsided.experiments.ray_engine import RayEngine, train_on_node
+from lopsided.experiments.records import Record, read_failures
 from lopsided.experiments.runs import Run
 from lopsided.experiments.sweep import run_sweep
 from tiny import write_photos
@@ -97,12 +99,9 @@ def test_what_ray_says_about_an_address_is_passed_on(tmp_path: Path, monkeypatch
 def test_threads_must_fit_into_a_node(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^threads must be >= 1, got 0\.$"):
         RayEngine(cluster.address, 0)
-    engine = RayEngine(cluster.address, 2)
-    with pytest.raises(
-        InputError, match=r"^threads must be at most the cores of the cluster's largest node, 1, got 2\.$"
-    ):
+    said = r"^threads must be at most the cores of the cluster's largest node, 1, got 2\.$"
+    with closing(RayEngine(cluster.address, 2)) as engine, pytest.raises(InputError, match=said):
         engine.open(tmp_path)
-    engine.close()
 
 
 @with_ray
@@ -134,22 +133,35 @@ def worker_of(folder: Path) -> int | None:
 
 
 @with_ray
-def test_closing_ends_the_cells_that_are_running(cluster: Any, photos: Path, tmp_path: Path) -> None:
+def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_was_there(
+    cluster: Any, photos: Path, tmp_path: Path
+) -> None:
+    import ray
+
     cell = Cell.of(tiny_recipe(photos, 100_000))
-    engine = RayEngine(cluster.address)
-    engine.open(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
+        engine = RayEngine("somewhere:else")
+        engine.open(tmp_path)
         engine.submit(cell)
         pid = wait_until(lambda: worker_of(tmp_path / "cells" / cell.key))
         assert engine.wait(0.1) == []
-    finally:
         engine.close()
-    wait_until(lambda: not is_alive(pid), 20)
-    assert list(tmp_path.glob(".seen-*")) == []
+        wait_until(lambda: not is_alive(pid), 20)
+        assert list(tmp_path.glob(".seen-*")) == []
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
 
 
 @with_ray
-def test_a_node_that_is_killed_half_way_costs_no_cell(cluster: Any, photos: Path, tmp_path: Path) -> None:
+def test_a_node_that_is_killed_half_way_costs_no_cell(
+    cluster: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
     recipes = [tiny_recipe(photos, 40, seed=seed) for seed in range(5)]
     cells = [Cell.of(recipe).key for recipe in recipes]
 
@@ -159,9 +171,12 @@ def test_a_node_that_is_killed_half_way_costs_no_cell(cluster: Any, photos: Path
 
     killer = threading.Thread(target=kill)
     killer.start()
-    view = Heard()
+    view, before = Heard(), signal.getsignal(signal.SIGTERM)
     outcome = run_sweep(recipes, tmp_path, engine=RayEngine(cluster.address), view=view)
     killer.join()
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().out == ""  # Where Ray would tell of the death.
     assert [record.seed for record in outcome.done] == [0, 1, 2, 3, 4]
     assert [record.threads for record in outcome.done] == [1] * 5
     assert outcome.failed == []
@@ -173,6 +188,17 @@ def test_a_node_that_is_killed_half_way_costs_no_cell(cluster: Any, photos: Path
         assert [event for event in events if event in ("start", "resume")] == (
             ["start", "resume"] if cell == lost.cell else ["start"]
         )
+
+
+@pytest.mark.parametrize("models", [False, True])
+def test_a_model_is_sent_only_where_it_is_wanted(photos: Path, tmp_path: Path, models: bool) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    line, error, content = train_on_node(tiny_recipe(photos).to_toml(), nowhere, nowhere, 1, models)
+    assert (Record.from_json(line).seed, error) == (0, "")
+    assert {"recipe.toml", "log.jsonl", "metrics.json", "predictions.csv"} < set(content)
+    assert ({"model.json", "model.safetensors"} <= set(content)) == models
+    assert ("model.json" in content or "model.safetensors" in content) == models
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_a_lost_node_left_is_removed_and_no_other(tmp_path: Path) -> None:

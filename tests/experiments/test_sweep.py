@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ from tiny_sweep import Heard, Scripted, is_alive, record_of, tiny_recipe, wait_u
 from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.experiments import sweep
-from lopsided.experiments.engines import LOST, Cell, available_cores
+from lopsided.experiments.engines import LOST, Cell
 from lopsided.experiments.records import Failure, append_failure, append_record, read_failures, read_records
 from lopsided.experiments.runs import Run, run_recipe
 from lopsided.experiments.sweep import LocalEngine, SweepOutcome, open_sweep, run_sweep
@@ -291,11 +292,16 @@ def test_the_cells_of_an_interrupted_sweep_are_free_again(cells: list[Recipe], t
 def test_sigterm_does_what_an_interrupt_does_while_a_sweep_runs(cells: list[Recipe], tmp_path: Path) -> None:
     engine = Scripted()
     engine.before_wait = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(cells, tmp_path, engine=engine)
+    handled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(cells, tmp_path, engine=engine)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert engine.closed
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert handled == [signal.SIGTERM]
 
 
 def test_a_sweep_runs_beside_the_main_thread(cells: list[Recipe], tmp_path: Path) -> None:
@@ -309,12 +315,16 @@ def test_a_sweep_runs_beside_the_main_thread(cells: list[Recipe], tmp_path: Path
 # Worker processes.
 
 
+def test_there_is_a_worker_of_one_thread_for_each_core_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert (LocalEngine().slots, LocalEngine().threads) == (3, 1)
+
+
 def test_workers_and_threads_must_be_some() -> None:
     with pytest.raises(InputError, match=r"^workers must be >= 1, got 0\.$"):
         LocalEngine(0)
     with pytest.raises(InputError, match=r"^threads must be >= 1, got -1\.$"):
         LocalEngine(1, -1)
-    assert (LocalEngine().slots, LocalEngine().threads) == (available_cores(), 1)
 
 
 def workers_of(folder: Path) -> dict[str, int]:
@@ -332,17 +342,22 @@ def events_of(folder: Path, recipe: Recipe, *names: str) -> list[str]:
     return [event["event"] for event in run.events() if event["event"] in names]
 
 
-def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(photos: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = [tiny_recipe(photos, 30, seed=seed) for seed in range(2)]
     bad = tiny_recipe(photos, **{"data.scenario": "10:90,total=100"})
     killed: list[str] = []
+    environments: list[str] = []
 
     def kill() -> None:
         pids = wait_until(lambda: workers_of(tmp_path))
         cell, pid = next(iter(pids.items()))
+        environments.append(Path(f"/proc/{pid}/environ").read_text())
         os.kill(pid, signal.SIGKILL)
         killed.append(cell)
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     killer = threading.Thread(target=kill)
     killer.start()
     view = Heard()
@@ -350,6 +365,8 @@ def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(p
     killer.join()
     assert seeds(outcome) == [0, 1]
     assert [record.threads for record in outcome.done] == [1, 1]
+    assert "OMP_NUM_THREADS=1" in environments[0].split("\0")  # Seen by torch when it is imported.
+    assert os.environ["OMP_NUM_THREADS"] == "3"
     assert [(failure.cell, again) for failure, again in view.failures if again] == [(killed[0], True)]
     for recipe in cells:
         expected = ["start", "resume"] if key(recipe) == killed[0] else ["start"]
@@ -412,6 +429,28 @@ def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_late
             wait_until(lambda recipe=recipe: events_of(folder, recipe, "start", "resume") == ["start", "resume"])
         again.kill()
         again.communicate(timeout=30)
+
+
+def test_impatient_interrupts_while_a_worker_starts_print_no_traceback_either(photos: Path, tmp_path: Path) -> None:
+    driver = start_driver(tmp_path / "sweep", 1, [tiny_recipe(photos)])
+    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
+
+    def listening() -> bool:
+        """Whether the worker's Python is up far enough to make an exception of an interrupt."""
+        for pid in children.read_text().split():
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            if "spawn_main" in command and int(status["SigCgt"], 16) >> (signal.SIGINT - 1) & 1:
+                return True
+        return False
+
+    wait_until(listening)
+    for _ in range(3):
+        os.killpg(driver.pid, signal.SIGINT)
+        time.sleep(0.1)
+    told = driver.communicate(timeout=60)[1]
+    assert driver.returncode == 130
+    assert told.splitlines() == ["0/1 done"]
 
 
 def test_two_sweeps_started_by_mistake_on_one_folder_share_its_cells(photos: Path, tmp_path: Path) -> None:

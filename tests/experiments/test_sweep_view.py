@@ -115,7 +115,7 @@ def test_a_terminal_shows_what_is_waited_for_until_a_cell_starts(clock: Clock) -
         "  waiting for 1 cells that are computed elsewhere: held by \N{REPLACEMENT CHARACTER} process 1."
     )
     screen.started(CELLS[0])
-    assert shown(screen)[1] == f"  {NAME} 0, 0:00"
+    assert shown(screen)[1:] == [f"  {NAME} 0, 0:00"]
 
 
 def test_what_happened_scrolls_by_above_the_bar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -524,6 +524,11 @@ def test_many_images_of_a_cell_come_in_portions(tmp_path: Path, show: Open) -> N
     while page.is_visible("#cell-more"):
         page.click("#cell-more")
     assert page.locator("#cell-gallery .tile").count() == count
+    top = "document.getElementById('cell-gallery').scrollTop"
+    page.locator("#cell-gallery .tile").last.scroll_into_view_if_needed()
+    assert page.evaluate(top) > 0
+    page.get_by_label("common recognised", exact=False).click()
+    assert page.evaluate(top) == 0, "What was asked for anew begins at its top."
 
 
 def test_the_data_of_the_page_are_those_of_the_run(run: Path, page_file: Path, show: Open) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from lopsided.recipe import Recipe
+from lopsided.small_maps import lay_out_weights, use_fast_paths, used_taps
 from lopsided.training.optimizers import make_optimizer
 
 CPU = torch.device("cpu")
@@ -59,3 +60,30 @@ def test_torch_gets_every_weight_in_the_order_of_its_memory(name: str, monkeypat
     optimizer.step()
     assert len(seen) == 4 * 6
     assert all(seen)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_taps_that_never_meet_the_map_are_left_out_without_a_trace(name: str, weight_decay: float) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Conv2d(3, 4, 3, padding=1)).double()
+    other = copy.deepcopy(plain)
+    use_fast_paths(other)
+    x = torch.randn(5, 2, 2, 2, dtype=torch.float64)
+    assert lay_out_weights(other, x[:1]) == 2
+    assert [used_taps(conv.weight) for conv in other] == [slice(4, 9), slice(4, 5)]
+    stock = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    reference = stock(plain.parameters(), lr=0.1, weight_decay=weight_decay)
+    changes = {"optimizer": name, "lr": 0.1, "weight_decay": weight_decay}
+    settings = Recipe().override(**{f"encoder_training.{k}": v for k, v in changes.items()}).encoder_training
+    optimizer = make_optimizer(other, settings, CPU)
+    for _ in range(4):
+        for model, method in ((plain, reference), (other, optimizer)):
+            method.zero_grad()
+            model(x).square().sum().backward()
+            method.step()
+    for (key, expected), found in zip(plain.named_parameters(), other.parameters(), strict=True):
+        assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=key)
+    states = zip(reference.state.values(), optimizer.state.values(), strict=True)
+    for expected, found in states:
+        assert_close(found["exp_avg_sq"], expected["exp_avg_sq"], rtol=1e-9, atol=1e-14)

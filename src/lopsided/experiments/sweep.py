@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,13 +133,14 @@ class _Driver:
         try:
             if self.todo:
                 self.engine.open(self.folder, models=self.kept == "models")
-                with _interrupted_by_sigterm():
+                with _handling({signal.SIGTERM: _interrupt}):
                     self.loop()
         finally:
-            self.engine.close()  # Before the claims are dropped, for its workers are at them.
-            for claim in self.claims.values():
-                claim.close()
-            _remove_if_empty(self.folder / CLAIMS)
+            with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # It is ending already.
+                self.engine.close()  # Before the claims are dropped, for its workers are at them.
+                for claim in self.claims.values():
+                    claim.close()
+                _remove_if_empty(self.folder / CLAIMS)
         return SweepOutcome(
             [self.done[cell.key] for cell in self.cells if cell.key in self.done], list(self.failed.values()), skipped
         )
@@ -309,16 +310,17 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do inside the block what an interrupt does."""
+def _handling(handlers: Mapping[signal.Signals, Callable[..., object] | signal.Handlers]) -> Iterator[None]:
+    """Let signals do other things inside the block; only the main thread can say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(*_: object) -> NoReturn:

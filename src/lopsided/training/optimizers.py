@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.recipe import Classifier, EncoderTraining
+from lopsided.small_maps import used_taps
 
 MOMENTUM = 0.9
 """Of the optimizer "sgd"."""
@@ -17,13 +18,19 @@ class _InMemoryOrder:
     """Hands torch's fused kernel every weight in the order in which it lies in memory.
 
     The kernel copies the gradient of a weight that is not contiguous, such as a channels-last one, in every step. The
-    update is elementwise, so that a contiguous view of the same memory gives the same numbers without the copy.
+    update is elementwise, so that a contiguous view of the same memory gives the same numbers without the copy. Taps of
+    a kernel that never meet the map (``small_maps.used_taps``) have no gradient, now or later, so that without weight
+    decay nothing can change there, and they are left out.
     """
 
     def _init_group(self, group: Any, params: Any, grads: Any, averages: Any, squares: Any, *rest: Any) -> Any:
         result = super()._init_group(group, params, grads, averages, squares, *rest)  # type: ignore[misc]
+        weights = [weight for weight in group["params"] if weight.grad is not None]
         for index, tensors in enumerate(zip(params, grads, averages, squares, strict=True)):
             views = _contiguous_views(tensors)
+            used = used_taps(weights[index])
+            if used is not None and group["weight_decay"] == 0:
+                views = tuple(view.flatten(0, 1)[used] for view in views)
             params[index], grads[index], averages[index], squares[index] = views
         return result
 

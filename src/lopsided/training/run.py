@@ -147,8 +147,10 @@ class Training:
         while state.epoch < epochs and not selection.exhausted(state.epoch):
             index = state.epoch
             facts = trainer.epoch(index, self.checkpoint)
+            due = self.checkpoint.due()
             now = trainer.tensors()
-            trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
+            if due or stage.judge is not None or index + 1 == epochs:  # Else the next epoch's loss would tell.
+                trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
             found = stage.judge() if stage.judge is not None else {}
             found = self.ranks.told(partial(dict, found))  # Which epoch is taken must not hang on a rounding.
             facts |= {f"val_{name}": value for name, value in found.items()}
@@ -159,7 +161,7 @@ class Training:
             state.history.append(facts)
             state.seconds = perf_counter() - self._begin
             self.log.epoch(index + 1, facts)
-            if self.checkpoint.due():
+            if due:
                 if state.chosen not in (None, written):
                     self.checkpoint.save_weights(state.chosen, best)
                     written = state.chosen

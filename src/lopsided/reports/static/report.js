@@ -29,7 +29,8 @@
     const isBetween = (value * 16) % 1 === 0 && (value * 1000) % 1 === 0.5; // Only sixteenths can be.
     return (isBetween ? (2 * Math.round((value * 1000) / 2)) / 1000 : value).toFixed(3);
   };
-  const counted = (n, thing) => `${n.toLocaleString("en-US")} ${thing}${n === 1 ? "" : "s"}`;
+  const { format: grouped } = new Intl.NumberFormat("en-US");
+  const counted = (n, thing) => `${grouped(n)} ${thing}${n === 1 ? "" : "s"}`;
 
   // ---------------------------------------------------------------------------------------------- theme, copy, sorting
 
@@ -149,10 +150,10 @@
       list.append(...part.map(tile));
       done += part.length;
       more.hidden = done >= images.length;
-      more.textContent = `Show more (${(images.length - done).toLocaleString("en-US")} left)`;
+      more.textContent = `Show more (${grouped(images.length - done)} left)`;
     };
     list.replaceChildren();
-    list.scrollTop = 0;
+    if (root.dataset.ready) list.scrollTop = 0; // At the start it is, and to ask would lay out the whole page.
     more.onclick = next;
     next();
   }
@@ -172,7 +173,7 @@
       for (let i = 0; i < data.listed; i++) if (label[i] === t && predicted[i] === p) found.push(i);
       const right = t === p;
       title.replaceChildren(name(data.classes[t]), right ? ", recognised" : " taken for ", ...(right ? [] : [name(data.classes[p])]));
-      const part = found.length < count ? `${found.length.toLocaleString("en-US")} of ` : "";
+      const part = found.length < count ? `${grouped(found.length)} of ` : "";
       note.textContent = `${part}${counted(count, "image")}, ${right ? "the least sure" : "the surest"} first. The number is the probability that the model gives to its answer.`;
       gallery(list, more, found);
     };
@@ -235,9 +236,9 @@
     const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen");
     let p, positive, chosen;
 
-    const box = (plot) => plot.dataset.box.split(" ").map(Number);
+    const boxes = new Map(["roc", "pr"].map((each) => [$(each), $(each).dataset.box.split(" ").map(Number)]));
     const place = (plot, x, y) => {
-      const [left, right, top, bottom] = box(plot);
+      const [left, right, top, bottom] = boxes.get(plot);
       return [left + (right - left) * x, bottom - (bottom - top) * y];
     };
     const write = (plot, points) => {
@@ -302,7 +303,7 @@
       const threshold = Number(range.value), at = countAt(threshold);
       $("t-value").textContent = shown(threshold);
       for (const key of ["recall", "precision", "specificity", "uwa"]) $(`t-${key}`).textContent = shown(at[key]);
-      for (const key of ["tp", "fn", "fp", "tn"]) $(`t-${key}`).textContent = at[key].toLocaleString("en-US");
+      for (const key of ["tp", "fn", "fp", "tn"]) $(`t-${key}`).textContent = grouped(at[key]);
       $("t-found-bar").setAttribute("width", 100 * (at.recall || 0));
       $("t-alone-bar").setAttribute("width", 100 * (at.specificity || 0));
       putBoth("now", at);
@@ -407,7 +408,7 @@
       $("map-title").textContent = heading;
       const tally = new Map();
       for (const i of images) tally.set(label[i], (tally.get(label[i]) || 0) + 1);
-      const parts = [...tally].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([c, n]) => `${n.toLocaleString("en-US")} “${data.classes[c]}”`);
+      const parts = [...tally].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([c, n]) => `${grouped(n)} “${data.classes[c]}”`);
       $("map-count").textContent = `${counted(images.length, "image")} (${parts.join(", ")}${tally.size > 4 ? " and others" : ""}), ${counted(wrong, "mistake")}.`;
       gallery($("map-gallery"), $("map-more"), images);
     }
