@@ -273,6 +273,19 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
             'encoder_training.views must be 1 when method is "end-to-end", got 2.',
         ),
         (
+            {"encoder_training.loss": "ce", "encoder_training.queue": 64},
+            'encoder_training.queue must be 0 when method is "end-to-end", got 64.',
+        ),
+        (
+            {"encoder_training.queue_balanced": True},
+            "encoder_training.queue_balanced must be false when encoder_training.queue is 0, got true. "
+            "Set encoder_training.queue.",
+        ),
+        (
+            {"encoder_training.chunk_size": 1},
+            "encoder_training.chunk_size must be an integer >= 2 and <= 2147483647, got 1.",
+        ),
+        (
             {"encoder_training.sampler": "m-per-class", "encoder_training.m_per_class": 129},
             "encoder_training.m_per_class must be at most encoder_training.batch_size, got 129 > 128.",
         ),

@@ -62,6 +62,7 @@ def test_a_minority_that_is_alone_in_its_batches_is_warned_about() -> None:
     for change in (
         {"encoder_training__batch_size": 20},
         {"encoder_training__views": 2},
+        {"encoder_training__queue": 64},
         {"encoder_training__sampler": "balanced"},
         {"encoder_training__sampler": "m-per-class"},
         {"encoder_training__sampler": "sqrt"},

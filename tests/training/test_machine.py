@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lopsided.errors import InputError
+from lopsided.training.distributed import Ranks
 from lopsided.training.machine import pick_device, seeded, threads
 
 
@@ -24,6 +25,30 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) ->
 def test_a_device_that_does_not_exist_is_refused_with_examples() -> None:
     with pytest.raises(InputError, match=r"device must be \"auto\", \"cpu\", .*, got 'gpu'\."):
         pick_device("gpu")
+
+
+class Third(Ranks):
+    """The third of four ranks on one machine."""
+
+    rank = local_rank = 2
+    size = local_size = 4
+
+
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for name in ("auto", "cuda"):
+        assert pick_device(name, Third()) == torch.device("cuda:2")
+    assert pick_device("cpu", Third()) == torch.device("cpu")
+    assert pick_device("auto", Ranks()) == torch.device("cuda")
+    must = "4 ranks on one machine must have a CUDA device each, got {}. Start fewer, or set device to cpu."
+    with pytest.raises(InputError) as caught:
+        pick_device("cuda:1", Third())
+    assert str(caught.value) == must.format("'cuda:1'")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(InputError) as caught:
+        pick_device("auto", Third())
+    assert str(caught.value) == must.format(3)
 
 
 def test_threads_are_set_for_the_block_alone() -> None:
