@@ -8,6 +8,7 @@ step50     a stage-1 step of ResNet-50 on 128x128 images
 decode     JPEG files of 600x450 to 128x128, and what a second epoch costs
 parallel   two single-threaded steps side by side against one with two threads
 augment    a batch of 128: transforms per image against the batched ones
+options    a step by default, with bfloat16, and with torch.compile
 
 The stock loop is what a careful person writes first: torchvision's ResNet, a DataLoader with transforms per image,
 Adam, the loss from plain operations. Ratios are of the medians over rounds; peak memory is that of a process of its
@@ -44,11 +45,13 @@ from lopsided.heads import ProjectionHead
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.recipe import named_recipe
 from lopsided.training.inputs import MemoryInputs, row_batches
-from lopsided.training.machine import arrange, keep_freed_memory
+from lopsided.training.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.training.optimizers import Adam
+from lopsided.training.precision import Precision
 from lopsided.training.stages import fit, split_source
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
+CPU = torch.device("cpu")
 Step = Callable[[], object]
 
 
@@ -88,11 +91,16 @@ def stock_step(name: str, channels: int, size: int, batch: int) -> Step:
     return step
 
 
-def our_step(name: str, channels: int, size: int, batch: int) -> Step:
+def our_step(
+    name: str, channels: int, size: int, batch: int, *, precision: str = "float32", compiled: bool = False
+) -> Step:
     """The same step as this package does it."""
     keep_freed_memory()
     encoder, width = build_encoder(name, channels=channels, image_size=size)
-    arrange(encoder, torch.device("cpu"), (channels, size, size))
+    arrange(encoder, CPU, (channels, size, size))
+    if compiled:
+        compile_encoder(encoder, CPU, 1)
+    autocast = Precision(precision, CPU).autocast
     model = nn.Sequential(encoder, ProjectionHead(width))
     optimizer = Adam(model.parameters(), lr=1e-2, fused=True)
     loss = AsymmetricFocalContrastiveLoss(ETA, GAMMA, TEMPERATURE)
@@ -100,7 +108,9 @@ def our_step(name: str, channels: int, size: int, batch: int) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(model(x), y).backward()
+        with autocast():
+            z = model(x)
+        loss(z.float(), y).backward()
         optimizer.step()
 
     return step
@@ -296,6 +306,23 @@ def decode() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def options() -> dict[str, Any]:
+    """A ResNet-18 step as it is by default, with bfloat16, and compiled; what the first two steps of each cost."""
+    methods = {
+        "default": our_step("resnet18", 1, 28, 128),
+        "bf16": our_step("resnet18", 1, 28, 128, precision="bf16"),
+        "compile": our_step("resnet18", 1, 28, 128, compiled=True),
+    }
+    first = {}
+    for name, step in methods.items():
+        begin = time.perf_counter()
+        step()
+        step()
+        first[name] = time.perf_counter() - begin
+    found = in_turns(methods, 10.0)
+    return {name: {"first_two_s": first[name], "step_s": found[name]} for name in methods}
+
+
 PARALLEL = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
@@ -344,7 +371,7 @@ def augmentation() -> dict[str, Any]:
 def main() -> None:
     """Answer the questions asked, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("step18", "whole", "step50", "decode", "parallel", "augment")
+    names = ("step18", "whole", "step50", "decode", "parallel", "augment", "options")
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=2, help="of whole trainings")
     parser.add_argument("--batch50", type=int, default=128, help="batch of the ResNet-50 step")
@@ -364,6 +391,7 @@ def main() -> None:
         "decode": decode,
         "parallel": parallel,
         "augment": augmentation,
+        "options": options,
     }
     record = json.loads(arguments.record.read_text()) if arguments.record and arguments.record.exists() else {}
     record["machine"] = {"torch": torch.__version__, "threads": torch.get_num_threads()}

@@ -76,6 +76,17 @@ def _processors() -> Iterator[Finding]:
         paths,
         f"used on the CPU unless fast = false in the recipe; optimizers are fused in any case{lacks}",
     )
+    # torch has these two tests for its own compiler; where they are gone, nothing is said.
+    tests = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+    if any(tests):
+        there = any(test() for test in tests if test is not None)
+        meaning = "try --precision bf16" if there else "--precision bf16 works, but is slower than float32 here"
+        yield Finding("bf16", "in hardware" if there else "not in hardware", meaning)
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    meaning = "compile = true in a recipe works; its first minute pays in long runs alone"
+    yield Finding(
+        "compiler", compiler or "none", meaning if compiler else "compile = true in a recipe needs a C++ compiler"
+    )
     speed = matmul_speed()
     steps = f"at best {speed / STEP_GFLOP:.1f} training steps a second of resnet18 on 128 images of 28 x 28"
     yield Finding("speed", f"{speed:.0f} GFLOP/s", steps)

@@ -27,7 +27,7 @@ MAX_BYTES = 1_000_000
 
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
-RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "data.cache", "data.allow_outside"})
+RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
 """Fields that do not decide the outcome of a run and stay out of its hash."""
 LATER_FIELDS = frozenset(
     {"precision", "encoder_training.queue", "encoder_training.queue_balanced"}
@@ -241,6 +241,9 @@ class Recipe(_Section):
     threads: Count | None = _field(None, "CPU threads; unset: as torch decides.")
     fast: bool = _field(
         True, "Fast paths and memory layouts that change results by roundings at most; false: torch as it comes."
+    )
+    compile: bool = _field(
+        False, "Let torch.compile make a program of the encoder first: a minute or more that only long runs earn back."
     )
     precision: Literal["float32", "bf16", "fp16"] = _field(
         "float32", "Arithmetic of the encoder while it is trained; weights and losses are float32 in any case."

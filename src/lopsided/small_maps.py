@@ -164,10 +164,10 @@ class SmallMapConv2d(nn.Conv2d):
         return small_map_conv2d(x, weight, bias, _pair(self.stride), _pair(self.padding), _pair(self.dilation))
 
     def path(self, x: Tensor) -> str | None:
-        """Which fast path an input takes: "point" (1x1 kernel), "runs", or None."""
+        """Which fast path an input takes: "point" (1x1 kernel), "runs", or None, as always in a compiled program."""
         if self.groups != 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return None
-        if x.dim() != 4 or x.device.type != "cpu" or not len(x):
+        if x.dim() != 4 or x.device.type != "cpu" or not len(x) or torch.compiler.is_compiling():
             return None
         height, width = x.shape[2:]
         if self.kernel_size == (1, 1):

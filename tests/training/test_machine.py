@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lopsided.encoders import build_encoder
 from lopsided.errors import InputError
 from lopsided.training.distributed import Ranks
-from lopsided.training.machine import pick_device, seeded, threads
+from lopsided.training.machine import compile_encoder, pick_device, seeded, threads
 
 
 def test_auto_is_a_device_that_is_there() -> None:
@@ -70,3 +71,23 @@ def test_a_seeded_block_draws_the_same_and_leaves_the_global_state_alone() -> No
             drawn.append(torch.rand(2))
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_compiled_encoder_has_the_numbers_and_the_state_dict_of_the_plain_one() -> None:
+    encoder, _ = build_encoder("mlp-8", channels=1, image_size=4, seed=0)
+    x = torch.randn(6, 1, 4, 4)
+    expected, names = encoder(x), list(encoder.state_dict())
+    compile_encoder(encoder, torch.device("cpu"), 1)
+    found = encoder(x)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # It did go through the compiler.
+    torch.testing.assert_close(found, expected)
+    assert list(encoder.state_dict()) == names
+
+
+def test_what_cannot_be_compiled_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match="compile must be false on several ranks, got true on 2"):
+        compile_encoder(encoder, torch.device("cpu"), 2)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(InputError, match=r"compile needs a C\+\+ compiler to be on the path, got none\. Install g\+\+"):
+        compile_encoder(encoder, torch.device("cpu"), 1)

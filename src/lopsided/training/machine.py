@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -88,6 +90,17 @@ def keep_freed_memory() -> bool:
         return False
     trim_threshold, mmap_threshold = -1, -3
     return bool(mallopt(mmap_threshold, 32 << 20) and mallopt(trim_threshold, (2 << 30) - 1))
+
+
+def compile_encoder(module: nn.Module, device: torch.device, num_ranks: int) -> None:
+    """Have torch.compile make a program of an encoder when it is first used, in place, with the same state dict."""
+    if num_ranks > 1:
+        do = "Batch norm over ranks is not part of a compiled program."
+        raise InputError(sentence("compile must be false on several ranks", f"true on {num_ranks}", do))
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        do = "Install g++, or set compile = false."
+        raise InputError(sentence("compile needs a C++ compiler to be on the path", "none", do))
+    module.compile()
 
 
 def arrange(module: nn.Module, device: torch.device, shape: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ from lopsided.training.checkpoint import (
 from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.training.loop import Stage, Trainer
-from lopsided.training.machine import arrange
+from lopsided.training.machine import arrange, compile_encoder
 from lopsided.training.model import Model, ModelCard
 from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from lopsided.training.prediction import evaluating, share_rows
@@ -76,6 +76,8 @@ class Training:
         self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
         if recipe.fast and not vector:
             arrange(self.model.encoder, self.device, prepared.shape)
+        if recipe.compile:
+            compile_encoder(self.model.encoder, self.device, self.ranks.size)
         self.card = ModelCard(
             kind=prepared.kind,
             encoder=recipe.encoder.name,
