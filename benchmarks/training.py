@@ -8,6 +8,7 @@ step50     a stage-1 step of ResNet-50 on 128x128 images
 decode     JPEG files of 600x450 to 128x128, and what a second epoch costs
 parallel   two single-threaded steps side by side against one with two threads
 augment    a batch of 128: transforms per image against the batched ones
+agreement  the losses of the first steps with and without the fast paths
 options    a step by default, with bfloat16, and with torch.compile
 
 The stock loop is what a careful person writes first: torchvision's ResNet, a DataLoader with transforms per image,
@@ -48,6 +49,7 @@ from lopsided.training.inputs import MemoryInputs, row_batches
 from lopsided.training.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.training.optimizers import Adam
 from lopsided.training.precision import Precision
+from lopsided.training.reporter import Reporter
 from lopsided.training.stages import fit, split_source
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
@@ -323,6 +325,35 @@ def options() -> dict[str, Any]:
     return {name: {"first_two_s": first[name], "step_s": found[name]} for name in methods}
 
 
+def agreement() -> dict[str, Any]:
+    """By how much the losses of the first twelve steps of paper-fmnist differ with and without ``fast``."""
+    from lopsided.experiments.runs import prepare_source
+
+    found = {}
+    for seed in (0, 1):
+        losses: dict[bool, list[float]] = {}
+        for fast in (True, False):
+            recipe = named_recipe("paper-fmnist").override(
+                seed=seed, fast=fast, **{"encoder_training.epochs": 2, "classifier.epochs": 1}
+            )
+            told = StepLosses()
+            fit(recipe, prepare_source(recipe), reporter=told)
+            losses[fast] = told.losses[:12]
+        found[f"seed_{seed}"] = [abs(a - b) / b for a, b in zip(losses[True], losses[False], strict=True)]
+    return found
+
+
+class StepLosses(Reporter):
+    """Keeps the loss of every step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def step(self, loss: float, images: int) -> None:
+        """After each step."""
+        self.losses.append(loss)
+
+
 PARALLEL = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
@@ -371,7 +402,7 @@ def augmentation() -> dict[str, Any]:
 def main() -> None:
     """Answer the questions asked, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("step18", "whole", "step50", "decode", "parallel", "augment", "options")
+    names = ("step18", "whole", "step50", "decode", "parallel", "augment", "options", "agreement")
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=2, help="of whole trainings")
     parser.add_argument("--batch50", type=int, default=128, help="batch of the ResNet-50 step")
@@ -392,6 +423,7 @@ def main() -> None:
         "parallel": parallel,
         "augment": augmentation,
         "options": options,
+        "agreement": agreement,
     }
     record = json.loads(arguments.record.read_text()) if arguments.record and arguments.record.exists() else {}
     record["machine"] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
