@@ -116,7 +116,7 @@ class Heard(View):
         self.notes.append(text)
 
 
-def wait_until(happened: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_until(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Return what a function gives once that is something."""
     end = time.monotonic() + seconds
     while not (value := happened()):

@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 import uuid
-from contextlib import ExitStack, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,9 @@ class RayEngine:
         ray = _ray()
         if not ray.is_initialized():
             _probe(self.address)
-            self._keep_sigterm()
             self._closing.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout when a node dies.
-            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+            with _kept_sigterm():
+                ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
             self._closing.callback(ray.shutdown)
         most = max((_cores(node) for node in ray.nodes()), default=0)
         if most < self.threads:
@@ -128,10 +129,14 @@ class RayEngine:
                 files.atomic_write(folder / name, content[name])
         return Ended(cell, Record.from_json(line) if line else None, error)
 
-    def _keep_sigterm(self) -> None:
-        """Undo in the end what Ray makes of SIGTERM."""
-        if threading.current_thread() is threading.main_thread():
-            self._closing.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+@contextmanager
+def _kept_sigterm() -> Iterator[None]:
+    """Undo what Ray makes of SIGTERM inside the block; only the main thread can say what a signal does."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ray() -> Any:
