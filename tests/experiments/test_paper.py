@@ -16,12 +16,14 @@ from lopsided.experiments.paper import (
     Setting,
     base_recipe,
     cell_recipe,
+    is_misprint,
     make_plan,
     parse_setting,
     published,
     published_beside,
 )
 from lopsided.experiments.records import cell_key
+from lopsided.experiments.verdicts import FEWEST, judge
 from lopsided.recipe import Recipe, named_recipe
 from tiny_command import environment
 
@@ -70,6 +72,15 @@ def test_a_loss_of_the_other_table_has_its_published_figure_from_there() -> None
     assert published_beside("gamma", "90:10", CL, "uwa") == 64.0
     assert published_beside("eta", "90:10", Setting(300, 7), "uwa") is None
     assert published_beside("isic", None, Setting(60, 0), "uwa") is None
+
+
+def test_what_is_misprinted_is_so_in_the_table_that_has_the_loss() -> None:
+    assert is_misprint("gamma", "60:40", Setting(0, 7), "uwa")
+    assert is_misprint("eta", "60:40", Setting(0, 7), "uwa")
+    assert not is_misprint("eta", "60:40", CL, "uwa")
+    assert not is_misprint("gamma", "60:40", Setting(300, 0), "uwa")
+    assert not is_misprint("gamma", "60:40", Setting(0, 7), "accuracy")
+    assert not is_misprint("isic", None, Setting(0, 1), "uwa")
 
 
 @given(st.sampled_from(["acl", "afcl"]), st.floats(0, 1e6), st.floats(0, 50))
@@ -187,11 +198,32 @@ def test_a_quick_look_is_part_of_the_table_and_says_what_it_leaves_out(table: st
     assert len(quick.cells()) <= 24
     assert CL in quick.settings
     assert quick.left_out.startswith("A quick look; it leaves out ")
+    assert quick.runs >= FEWEST
+    told = quick.left_out.partition(" Of the claims")[0]
     for setting in whole.settings:
-        is_named = f"({setting}" in quick.left_out or f", {setting}" in quick.left_out
+        is_named = f"({setting}" in told or f", {setting}" in told
         assert is_named == (setting not in quick.settings)
     for scenario in whole.scenarios:
-        assert scenario is None or (scenario in quick.left_out) == (scenario not in quick.scenarios)
+        assert scenario is None or (scenario in told) == (scenario not in quick.scenarios)
+
+
+@pytest.mark.parametrize(("table", "can"), [("eta", {"eta"}), ("gamma", {"gamma-lopsided"}), ("isic", set())])
+def test_a_quick_look_says_which_claims_it_cannot_support(table: str, can: set[str]) -> None:
+    plan = make_plan(table, base_recipe(table), quick=True)
+    best = {"eta": Setting(300.0, 0.0), "gamma": Setting(0.0, 7.0), "isic": Setting(300.0, 7.0)}[table]
+
+    def value(scenario: str | None, setting: Setting, seed: int) -> float:
+        sign = 1 if scenario in (None, "90:10", "70:30") else -1
+        return 70 + seed / 7 + sign * (setting == best) * (10 + seed / 11)
+
+    values = {
+        (scenario, setting, "test", figure): {seed: value(scenario, setting, seed) for seed in range(plan.runs)}
+        for scenario in plan.scenarios
+        for setting in plan.settings
+        for figure in FIGURES
+    }
+    assert {verdict.claim for verdict in judge(table, values) if verdict.decision == "supported"} == can
+    assert ("Of the claims, it can" in plan.left_out) == (table != "eta")
 
 
 @pytest.mark.parametrize(

@@ -149,22 +149,22 @@ def test_levels_of_seeds_do_not_matter_because_runs_are_paired() -> None:
 
 
 @pytest.mark.parametrize("table", ["eta", "gamma", "isic"])
-@pytest.mark.parametrize("runs", [0, 1])
-def test_fewer_than_two_runs_give_no_verdict(table: str, runs: int) -> None:
+@pytest.mark.parametrize("runs", [0, 1, 2])
+def test_fewer_than_three_runs_give_no_verdict(table: str, runs: int) -> None:
     verdicts = judge(table, make_values(table, lambda c, s: 50.0 * (s != CL), seeds=range(runs)))
     assert {verdict.decision for verdict in verdicts} == {"cannot tell"}
     assert all(verdict.runs == 0 and verdict.contrasts == () for verdict in verdicts)
-    assert all("2 paired runs" in verdict.reason() for verdict in verdicts)
+    assert all("3 paired runs" in verdict.reason() for verdict in verdicts)
 
 
-def test_two_runs_that_do_not_share_a_seed_are_no_pairs() -> None:
+def test_runs_that_do_not_share_a_seed_are_no_pairs() -> None:
     values = make_values("isic", lambda c, s: 5.0 * (s == ACL))
     for key in values:
         if key[1] == ACL:
             values[key] = {run + 10: value for run, value in values[key].items()}
     verdict = judge("isic", values)[0]
     assert (verdict.claim, verdict.decision) == ("isic-acl", "cannot tell")
-    assert verdict.missing == ("Without 2 paired runs",)
+    assert verdict.missing == ("Without 3 paired runs",)
 
 
 def verdict_of(table: str, claim: str, values: Values) -> Verdict:
@@ -179,7 +179,7 @@ def test_a_missing_rival_cannot_be_beaten() -> None:
     values = make_values("isic", lambda c, s: 5.0 * (s == ACL))
     verdict = verdict_of("isic", "isic-acl", without(values, AFCL))
     assert verdict.decision == "cannot tell"
-    assert verdict.missing == ("Without 2 paired runs: ACL(300) above AFCL(300, 7)",)
+    assert verdict.missing == ("Without 3 paired runs: ACL(300) above AFCL(300, 7)",)
 
 
 def test_a_missing_rival_does_not_undo_a_defeat() -> None:
@@ -201,10 +201,66 @@ def test_missing_scenarios_are_said() -> None:
     verdict = verdict_of("eta", "eta", without(values, Setting(60.0, 0.0)))
     assert verdict.decision == "supported"
     assert verdict.missing == ("Without 65:35, 70:30, 75:25, 80:20, 85:15", "Without eta 60")
-    gamma = {key: value for key, value in make_values("gamma", gamma_as_claimed).items() if key[0] == "90:10"}
-    verdict = verdict_of("gamma", "gamma-lopsided", gamma)
-    assert (verdict.decision, verdict.missing) == ("supported", ("Without 70:30, 75:25, 80:20, 85:15",))
-    assert verdict_of("gamma", "gamma-balanced", gamma).missing == ("Without 2 paired runs",)
+    values = {
+        key: value for key, value in make_values("gamma", gamma_as_claimed).items() if key[0] in ("70:30", "90:10")
+    }
+    verdict = verdict_of("gamma", "gamma-lopsided", values)
+    assert (verdict.decision, verdict.missing) == ("supported", ("Without 75:25, 80:20, 85:15",))
+    assert verdict_of("gamma", "gamma-balanced", values).missing == ("Without 3 paired runs",)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("table", "claim", "scenarios", "lost"),
+    [
+        ("eta", "eta", ("60:40", "65:35", "70:30"), "90:10"),
+        ("eta", "eta", ("85:15", "90:10"), "60:40"),
+        ("gamma", "gamma-lopsided", ("70:30",), "90:10"),
+        ("gamma", "gamma-lopsided", ("75:25", "80:20", "85:15"), "70:30 and 90:10"),
+    ],
+)
+def test_a_corner_of_a_range_says_nothing_of_the_range(
+    table: str, claim: str, scenarios: tuple[str, ...], lost: str, sign: int
+) -> None:
+    def effect(scenario: str | None, setting: Setting) -> float:
+        return sign * (share(scenario) / 10 * (setting != CL))
+
+    values = {key: value for key, value in make_values(table, effect).items() if key[0] in scenarios}
+    verdict = verdict_of(table, claim, values)
+    assert (verdict.decision, verdict.contrasts) == ("cannot tell", ())
+    assert f"Without 3 paired runs at {lost}, where the claim's range ends" in verdict.reason()
+
+
+def test_the_largest_eta_is_an_end_of_a_range_too() -> None:
+    verdict = verdict_of("eta", "eta", without(make_values("eta", eta_as_claimed), ACL))
+    assert (verdict.decision, verdict.contrasts) == ("cannot tell", ())
+    assert "of CL and eta 300" in verdict.reason()
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        # A straight line over eta rises although every eta above 0 is worse than CL.
+        ({60: -5.0, 120: -3.0, 180: -2.0, 240: -1.5, 300: -0.5}, "contradicted"),
+        # It falls although every eta above 0 is better.
+        ({60: 5.0, 120: 4.0, 180: 3.0, 240: 2.0, 300: 1.0}, "supported"),
+        # Most of them help, the largest does not.
+        ({60: 5.0, 120: 6.0, 180: 6.0, 240: 5.0, 300: -1.0}, "supported"),
+        # The largest alone helps.
+        ({60: -5.0, 120: -6.0, 180: -5.0, 240: -4.0, 300: 5.0}, "supported"),
+    ],
+)
+def test_eta_is_judged_by_measured_differences_to_cl(gains: dict[int, float], expected: Decision) -> None:
+    values = make_values("eta", lambda c, s: gains.get(int(s.eta), 0.0) * (share(c) - 60) / 30, noise=0.1)
+    assert decisions("eta", values) == {"eta": {expected}}
+
+
+def test_runs_that_all_differ_by_the_same_number_have_no_interval_and_decide_nothing() -> None:
+    values = make_values("isic", lambda c, s: 5.0 * (s == ACL), noise=0.0)
+    verdict = verdict_of("isic", "isic-acl", values)
+    assert verdict.decision == "cannot tell"
+    assert "All runs differ by the same number: ACL(300) above CL" in verdict.missing
+    assert "nan" not in verdict.reason()
 
 
 def test_one_scenario_is_no_trend() -> None:
@@ -235,13 +291,15 @@ def test_held_out_images_decide_where_there_are_some() -> None:
     assert {(verdict.split, verdict.decides) for verdict in alone} == {("test", True)}
 
 
-def test_the_gain_of_eta_is_the_height_and_the_rise_of_a_line() -> None:
+def test_the_gain_of_eta_is_measured_at_the_lopsided_end_and_its_rise_over_the_scenarios() -> None:
     values = make_values("eta", lambda c, s: (share(c) - 70) / 10 * s.eta / 100, noise=0.0)
-    height, rise = verdict_of("eta", "eta", values).contrasts
-    assert height.name == "eta 300 above eta 0 at 90:10"
-    assert height.figure.value == pytest.approx(2.0 * 3.0)
-    assert rise.name == "eta's gain at 90:10 above that at 60:40"
-    assert rise.figure.value == pytest.approx(3.0 * 3.0)
+    points = {contrast.name: contrast.figure.value for contrast in verdict_of("eta", "eta", values).contrasts}
+    assert points == {
+        "the mean over eta above 0 above CL at 90:10": pytest.approx(2.0 * 1.8),
+        "rise of the mean over eta above 0 above CL from 60:40 to 90:10": pytest.approx(3.0 * 1.8),
+        "eta 300 above CL at 90:10": pytest.approx(2.0 * 3.0),
+        "rise of eta 300 above CL from 60:40 to 90:10": pytest.approx(3.0 * 3.0),
+    }
 
 
 def test_limits_are_students_and_widened_on_the_side_where_one_of_several_is_enough() -> None:
@@ -267,25 +325,39 @@ intervals = st.lists(
 )
 
 
-@given(st.sampled_from(["all", "any"]), intervals)
-def test_a_claim_and_its_opposite_get_opposite_verdicts(need: str, figures: list[Figure]) -> None:
+ways = st.lists(intervals, min_size=1, max_size=3)
+
+
+@given(intervals)
+def test_a_claim_and_its_opposite_get_opposite_verdicts(figures: list[Figure]) -> None:
     """Not all A > B is that some B >= A: turning every comparison round turns all into any."""
     turned = [Figure(-figure.value, -figure.high, -figure.low) for figure in figures]
-    other = "any" if need == "all" else "all"
     opposite = {"supported": "contradicted", "contradicted": "supported", "cannot tell": "cannot tell"}
-    assert decide(other, turned, complete=True) == opposite[decide(need, figures, complete=True)]  # type: ignore[arg-type]
+    assert decide([[figure] for figure in turned]) == opposite[decide([figures])]
+    assert decide([turned]) == opposite[decide([[figure] for figure in figures])]
 
 
-@given(st.sampled_from(["all", "any"]), intervals)
-def test_what_is_missing_never_makes_a_verdict(need: str, figures: list[Figure]) -> None:
-    partly, wholly = (decide(need, figures, complete=complete) for complete in (False, True))  # type: ignore[arg-type]
-    assert partly in (wholly, "cannot tell")
+@given(ways, st.data())
+def test_what_is_missing_never_makes_a_verdict(ways: list[list[Figure]], data: st.DataObject) -> None:
+    partly = [[data.draw(st.sampled_from([figure, None])) for figure in way] for way in ways]
+    assert decide(partly) in (decide(ways), "cannot tell")
+
+
+@given(ways)
+def test_one_way_is_enough_and_every_way_must_be_closed(ways: list[list[Figure]]) -> None:
+    single = [decide([way]) for way in ways]
+    if "supported" in single:
+        assert decide(ways) == "supported"
+    elif set(single) == {"contradicted"}:
+        assert decide(ways) == "contradicted"
+    else:
+        assert decide(ways) == "cannot tell"
 
 
 def test_intervals_that_are_not_there_decide_nothing() -> None:
     unknown = Figure(3.0, math.nan, math.nan)
-    assert decide("all", [unknown], complete=True) == decide("any", [unknown], complete=True) == "cannot tell"
-    assert decide("all", [], complete=True) == decide("any", [], complete=True) == "cannot tell"
+    assert decide([[unknown]]) == decide([[unknown], [None]]) == "cannot tell"
+    assert decide([]) == decide([[]]) == "cannot tell"
 
 
 def test_a_verdict_says_what_decided_it() -> None:
