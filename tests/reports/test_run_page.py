@@ -96,6 +96,38 @@ def test_intervals_that_hold_the_majority_vote_are_warned_of(tmp_path: Path) -> 
     assert "always answering “common”." not in good
 
 
+def test_a_model_that_is_worse_than_the_majority_vote_is_said_to_be(tmp_path: Path) -> None:
+    text = text_of(run_page(make_run(tmp_path / "run", test=(90, 40), signal=-6.0)))
+    assert "The UWA is worse than that of always answering “common”." in text
+    assert "The accuracy is below that of always answering “common”." in text
+    assert "may be no better" not in text
+    assert "the price of finding the rare one" not in text
+
+
+def test_an_accuracy_below_the_majority_vote_is_a_price_only_if_the_rare_class_is_found(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", test=(90, 10))
+    test = json.loads((folder / "metrics.json").read_text())["test"]
+    for uwa, is_price in ((0.7, True), (0.5, False), (0.4, False)):
+        shares = {
+            "uwa": {"value": uwa, "low": uwa - 0.05, "high": uwa + 0.05},
+            "accuracy": {"value": 0.7, "low": 0.6, "high": 0.8},
+        }
+        rewrite(folder, test={**test, "figures": {**test["figures"], **shares}})
+        assert ("the price of finding the rare one" in text_of(run_page(folder))) == is_price
+
+
+def test_a_contrastive_loss_is_explained_only_where_there_is_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "two")
+    assert "A contrastive loss pulls" in text_of(run_page(folder))
+    folder = make_run(tmp_path / "one", recipe={"method": "end-to-end", "encoder_training.loss": "ce"})
+    log = (folder / "log.jsonl").read_text().splitlines(keepends=True)
+    kept = [line.replace('"classifier"', '"end-to-end"') for line in log if '"encoder"' not in line]
+    (folder / "log.jsonl").write_text("".join(kept))
+    text = text_of(run_page(folder))
+    assert "of the loss." in text
+    assert "contrastive" not in text.partition("The complete recipe")[0]
+
+
 def test_a_class_without_test_images_is_warned_of(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "run", ("a", "b", "c"), (40, 35, 0), (5, 5, 5))))
     assert "No test image of “c”." in text
@@ -123,6 +155,12 @@ def test_a_run_without_any_test_image_shows_its_validation_and_says_so(tmp_path:
     assert "There is no test split." in text
     assert "they flatter it" in text
     assert "Only 8 validation images of “rare”" in text
+    assert "There are no validation images" not in text
+    assert "there are no validation images" not in text
+    assert "these are the validation images themselves" in text
+    assert "which the validation images favour" not in text
+    assert "take the one that the validation images favour" not in text
+    assert "For use, judge it on images that neither trained nor picked the model." in text
 
 
 def test_a_run_without_held_out_images_has_a_page_without_figures(tmp_path: Path) -> None:
@@ -137,13 +175,12 @@ def test_a_run_without_held_out_images_has_a_page_without_figures(tmp_path: Path
 def test_figures_on_images_that_the_scenario_left_stand_beside_the_test(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     test = json.loads((folder / "metrics.json").read_text())["test"]
-    left = {
-        **test,
-        "num_images": 1234,
-        "figures": {**test["figures"], "uwa": {"value": 0.6543, "low": 0.6, "high": 0.7}},
-    }
+    left = {**test, "figures": {**test["figures"], "uwa": {"value": 0.6543, "low": 0.6, "high": 0.7}}}
+    rows = (folder / "predictions.csv").read_text()
+    further = [f"held_out{row[4:]}" for row in rows.splitlines(keepends=True) if row.startswith("test,")]
+    (folder / "predictions.csv").write_text(rows + "".join(further))
     text = text_of(run_page(rewrite(folder, held_out=left)))
-    assert "1,234 images that the scenario left" in text
+    assert "52 images that the scenario left" in text
     assert "0.654 [0.600, 0.700]" in text
 
 
@@ -253,7 +290,7 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
         ("predictions.csv", None, r"^a report needs the run's predictions, got .*No such file"),
         (
             "predictions.csv",
-            "split,name\ntest,x\n",
+            "split,name\n" + "val,x\n" * 28 + "test,x\n" * 52,
             r"^predictions.csv must be a table that a run wrote, got .*KeyError",
         ),
         ("features.safetensors", "nothing", r"^features.safetensors must be a readable safetensors file, got "),

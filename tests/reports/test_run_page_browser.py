@@ -193,10 +193,10 @@ def test_the_threshold_that_validation_favours_is_marked_and_can_be_taken(
     run: Path, page_file: Path, show: Open
 ) -> None:
     page, val = show(page_file), read_rows(run, "val")
-    uwa = {step / 1000: figures_at(val, "rare", step / 1000)["uwa"] for step in range(1, 1000)}
+    best = max(figures_at(val, "rare", row.p["rare"])["uwa"] for row in val)
     page.click("#t-chosen")
-    chosen = float(page.input_value("#t-range"))
-    assert uwa[chosen] == pytest.approx(max(uwa.values()))
+    chosen = float(page.get_attribute("#t-range", "data-threshold") or "nan")
+    assert figures_at(val, "rare", chosen)["uwa"] == pytest.approx(best)
     assert page.is_visible("#t-mark")
     on_test = figures_at(read_rows(run), "rare", chosen)
     assert shown_figures(page) == written(on_test)
@@ -204,6 +204,33 @@ def test_the_threshold_that_validation_favours_is_marked_and_can_be_taken(
     page.click("#t-half")
     assert page.text_content("#t-value") == "0.500"
     assert_points(page, "chosen", on_test)
+
+
+def test_of_a_sure_model_the_slider_reaches_every_threshold_that_matters(tmp_path: Path, show: Open) -> None:
+    folder = make_run(tmp_path / "run", signal=25.0)
+    # All of the rare class lie below 0.001, and the validation images favour a threshold among them.
+    lines = (folder / "predictions.csv").read_text().splitlines()
+    for number, line in enumerate(lines[1:], start=1):
+        *parts, _, _ = line.split(",")
+        p = (1 + number % 7) * (1e-4 if parts[3] == "rare" else 1e-6)
+        lines[number] = ",".join([*parts, f"{1 - p:.9g}", f"{p:.9g}"])
+    (folder / "predictions.csv").write_text("\n".join(lines) + "\n")
+    page = show(write_report(folder).path)
+    val, rows = read_rows(folder, "val"), read_rows(folder)
+    page.click("#t-chosen")
+    chosen = float(page.get_attribute("#t-range", "data-threshold") or "nan")
+    assert 7e-6 < chosen < 1e-4
+    assert figures_at(val, "rare", chosen)["uwa"] == 1.0
+    assert shown_figures(page) == written(figures_at(rows, "rare", chosen))
+    assert page.text_content("#t-value") == f"{chosen:.6f}"
+    page.click("#t-half")
+    assert (page.input_value("#t-range"), page.text_content("#t-value")) == ("0", "0.500")
+    for logit in (-17, -12.5, -8.0, -7.3, 17):
+        move(page, logit)
+        threshold = {-17: 0.0, 17: 1.0}.get(logit, 1 / (1 + math.exp(-logit)))
+        assert shown_figures(page) == written(figures_at(rows, "rare", threshold))
+    mark = page.evaluate("getComputedStyle(document.getElementById('t-mark')).left")
+    assert float(mark.removesuffix("px")) > 0
 
 
 def test_each_class_can_be_set_against_the_rest(many: Path, show: Open) -> None:
@@ -215,9 +242,9 @@ def test_each_class_can_be_set_against_the_rest(many: Path, show: Open) -> None:
         assert shown_figures(page) == written(expected), name
         assert_points(page, "now", expected)
         page.click("#t-chosen")
-        chosen = float(page.input_value("#t-range"))
-        favours = [figures_at(val, name, step / 1000)["uwa"] for step in range(1, 1000)]
-        assert figures_at(val, name, chosen)["uwa"] == pytest.approx(max(favours))
+        chosen = float(page.get_attribute("#t-range", "data-threshold") or "nan")
+        best = max(figures_at(val, name, row.p[name])["uwa"] for row in val)
+        assert figures_at(val, name, chosen)["uwa"] == pytest.approx(best)
         assert_points(page, "chosen", figures_at(rows, name, chosen))
         drawn = page.get_attribute("#roc-line", "d")
         assert bool(drawn) == (0 < expected["tp"] + expected["fn"] < len(rows))

@@ -12,7 +12,7 @@ import pytest
 from lopsided.experiments.paper import Setting, published
 from lopsided.experiments.records import Failure, Record
 from lopsided.intervals import mean_interval, paired_difference
-from lopsided.reports.report import write_report, write_run_reports
+from lopsided.reports.report import RunReports, write_report, write_run_reports
 from made_runs import Open, make_run
 from synthetic_records import make_records
 
@@ -40,7 +40,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) -> Pa
     late = Failure(records[0].cell, "60:40", "cl", 0.0, 0.0, 0, "the worker died.")
     (folder / "failures.jsonl").write_text("".join(f.to_json() + "\n" for f in (late, failed, failed)))
     make_run(folder / "cells" / records[0].cell)
-    assert write_run_reports(folder) == 1
+    assert write_run_reports(folder) == RunReports(1, ())
     write_report(folder)
     return folder
 

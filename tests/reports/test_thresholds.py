@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, precision_recall_curve, precision_score, recall_score, roc_curve
 
-from lopsided.reports.thresholds import Counts, counts_at, curves, favoured
+from lopsided.reports.thresholds import Counts, counts_at, curves, favoured, is_sure
 
 # Few distinct values, so that many images share one; the grid's own points among them.
 shares = st.sampled_from([0.0, 0.05, 0.2, 0.3, 0.5, 0.501, 0.7, 0.999, 1.0]) | st.floats(0, 1, width=32)
+sure = st.sampled_from([1e-12, 1e-7, 3e-7, 1e-6, 1e-5, 1 - 1e-6, 1 - 2e-7, 1.0])
 splits = st.lists(st.tuples(shares, st.booleans()), min_size=1, max_size=40)
 
 
@@ -44,25 +45,39 @@ def test_figures_of_nothing_are_not_defined() -> None:
     assert Counts(tp=0, fn=0, fp=1, tn=3).uwa == 0.75
 
 
-@given(splits)
-@settings(deadline=None, max_examples=60)
-def test_the_favoured_threshold_is_the_middle_of_the_longest_best_stretch(split: list[tuple[float, bool]]) -> None:
+@given(splits | st.lists(st.tuples(sure, st.booleans()), min_size=1, max_size=40))
+@settings(deadline=None, max_examples=100)
+def test_no_threshold_is_better_than_the_favoured_one(split: list[tuple[float, bool]]) -> None:
     p, positive = arrays(split)
     found = favoured(p, positive)
     if positive.all() or not positive.any():
         assert found is None
         return
-    uwa = [counts_at(p, positive, step / 1000).uwa or 0.0 for step in range(1, 1000)]
-    is_best = [value >= max(uwa) - 1e-12 for value in uwa]
-    runs, start = [], None
-    for step, best in enumerate([*is_best, False], start=1):
-        if best and start is None:
-            start = step
-        elif not best and start is not None:
-            runs.append((start, step - 1))
-            start = None
-    first, last = max(runs, key=lambda run: run[1] - run[0])
-    assert found == (first + last) // 2 / 1000
+    assert found is not None
+    assert 0 <= found <= 1
+    every = [0.0, *p.tolist(), *(step / 100 for step in range(101))]
+    best = max(counts_at(p, positive, threshold).uwa or 0.0 for threshold in every)
+    assert counts_at(p, positive, found).uwa == pytest.approx(best)
+
+
+def test_the_favoured_threshold_is_the_middle_of_the_longest_best_stretch() -> None:
+    positive = np.array([False, False, True, True])
+    assert favoured(np.array([0.1, 0.2, 0.6, 0.7], dtype=np.float32), positive) == 0.4
+    # From 0.1 to 0.3 and from 0.5 to 0.9 one of two others is left alone and one of two positives is found or more.
+    two = favoured(np.array([0.1, 0.5, 0.3, 0.9], dtype=np.float32), positive)
+    assert two == 0.7
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_model_that_is_very_sure_has_a_favoured_threshold_that_tells_its_classes_apart(shift: float) -> None:
+    p = np.abs(shift - np.array([2e-7, 1e-6, 5e-6, 2e-5], dtype=np.float32))
+    positive = np.array([False, False, True, True]) ^ bool(shift)
+    found = favoured(p, positive)
+    assert found is not None
+    assert counts_at(p, positive, found).uwa == 1.0
+    assert is_sure(p, None)
+    assert is_sure(np.array([0.5], dtype=np.float32), found)
+    assert not is_sure(np.array([0.5], dtype=np.float32), 0.4)
 
 
 @given(splits)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lopsided.commands.output import Json, Quiet, show, show_json
+from lopsided.commands.output import Json, Quiet, say, show, show_json
 from lopsided.errors import InputError, sentence
 
 
@@ -41,18 +41,21 @@ def report(
     a sweep: figures over eta and gamma with intervals, verdicts, differences
     between paired runs. The page loads nothing and can be sent as it is.
 
+    With --runs, a run whose folder cannot be read is named and passed over;
+    all other pages are written, and the command ends with exit code 1.
+
     \b
     Examples:
       lopsided report run
       lopsided report run --map tsne --out for-a-friend.html --open
       lopsided report sweep --runs
     """
-    from lopsided.reports.report import write_report, write_run_reports
+    from lopsided.reports.report import RunReports, write_report, write_run_reports
 
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         what = "which is a folder" if out.is_dir() else "whose folder does not exist"
         raise InputError(sentence("--out must be a file in a folder that exists", f"{out}, {what}"))
-    pages = 0
+    pages = RunReports(0, ())
     if runs:
         from lopsided.progress import counter
 
@@ -60,11 +63,19 @@ def report(
             pages = write_run_reports(folder, kind=map_kind, progress=progress)
     written = write_report(folder, out, kind=map_kind)
     if as_json:
-        show_json({"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages})
+        result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}
+        if runs:
+            result["failed"] = [{"run": str(run), "error": error} for run, error in pages.failed]
+        show_json(result)
     else:
-        more = f", and {pages:,} pages of runs" if pages else ""
+        more = f", and {pages.written:,} pages of runs" if pages.written else ""
         show(f"Written to {written.path} ({written.num_bytes / 1e6:.1f} MB){more}.")
     if open_it:
         import webbrowser
 
         webbrowser.open(written.path.resolve().as_uri())
+    if pages.failed:
+        for run, error in pages.failed:
+            say(f"No page of {run}: {error}")
+        say(f"{len(pages.failed):,} of {pages.written + len(pages.failed):,} runs have no page.")
+        raise typer.Exit(1)

@@ -82,9 +82,15 @@ def from_sheet(sheet: Pixels) -> Pixels:
     return np.ascontiguousarray(grid).reshape(-1, _SIDE, _SIDE)
 
 
-def list_fashion(folder: Path | None = None) -> Listing:
-    """List all of Fashion-MNIST, 60,000 images to train on and 10,000 to test on, from ``folder`` or wherever it is."""
-    folder = folder or find_folder() or _download()
+def list_fashion(folder: Path | None = None, *, download: bool = True) -> Listing:
+    """List all of Fashion-MNIST, 60,000 images to train on and 10,000 to test on, from ``folder`` or wherever it is.
+
+    Files that are nowhere on the machine are fetched, unless ``download`` is off.
+    """
+    folder = folder or find_folder()
+    if folder is None and not download:
+        raise DataError(sentence("fashion-mnist must be on this machine", f"no files in {_cache()}", _repair()))
+    folder = folder or _download()
     parts = {split: read_pair(folder, split) for split in _FILES}
     labels = np.concatenate([y for _, y in parts.values()])
     return Listing(
@@ -178,11 +184,14 @@ def _download() -> Path:
                 path.replace(cache / path.name)
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        repair = (
-            f"Put the four IDX files (train-images-idx3-ubyte.gz and so on) in {cache} or below $LOPSIDED_DATA, "
-            "or install Debian's dataset-fashion-mnist."
-        )
         raise DataError(
-            sentence("fashion-mnist must be on this machine or downloadable", f"neither ({reason})", repair)
+            sentence("fashion-mnist must be on this machine or downloadable", f"neither ({reason})", _repair())
         ) from error
     return cache
+
+
+def _repair() -> str:
+    return (
+        f"Put the four IDX files (train-images-idx3-ubyte.gz and so on) in {_cache()} or below $LOPSIDED_DATA, "
+        "or install Debian's dataset-fashion-mnist."
+    )

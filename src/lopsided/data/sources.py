@@ -127,6 +127,7 @@ def open_source(
     missing_ok: bool = False,
     allow_outside: bool = False,
     min_classes: int = 2,
+    download: bool = True,
 ) -> Source:
     """Open a source by name, or a folder or table by path.
 
@@ -136,10 +137,10 @@ def open_source(
     ``classes`` chooses classes and their order, in any case of letters. ``group`` names a table's column of groups.
     Pixels are not read here, unless ``skip_unreadable``: then every image is decoded once, and the broken ones are left
     out and listed. ``Source.verify`` does the same with threads and progress; ``missing_ok`` leaves the files that a
-    table names and that are not there to it.
+    table names and that are not there to it. Without ``download`` nothing is fetched that is not on the machine.
     """
     check = not (skip_unreadable or missing_ok)
-    listing = _list(data, classes=classes, group=group, allow_outside=allow_outside, check=check)
+    listing = _list(data, classes=classes, group=group, allow_outside=allow_outside, check=check, download=download)
     source = _assemble(listing, classes)
     if len(source.classes) < min_classes:
         got = f"{len(source.classes)} ({', '.join(source.classes)}) in {listing.where}"
@@ -148,7 +149,13 @@ def open_source(
 
 
 def _list(
-    data: str | os.PathLike[str], *, classes: Sequence[str] | None, group: str | None, allow_outside: bool, check: bool
+    data: str | os.PathLike[str],
+    *,
+    classes: Sequence[str] | None,
+    group: str | None,
+    allow_outside: bool,
+    check: bool,
+    download: bool,
 ) -> Listing:
     if data == "isic2018":
         return list_isic(find_isic(), classes=classes, group=group, check=check)
@@ -169,7 +176,7 @@ def _list(
     if data == "fashion-mnist-tops":
         return list_tops()
     if data == "fashion-mnist":
-        return list_fashion()
+        return list_fashion(download=download)
     return list_fashion(path) if holds_fashion(path) else list_folder(path)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from lopsided import files
 from lopsided.errors import RunError, sentence
-from lopsided.recipe_words import shown
+from lopsided.recipe import LATER_FIELDS, RUNTIME_FIELDS
+from lopsided.recipe_words import leaves, shown
 
 if TYPE_CHECKING:
     from lopsided.experiments.runs import Run
@@ -29,6 +31,12 @@ KEY_LENGTH = 16
 LOCK_SECONDS = 60.0
 """A folder of records is locked for the blink of an append; whoever waits longer than this is told who has it."""
 
+VARIED_FIELDS = frozenset(
+    {"seed", "data.source", "data.scenario", "encoder.weights"}
+    | {f"encoder_training.{name}" for name in ("loss", "eta", "gamma", "normalization")}
+)
+"""What the recipes of one family may differ in, beside the fields that do not decide the outcome of a run."""
+
 _Line = TypeVar("_Line", "Record", "Failure")
 _Share = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
@@ -36,6 +44,29 @@ _Share = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 def cell_key(recipe: Recipe) -> str:
     """Return the name of a settled recipe's folder in a sweep: the start of its content's hash."""
     return recipe.content_hash()[:KEY_LENGTH]
+
+
+def family_of(recipe: Recipe) -> str:
+    """Return the name of all recipes that differ in nothing but what a table compares: the start of a hash.
+
+    Those are loss, eta, gamma, normalization, proportions and seed. Where the images lie does not matter, nor the
+    folder of a file of weights.
+    """
+    kept = {
+        path: value
+        for path, field, value in leaves(recipe)
+        if path not in RUNTIME_FIELDS | VARIED_FIELDS and not (path in LATER_FIELDS and value == field.default)
+    }
+    parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
+    kept["total"] = next((part for part in parts if part.startswith("total=")), None)
+    kept["weights"] = Path(recipe.encoder.weights).name
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def epochs_of(recipe: Recipe) -> tuple[int, ...]:
+    """Return the epochs of each stage."""
+    first = recipe.encoder_training.epochs
+    return (first, recipe.classifier.epochs) if recipe.method == "two-stage" else (first,)
 
 
 def coordinates(scenario: str | None, loss: str, eta: float, gamma: float, seed: int) -> str:
@@ -93,6 +124,8 @@ class Record:
 
     ``source`` is a name, never a path, and ``scenario`` has no total. ``eta`` is in the unit of the run's recipe.
     ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked for.
+    ``family`` tells runs apart whose recipes differ in more than what a table compares, and ``epochs`` are those of
+    each stage; lines of earlier versions have neither.
     """
 
     cell: str
@@ -114,6 +147,8 @@ class Record:
     threads: int
     lopsided: str
     torch: str
+    family: str | None = None
+    epochs: tuple[int, ...] | None = None
 
     @classmethod
     def from_run(cls, run: Run) -> Record:
@@ -147,6 +182,8 @@ class Record:
             threads=metrics["environment"]["threads"],
             lopsided=metrics["lopsided"],
             torch=metrics["environment"]["packages"]["torch"],
+            family=family_of(recipe),
+            epochs=epochs_of(recipe),
         )
 
     @property
@@ -178,10 +215,11 @@ class Failure:
 
     @classmethod
     def of(cls, recipe: Recipe, error: str) -> Failure:
-        """Name the cell of a settled recipe, and what went wrong with it."""
+        """Name the cell of a settled recipe, and what went wrong with it, in text that a file can hold."""
         training = recipe.encoder_training
         scenario = proportion(recipe.data.scenario)
-        return cls(cell_key(recipe), scenario, training.loss, training.eta, training.gamma, recipe.seed, error)
+        told = _writable(error)
+        return cls(cell_key(recipe), scenario, training.loss, training.eta, training.gamma, recipe.seed, told)
 
     @property
     def name(self) -> str:
@@ -215,13 +253,23 @@ def read_failures(path: str | os.PathLike[str]) -> list[Failure]:
 
 
 def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
-    """Add a record unless its cell has one, and say what had to be repaired; other processes wait their turn."""
+    """Add a record unless its cell has one; a line that was cut off is removed, and said. Others wait their turn."""
     with _locked(Path(path).parent):
         records, notes, end = _parse(Record, Path(path)) if Path(path).exists() else ([], [], None)
         if all(record.cell != there.cell for there in records):
             _append(Path(path), record.to_json(), end)
-            return [f"{note} It was removed." for note in notes]
+            return notes
     return []
+
+
+def renew_records(path: str | os.PathLike[str], renewed: Iterable[Record]) -> None:
+    """Put records in the place of those of the same cells, and add the others; all at once or not at all."""
+    with _locked(Path(path).parent):
+        there = _parse(Record, Path(path))[0] if Path(path).exists() else []
+        new = {record.cell: record for record in renewed}
+        kept = {record.cell: record for record in reversed(there)}  # The first of a cell counts.
+        lines = {**{record.cell: kept[record.cell] for record in there}, **new}
+        files.atomic_write(path, "".join(f"{record.to_json()}\n" for record in lines.values()))
 
 
 def append_failure(path: str | os.PathLike[str], failure: Failure) -> None:
@@ -251,7 +299,9 @@ def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int |
             if line.strip():
                 found.append(_read(kind, line))
         except RunError as error:
-            raise RunError(f"{path}, line {number}: {error}") from None
+            again = " and start the sweep again, which reads its run folders for what is not recorded"
+            do = f"Remove that line{again if kind is Record else ''}."
+            raise RunError(f"{path}, line {number}: {error} {do}") from None
     if not last:
         return found, [], None
     try:
@@ -265,9 +315,17 @@ def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int |
 _READERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Record, Failure)}
 
 
+def _writable(text: str) -> str:
+    """Replace lone surrogates, by which Python stands for bytes of a file name that are no UTF-8."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _read(kind: type[_Line], line: str | bytes) -> _Line:
     must = f"a line must be a {kind.__name__.lower()} of a sweep"
     try:
+        if kind is Failure:  # Its text is whatever an error said; no byte of it may keep a sweep from going on.
+            text = line.decode(errors="replace") if isinstance(line, bytes) else line
+            line = json.dumps(_plain_text(json.loads(text)))
         values = json.loads(line)
         written = values["format"]
         if written == FORMAT:
@@ -294,6 +352,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _plain_text(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: _writable(value) if isinstance(value, str) else value for name, value in values.items()}
+    return values
 
 
 def _short(value: float) -> float:

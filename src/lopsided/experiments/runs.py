@@ -79,11 +79,14 @@ class Run:
         return self.metrics is not None
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of the log, oldest first; a line that a killed process left unfinished is passed over."""
-        with (self.folder / LOG).open(encoding="utf-8") as log:
+        """Yield the events of the log, oldest first; what a killed process left of a line is passed over."""
+        with (self.folder / LOG).open(encoding="utf-8", errors="replace") as log:
             for line in log:
-                with suppress(ValueError):
-                    yield json.loads(line)
+                event = None
+                with suppress(ValueError, RecursionError):
+                    event = json.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    yield event
 
     def predictions(self) -> list[dict[str, str]]:
         """Return the rows of ``predictions.csv``."""

@@ -38,7 +38,7 @@ def render(template: str, *, data: Any, pictures: str = "", **context: Any) -> s
             "form-action 'none'",
         ]
     )
-    return (
+    page = (
         _environment()
         .get_template(template)
         .render(
@@ -51,6 +51,7 @@ def render(template: str, *, data: Any, pictures: str = "", **context: Any) -> s
             **context,
         )
     )
+    return wording.clean(page)  # Whatever text of odd bytes was not cleaned on its way: the page must be UTF-8.
 
 
 def embedded_json(data: Any) -> Markup:
@@ -88,6 +89,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    names = (wording.number, wording.interval, wording.percent, wording.amount, wording.clean, wording.signed)
+    names = (
+        wording.number,
+        wording.interval,
+        wording.percent,
+        wording.amount,
+        wording.clean,
+        wording.signed,
+        wording.probability,
+    )
     environment.filters.update({function.__name__: function for function in names})
     return environment

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lopsided import files
-from lopsided.errors import RunError, sentence
+from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.experiments.engines import CELLS
 from lopsided.experiments.runs import METRICS, RECIPE
 from lopsided.experiments.sweep import SWEEP
@@ -27,6 +27,14 @@ class Report:
     path: Path
     about: str
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class RunReports:
+    """How many pages of a sweep's runs were written, and the folders and errors of those that could not be."""
+
+    written: int
+    failed: tuple[tuple[Path, str], ...]
 
 
 def write_report(
@@ -48,15 +56,21 @@ def write_report(
     return Report(target, about, len(content))
 
 
-def write_run_reports(folder: str | os.PathLike[str], *, kind: str = "pca", progress: Progress | None = None) -> int:
-    """Write the page of every finished run of a sweep into its folder; return how many there are."""
+def write_run_reports(
+    folder: str | os.PathLike[str], *, kind: str = "pca", progress: Progress | None = None
+) -> RunReports:
+    """Write the page of every finished run of a sweep into its folder; one that cannot be read stops no other."""
     check_kind(kind)
     path = Path(folder)
     if not (path / SWEEP).is_file():
         raise RunError(sentence("--runs is for the folder of a sweep", f"{path}, which has no {SWEEP}"))
     cells = sorted(cell.parent for cell in (path / CELLS).glob(f"*/{METRICS}"))
+    failed: list[tuple[Path, str]] = []
     for number, cell in enumerate(cells, start=1):
-        write_report(cell, kind=kind)
+        try:
+            write_report(cell, kind=kind)
+        except LopsidedError as error:
+            failed.append((cell, str(error)))
         if progress is not None:
             progress(number, len(cells))
-    return len(cells)
+    return RunReports(len(cells) - len(failed), tuple(failed))

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.experiments.runs import RECIPE
+from lopsided.recipe import CONTRASTIVE_LOSSES
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.page import embedded_json, packed, render
-from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
+from lopsided.reports.run_data import JUDGED, Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
-from lopsided.reports.thresholds import STEPS, counts_at, favoured
+from lopsided.reports.thresholds import STEPS, counts_at, favoured, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import amount, clean, duration, listed, percent, quoted
 from lopsided.seeds import derive_seed
@@ -63,7 +64,7 @@ def run_page(folder: Path, kind: str = "pca") -> str:
     run, metrics = open_finished(folder)
     classes = tuple(metrics["classes"])
     judged = read_judged(run, classes)
-    split = next((name for name in ("test", "val") if name in judged and metrics.get(name)), None)
+    split = next((name for name in JUDGED if name in judged and metrics.get(name)), None)
     facts = Facts(run.recipe, metrics, classes, split, None if split is None else metrics[split])
     stages, notes = read_stages(run)
     context: dict[str, Any] = {
@@ -292,6 +293,7 @@ def _threshold(
         "classes": offered,
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
         "chosen": chosen,
+        "logit": [is_sure(judged.p[:, c], threshold) for c, threshold in zip(offered, chosen, strict=True)],
         **{name: [rows_of[c][name]["value"] for c in offered] for name in areas},
     }
     left = len(ranks) - len(offered)
@@ -302,7 +304,9 @@ def _threshold(
         "threshold_areas": [data[name][0] for name in areas],
         "threshold_step": 1 / STEPS,
         "threshold_offered": offered,
-        "threshold_words": run_words.threshold_words(facts.classes[label], at_half, threshold, at_chosen),
+        "threshold_words": run_words.threshold_words(facts.classes[label], judged.split, at_half, threshold, at_chosen),
+        "threshold_advice": run_words.threshold_advice(judged.split),
+        "no_choice": run_words.no_choice(judged.split),
         "threshold_note": f"The {len(offered):,} rarest classes can be chosen; {left:,} more would not fit."
         if left
         else "",
@@ -361,7 +365,8 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
         plot = run_figures.diagnostic_plot(stages[0], share, name)
         if plot is not None:
             words = run_words.diagnostic_words(stages[0], facts)
-            diagnostics = {"words": words, "plot": plot[0], "legend": plot[1]}
+            is_contrastive = stages[0].name == "encoder" and facts.recipe.encoder_training.loss in CONTRASTIVE_LOSSES
+            diagnostics = {"words": words, "plot": plot[0], "legend": plot[1], "is_contrastive": is_contrastive}
     return {
         "learning_words": run_words.learning_words(stages, facts.recipe.selection.metric),
         "stages": [(stage.name, run_figures.learning_plots(stage)) for stage in stages],

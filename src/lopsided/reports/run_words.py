@@ -14,7 +14,19 @@ from lopsided.data.sources import SOURCE_NAMES
 from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
-from lopsided.reports.wording import ETA, GAMMA, TIMES, amount, clean, interval, listed, number, percent, quoted
+from lopsided.reports.wording import (
+    ETA,
+    GAMMA,
+    TIMES,
+    amount,
+    clean,
+    interval,
+    listed,
+    number,
+    percent,
+    probability,
+    quoted,
+)
 
 FEW = 30
 """Test images of a class below which its recall says little."""
@@ -101,8 +113,8 @@ def summary(facts: Facts) -> str:
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
     if facts.metrics.get("val"):
         parts.append(f"picked on {sum(facts.counts('val').values()):,}")
-    if facts.metrics.get("test"):
-        parts.append(f"judged on {sum(facts.counts('test').values()):,} that it had not seen")
+    if facts.split in ("test", "held_out") and facts.figures is not None:
+        parts.append(f"judged on {facts.figures['num_images']:,} that it had not seen")
     used = listed(parts) if len(parts) > 1 else parts[0]
     return (
         f"A {clean(recipe.encoder.name)}{start} learned to tell {task}: {how}. "
@@ -122,7 +134,7 @@ def _loss(recipe: Recipe) -> str:
 
 def warnings(facts: Facts) -> list[Caution]:
     """What to mind about the figures, the gravest first."""
-    found = [*_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
+    found = [*_of_recipe(facts), *_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
     found += [
         Caution("The run itself warned", clean(text)) for text in facts.metrics["warnings"] if not _SAID.search(text)
     ]
@@ -137,13 +149,23 @@ def warnings(facts: Facts) -> list[Caution]:
     return found
 
 
+def _of_recipe(facts: Facts) -> Iterator[Caution]:
+    if facts.metrics["recipe"] != facts.recipe.content_hash():
+        yield Caution(
+            "The recipe cannot be checked",
+            f"lopsided {clean(facts.metrics['lopsided'])}, which trained the run, took its hash in another way: "
+            "whether recipe.toml is the run's own is not known.",
+        )
+
+
 def _of_leaks(metrics: Mapping[str, Any]) -> Iterator[Caution]:
     groups, duplicates = metrics["leaks"]["groups"], metrics["leaks"]["duplicates"]
     if groups:
         yield Caution(
             f"{amount(len(groups), 'group')} {'lies' if len(groups) == 1 else 'lie'} in more than one split",
-            f"Such as {listed([clean(str(group)) for group in groups])}. The model may know a test image's group from "
-            'training, so that its figures come out too high. Split by group (data.split = "group").',
+            f"Such as {listed([clean(str(group)) for group in groups])}. The model may know the group of an "
+            "image that judges it from training, so that its figures come out too high. Split by group "
+            '(data.split = "group").',
         )
     if duplicates:
         first, where, other, there = (clean(str(part)) for part in duplicates[0])
@@ -160,7 +182,12 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
             "No image was held out", "Nothing is known about images that the model was not trained on; set data.test."
         )
         return
-    if facts.split != "test":
+    if facts.split == "held_out":
+        yield Caution(
+            "There is no test split",
+            "The figures below are those of the images that the scenario did not draw.",
+        )
+    elif facts.split != "test":
         yield Caution(
             "There is no test split",
             "The figures below are those of the validation images, by which the model was picked: they flatter it.",
@@ -195,16 +222,23 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
     majority, figures = facts.figures["majority"], facts.figures["figures"]
     uwa, accuracy = figures["uwa"], figures["accuracy"]
     always = f"always answering {quoted(majority['label'])}"
-    if uwa["low"] is not None and uwa["low"] <= majority["uwa"]:
+    if uwa["high"] is not None and uwa["high"] < majority["uwa"]:
+        yield Caution(
+            f"The UWA is worse than that of {always}",
+            f"{number(uwa['value'])} {interval(uwa)} against {number(majority['uwa'])}, which needs no model.",
+        )
+    elif uwa["low"] is not None and uwa["low"] <= majority["uwa"]:
         yield Caution(
             f"The UWA may be no better than that of {always}",
             f"Its interval {interval(uwa)} holds {number(majority['uwa'])}, which needs no model.",
         )
     if accuracy["high"] is not None and accuracy["high"] < majority["accuracy"]:
+        price = " Among lopsided classes that is the price of finding the rare one; judge by UWA and recall."
+        if uwa["value"] is None or uwa["value"] <= majority["uwa"]:
+            price = ""
         yield Caution(
             f"The accuracy is below that of {always}",
-            f"{number(accuracy['value'])} {interval(accuracy)} against {number(majority['accuracy'])}. Among lopsided "
-            "classes that is the price of finding the rare one; judge by UWA and recall.",
+            f"{number(accuracy['value'])} {interval(accuracy)} against {number(majority['accuracy'])}.{price}",
         )
     elif accuracy["low"] is not None and accuracy["low"] <= majority["accuracy"]:
         yield Caution(
@@ -218,7 +252,8 @@ def _of_validation(facts: Facts) -> Iterator[Caution]:
     if facts.metrics.get("val") is None:
         yield Caution(
             "There was no validation split",
-            "The last model was taken, not the best one, and no threshold can be chosen without looking at the test.",
+            "The last model was taken, not the best one, and no threshold can be chosen without looking at the "
+            "images that judge it.",
         )
 
 
@@ -236,7 +271,7 @@ def confusion_words(facts: Facts, judged: Judged) -> str:
     )
 
 
-def threshold_words(name: str, at_half: Counts, chosen: float | None, at_chosen: Counts | None) -> str:
+def threshold_words(name: str, split: str, at_half: Counts, chosen: float | None, at_chosen: Counts | None) -> str:
     """What the threshold that validation favours would change."""
     positives, others = at_half.tp + at_half.fn, at_half.fp + at_half.tn
 
@@ -245,10 +280,25 @@ def threshold_words(name: str, at_half: Counts, chosen: float | None, at_chosen:
 
     first = f"Called {quoted(name)} from a probability of 0.5 on, {outcome(at_half)}."
     if chosen is None or at_chosen is None:
-        return f"{first} There are no validation images of it and of others that could favour another threshold."
+        return f"{first} {no_choice(split)}"
     if at_chosen == at_half:
-        return f"{first} The threshold that the validation images favour, {chosen:.3f}, gives the same."
-    return f"{first} From {chosen:.3f} on, which the validation images favour, {outcome(at_chosen)}."
+        return f"{first} The threshold that the validation images favour, {probability(chosen)}, gives the same."
+    return f"{first} From {probability(chosen)} on, which the validation images favour, {outcome(at_chosen)}."
+
+
+def no_choice(split: str) -> str:
+    """Why no threshold is favoured."""
+    if split == "val":
+        return "None is favoured: these are the validation images themselves, and their choice would flatter them."
+    return "No threshold is favoured: there are no validation images of this class and of others."
+
+
+def threshold_advice(split: str) -> str:
+    """What to mind about a threshold that is picked on the page."""
+    text = f"A threshold that is picked by looking at {SPLITS[split]} images flatters the figures of the same images. "
+    if split == "val":
+        return f"{text}For use, judge it on images that neither trained nor picked the model."
+    return f"{text}For use, take the one that the validation images favour, or pick on other images."
 
 
 def learning_words(stages: Sequence[Stage], metric: str) -> str:

@@ -15,6 +15,8 @@ Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 STEPS = 1000
 """The slider goes from 0 to 1 in so many steps."""
+END = 0.005
+"""How near to 0 or 1 a probability is at an end, where the steps of the slider are too coarse."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +62,45 @@ def counts_at(p: Floats, positive: Flags, threshold: float) -> Counts:
 
 
 def favoured(p: Floats, positive: Flags) -> float | None:
-    """Return the threshold of the slider's grid with the best UWA; None if a side has no image.
+    """Return the threshold with the best UWA of all; None if a side has no image.
 
-    Of equals, the middle of the longest stretch is taken (the first of equally long ones): the farthest from where the
-    next image would tip.
+    Only where a threshold lies between the distinct probabilities matters. Of equals, the middle of the longest stretch
+    is taken (the first of equally long ones), the farthest from where the next image would tip, written with as few
+    digits as keep it near there.
+
+    >>> favoured(np.float32([1e-6, 2e-6, 9e-5, 1e-4]), np.array([False, False, True, True]))
+    5e-05
     """
     if not 0 < positive.sum() < len(positive):
         return None
-    grid = (np.arange(1, STEPS) / STEPS).astype(np.float32)
+    values = np.unique(p)
+    # A threshold in (edges[i], edges[i + 1]] calls all from values[i] on; the last calls none, the first may be 0.
     found = [
-        1 - np.searchsorted(np.sort(p[side]), grid, side="left") / np.count_nonzero(side)
+        1 - np.searchsorted(np.sort(p[side]), np.append(values, np.inf), side="left") / np.count_nonzero(side)
         for side in (positive, ~positive)
     ]
     uwa = (found[0] + 1 - found[1]) / 2
+    edges = np.concatenate([[0.0], values.astype(np.float64), [1.0]])
     best = np.flatnonzero(uwa >= uwa.max() - 1e-12)
-    stretches = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
-    longest = max(stretches, key=len)
-    return int(longest[(len(longest) - 1) // 2] + 1) / STEPS
+    stretches = [
+        (float(edges[part[0]]), float(edges[part[-1] + 1]))
+        for part in np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
+        if part[0] == 0 or edges[part[-1] + 1] > edges[part[0]]
+    ]
+    low, high = max(stretches, key=lambda stretch: stretch[1] - stretch[0])
+    middle = (low + high) / 2
+    near = (t for t in (round(middle, digits) for digits in range(3, 17)) if abs(t - middle) <= (high - low) / 10)
+    return next((t for t in near if low < np.float32(t) <= high), high)
+
+
+def is_sure(p: Floats, chosen: float | None) -> bool:
+    """Whether a slider needs a scale that spreads the ends: most probabilities, or the threshold favoured, lie there.
+
+    >>> is_sure(np.float32([1e-4, 0.2, 0.9999]), None), is_sure(np.float32([0.4]), 0.5)
+    (True, False)
+    """
+    at_ends = float(np.mean((p < END) | (p > 1 - END))) > 0.5 if len(p) else False
+    return at_ends or (chosen is not None and not END <= chosen <= 1 - END)
 
 
 def curves(p: Floats, positive: Flags) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

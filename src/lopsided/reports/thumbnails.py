@@ -106,7 +106,12 @@ def _ladder(side: int) -> list[tuple[int, int]]:
 def _open(recipe: Recipe) -> Source:
     data = recipe.data
     return open_source(
-        data.source or "", classes=data.classes, group=data.group, missing_ok=True, allow_outside=data.allow_outside
+        data.source or "",
+        classes=data.classes,
+        group=data.group,
+        missing_ok=True,
+        allow_outside=data.allow_outside,
+        download=False,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 ETA, GAMMA = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER GAMMA}"
+
+_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # Surrogates that stand for no byte of a file name.
 
 
 def clean(text: str) -> str:
@@ -15,8 +18,10 @@ def clean(text: str) -> str:
 
     >>> clean("caf\\udce9.png")
     'caf\ufffd.png'
+    >>> clean("\\ud800")
+    '\ufffd'
     """
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return _LONE.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def quoted(name: str) -> str:
@@ -57,6 +62,19 @@ def number(value: float | None, digits: int = 3) -> str:
     ('0.500', '–')
     """
     return DASH if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def probability(value: float) -> str:
+    """Write a threshold, with more digits near 0 and 1, where they matter.
+
+    >>> probability(0.5), probability(0.99988), probability(0.0000123), probability(1e-12)
+    ('0.500', '0.99988', '0.000012', '1.0e-12')
+    """
+    rest = min(value, 1 - value)
+    if rest >= 0.0095 or float(number(value)) == value:
+        return number(value)
+    digits = 1 - math.floor(math.log10(rest))
+    return f"{value:.1e}" if digits > 9 and value < 0.5 else number(value, min(max(digits, 3), 9))
 
 
 def signed(value: float | None, digits: int = 3) -> str:

@@ -29,6 +29,13 @@
     const isBetween = (value * 16) % 1 === 0 && (value * 1000) % 1 === 0.5; // Only sixteenths can be.
     return (isBetween ? (2 * Math.round((value * 1000) / 2)) / 1000 : value).toFixed(3);
   };
+  /** A threshold, with more digits near 0 and 1, where they matter. */
+  const probability = (value) => {
+    const rest = Math.min(value, 1 - value);
+    if (rest >= 0.0095 || Number(value.toFixed(3)) === value) return shown(value);
+    const digits = 1 - Math.floor(Math.log10(rest));
+    return digits > 9 && value < 0.5 ? value.toExponential(1) : value.toFixed(Math.min(Math.max(digits, 3), 9));
+  };
   const { format: grouped } = new Intl.NumberFormat("en-US");
   const counted = (n, thing) => `${grouped(n)} ${thing}${n === 1 ? "" : "s"}`;
 
@@ -234,7 +241,16 @@
     const facts = data.threshold;
     const all = unpack(facts.p, Float32Array);
     const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen");
-    let p, positive, chosen;
+    const FAR = 17; // The logit beyond which a float32 probability cannot be told from 0 or 1.
+    let p, positive, chosen, isLogit, threshold = 0.5;
+
+    // Of a model that is sure of itself, the slider goes by logits, which spread what lies near 0 and 1.
+    const fromSlider = () => {
+      const value = Number(range.value);
+      if (!isLogit) return value;
+      return value <= -FAR ? 0 : value >= FAR ? 1 : 1 / (1 + Math.exp(-value));
+    };
+    const toSlider = (value) => (isLogit ? Math.max(-FAR, Math.min(FAR, Math.log(value / (1 - value)))) : value);
 
     const boxes = new Map(["roc", "pr"].map((each) => [$(each), $(each).dataset.box.split(" ").map(Number)]));
     const place = (plot, x, y) => {
@@ -299,15 +315,22 @@
       put(`pr-${kind}`, $("pr"), at.recall, at.precision);
     }
 
+    function set(value) {
+      threshold = value;
+      range.value = toSlider(value);
+      move();
+    }
+
     function move() {
-      const threshold = Number(range.value), at = countAt(threshold);
-      $("t-value").textContent = shown(threshold);
+      const at = countAt(threshold);
+      $("t-value").textContent = probability(threshold);
+      range.dataset.threshold = threshold;
       for (const key of ["recall", "precision", "specificity", "uwa"]) $(`t-${key}`).textContent = shown(at[key]);
       for (const key of ["tp", "fn", "fp", "tn"]) $(`t-${key}`).textContent = grouped(at[key]);
       $("t-found-bar").setAttribute("width", 100 * (at.recall || 0));
       $("t-alone-bar").setAttribute("width", 100 * (at.specificity || 0));
       putBoth("now", at);
-      range.setAttribute("aria-valuetext", `${shown(threshold)}: recall ${shown(at.recall)}, precision ${shown(at.precision)}, specificity ${shown(at.specificity)}`);
+      range.setAttribute("aria-valuetext", `${probability(threshold)}: recall ${shown(at.recall)}, precision ${shown(at.precision)}, specificity ${shown(at.specificity)}`);
     }
 
     function choose() {
@@ -315,6 +338,8 @@
       p = all.subarray(index * data.images, (index + 1) * data.images);
       positive = label.map((each) => (each === facts.classes[index] ? 1 : 0));
       chosen = facts.chosen[index];
+      isLogit = facts.logit[index];
+      [range.min, range.max, range.step] = isLogit ? [-FAR, FAR, 0.02] : [0, 1, 0.001];
       mark.hidden = chosenButton.hidden = chosen === null;
       $("t-no-choice").hidden = chosen !== null;
       $("t-auroc").textContent = shown(facts.auroc[index]);
@@ -330,17 +355,17 @@
         for (const plot of ["roc", "pr"]) put(`${plot}-chosen`, $(plot), null, null);
       } else {
         // The thumb's middle runs from half its width to the same before the end.
-        mark.style.left = `calc(${chosen} * (100% - 16px) + 8px)`;
-        chosenButton.textContent = `◇ ${shown(chosen)}, the validation's choice`;
+        mark.style.left = `calc(${(toSlider(chosen) - range.min) / (range.max - range.min)} * (100% - 16px) + 8px)`;
+        chosenButton.textContent = `◇ ${probability(chosen)}, the validation's choice`;
         putBoth("chosen", countAt(chosen));
       }
-      move();
+      set(threshold);
     }
 
     select.addEventListener("change", choose);
-    range.addEventListener("input", move);
-    $("t-half").addEventListener("click", () => { range.value = 0.5; move(); });
-    chosenButton.addEventListener("click", () => { range.value = chosen; move(); });
+    range.addEventListener("input", () => { threshold = fromSlider(); move(); });
+    $("t-half").addEventListener("click", () => set(0.5));
+    chosenButton.addEventListener("click", () => set(chosen));
     choose();
   }
 

@@ -1,0 +1,286 @@
+"""Run folders that are not as a run leaves them: each gets a page or a sentence, never a false page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lopsided import files
+from lopsided.data import fashion
+from lopsided.errors import DataError, RunError
+from lopsided.experiments.records import Failure, append_failure, read_failures
+from lopsided.experiments.runs import Run
+from lopsided.recipe import Recipe
+from lopsided.reports.report import write_report, write_run_reports
+from lopsided.reports.run_data import open_finished, read_judged, read_stages
+from lopsided.reports.run_page import run_page
+from lopsided.reports.sweep_page import sweep_page
+from made_runs import make_run, read_rows
+from reports.test_run_page import rewrite, text_of
+from tiny_command import environment
+
+
+def metrics_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return content
+
+
+def keep_rows(folder: Path, keep: Callable[[str], bool]) -> None:
+    """Keep the header of the predictions and the rows of some splits."""
+    header, *rows = (folder / "predictions.csv").read_text().splitlines(keepends=True)
+    (folder / "predictions.csv").write_text(header + "".join(row for row in rows if keep(row.partition(",")[0])))
+
+
+def only_held_out(folder: Path) -> Path:
+    """Make the test images of a run those that its scenario left."""
+    rewrite(folder, test=None, val=None, held_out=metrics_of(folder)["test"])
+    text = (folder / "predictions.csv").read_text()
+    (folder / "predictions.csv").write_text(text.replace("\ntest,", "\nheld_out,"))
+    keep_rows(folder, lambda split: split == "held_out")
+    tensors = load_file(folder / "features.safetensors")
+    save_file({"held_out": tensors["test"]}, folder / "features.safetensors")
+    return folder
+
+
+def test_a_report_fetches_nothing_and_loads_no_torch_where_the_files_of_its_source_are_gone(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", recipe={"data.source": "fashion-mnist"})
+    code = (
+        "import sys, socket, lopsided.cli\n"
+        "from lopsided.data import fashion\n"
+        "from pathlib import Path\n"
+        f"fashion.DEBIAN = Path({str(tmp_path)!r})\n"
+        "def refuse(*_, **__): raise AssertionError('asked the network')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        f"code = lopsided.cli.run(['report', {str(tmp_path / 'run')!r}])\n"
+        "print(code, [name for name in ('torch', 'torchvision') if name in sys.modules])"
+    )
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOPSIDED_DATA": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**environment(), **places}, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "0 []"
+    text = text_of((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert "Pictures are left out: fashion-mnist must be on this machine, got no files in " in text
+    assert not (tmp_path / "cache").exists()
+
+
+def test_fashion_mnist_that_is_not_there_is_refused_without_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fashion, "find_folder", lambda: None)
+    monkeypatch.setattr(fashion, "_download", lambda: pytest.fail("asked the network"))
+    with pytest.raises(DataError, match=r"^fashion-mnist must be on this machine, got no files in .*\. Put the four"):
+        fashion.list_fashion(download=False)
+
+
+def test_a_run_that_was_judged_on_held_out_images_alone_shows_them(tmp_path: Path) -> None:
+    page = run_page(only_held_out(make_run(tmp_path / "run")))
+    text = text_of(page)
+    assert "There is no test split. The figures below are those of the images that the scenario did not draw." in text
+    assert "and judged on 52 that it had not seen" in text
+    assert 'id="matrix"' in page
+    assert 'id="map"' in page
+
+
+def test_figures_without_predictions_are_refused(tmp_path: Path) -> None:
+    for number, content in enumerate(("", "split,name,group,label,predicted,p:common,p:rare\n")):
+        folder = make_run(tmp_path / f"run{number}")
+        (folder / "predictions.csv").write_text(content)
+        with pytest.raises(RunError, match=r"^predictions\.csv must hold the 52 images of test that metrics\.json"):
+            run_page(folder)
+
+
+def test_a_run_with_no_figures_and_an_empty_table_has_a_page(tmp_path: Path) -> None:
+    folder = rewrite(make_run(tmp_path / "run"), test=None, val=None)
+    (folder / "predictions.csv").write_text("")
+    assert "No image was held out." in text_of(run_page(folder))
+
+
+def test_predictions_that_were_cut_at_a_line_break_are_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    lines = (folder / "predictions.csv").read_text().splitlines(keepends=True)
+    (folder / "predictions.csv").write_text("".join(lines[:-7]))
+    must = (
+        r"^predictions\.csv must hold the 52 images of test that metrics\.json counts, got 45 in .*predictions\.csv\. "
+    )
+    with pytest.raises(RunError, match=must):
+        run_page(folder)
+    (folder / "predictions.csv").write_text("".join(lines[:1] + lines[4:]))
+    with pytest.raises(RunError, match=r"the 28 images of val that metrics\.json counts, got 25"):
+        run_page(folder)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-0.5", "0.0001"])
+def test_what_is_no_probability_is_refused(tmp_path: Path, bad: str) -> None:
+    folder = make_run(tmp_path / "run")
+    text = (folder / "predictions.csv").read_text()
+    (folder / "predictions.csv").write_text(text[: text.rindex(",") + 1] + bad + "\n")
+    last = read_rows(folder)[-1].name
+    must = rf"^predictions\.csv must be a table that a run wrote, got .*no probabilities of '{last}'"
+    with pytest.raises(RunError, match=must):
+        run_page(folder)
+
+
+def test_a_recipe_that_was_cut_in_half_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", recipe={"encoder_training.epochs": 7})
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text[: text.index("[encoder_training]")])
+    must = r"^recipe\.toml must be the recipe of the run's figures, got another one in .*recipe\.toml\. Restore"
+    with pytest.raises(RunError, match=must):
+        run_page(folder)
+
+
+def test_a_hash_of_another_version_is_warned_of(tmp_path: Path) -> None:
+    sentence = "The recipe cannot be checked. lopsided 0.0.1, which trained the run, took its hash in another way"
+    folder = make_run(tmp_path / "run", recipe={"encoder_training.epochs": 7})
+    assert sentence not in text_of(run_page(rewrite(folder, lopsided="0.0.1")))
+    assert sentence in text_of(run_page(rewrite(folder, recipe="0" * 64)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("classes", None),
+        ("counts.train", None),
+        ("leaks.duplicates", None),
+        ("seconds", "long"),
+        ("test.num_images", None),
+        ("test.majority.uwa", None),
+        ("test.figures.accuracy", None),
+        ("test.figures.uwa.low", None),
+        ("test.notes", 3),
+        ("val.confusion", None),
+    ],
+)
+def test_a_key_that_the_metrics_lack_is_named(tmp_path: Path, path: str, value: Any) -> None:
+    folder = make_run(tmp_path / "run")
+    metrics = metrics_of(folder)
+    *outer, last = path.split(".")
+    inner = metrics
+    for name in outer:
+        inner = inner[name]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    must = rf"^metrics\.json must hold {re.escape(path)}, got none that can be used in .*metrics\.json\. "
+    with pytest.raises(RunError, match=must):
+        run_page(folder)
+
+
+def test_rows_of_too_few_classes_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    test = metrics_of(folder)["test"]
+    rewrite(folder, test={**test, "per_class": test["per_class"][:1]})
+    with pytest.raises(RunError, match=r"^metrics\.json must hold test\.per_class of 2 classes, got"):
+        open_finished(folder)
+
+
+def test_lines_of_the_log_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    before = read_stages(Run.open(folder))
+    odd = [b"5", b"[]", b"null", b'"epoch"', b'{"event": "epoch", "epoch": 9}',
+           b'{"event": "epoch", "stage": "encoder"}', b'{"event": "note"}',
+           b'{"event": "note", "text": 5}', b'{"no": "event"}', b"\xff\xfe",
+           b'{"event": "epoch", "stage": ["encoder"], "epoch": 9}', b"[" * 100_000]  # fmt: skip
+    with (folder / "log.jsonl").open("ab") as log:
+        log.write(b"\n".join(odd) + b"\n" + b'{"event": "note", "text": "caf\xe9"}\n')
+    stages, notes = read_stages(Run.open(folder))
+    assert [(stage.name, stage.epochs) for stage in stages] == [(stage.name, stage.epochs) for stage in before[0]]
+    assert notes == [*before[1], "caf\ufffd"]
+    assert "caf\ufffd" in run_page(folder)
+
+
+def test_a_note_that_a_resumed_run_took_again_is_listed_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"event": "start"}\n{"event": "note", "text": "A note of the run."}\n')
+    assert text_of(run_page(folder)).count("A note of the run.") == 1
+
+
+def test_a_loss_that_is_not_a_number_is_left_out_of_the_curves(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with (folder / "log.jsonl").open("a") as log:
+        for epoch, value in ((5, "NaN"), (6, "Infinity"), (7, '"many"')):
+            facts = f'"loss": {value}, "val_uwa": {value}, "minority_loss_share": {value}'
+            log.write(f'{{"event": "epoch", "stage": "encoder", "epoch": {epoch}, {facts}}}\n')
+    stages, _ = read_stages(Run.open(folder))
+    assert [epoch for epoch, _ in stages[0].series("loss")] == [1, 2, 3, 4]
+    assert stages[0].taken == 3
+    assert not re.findall(r'd="[^"]*(?:nan|inf)', run_page(folder))
+
+
+def test_an_unfinished_run_is_to_be_continued_unless_it_is_still_running(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "metrics.json").unlink()
+    with files.lock(folder), pytest.raises(RunError, match=r"run, which is still running\. Wait for its end\.$"):
+        run_page(folder)
+    assert not (folder / ".lock").exists()
+    (folder / ".lock").write_text("left behind by a crash")
+    with pytest.raises(RunError, match=r"which has no metrics\.json\. Continue it with lopsided fit --out "):
+        run_page(folder)
+
+
+@pytest.mark.parametrize("error", ["cannot read caf\udce9.png", "a half pair \ud800"])
+def test_an_error_of_any_text_is_kept_and_reported(tmp_path: Path, error: str) -> None:
+    (tmp_path / "sweep.json").write_text("{}")
+    path = tmp_path / "failures.jsonl"
+    failure = Failure.of(Recipe().override(**{"data.source": "fashion-mnist-tops"}), error)
+    assert failure.error == re.sub("[\udce9\ud800]", "\ufffd", error)
+    raw = json.loads(failure.to_json())
+    path.write_bytes(json.dumps({**raw, "error": error}).encode() + b"\n")  # As it was written before.
+    append_failure(path, failure)
+    with path.open("ab") as file:
+        file.write(json.dumps({**raw, "error": "odd byte: @"}).encode().replace(b"@", b"\xff") + b"\n")
+    assert [each.error for each in read_failures(path)] == [failure.error, failure.error, "odd byte: \ufffd"]
+    assert "odd byte: \ufffd" in sweep_page(tmp_path)
+
+
+def test_a_run_of_a_sweep_that_cannot_be_read_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lopsided.cli import run as command
+
+    sweep = tmp_path / "sweep"
+    for name in "abc":
+        make_run(sweep / "cells" / name, pictures=False)
+    (sweep / "sweep.json").write_text("{}")
+    (sweep / "cells" / "b" / "predictions.csv").write_text("nothing\n")
+    found = write_run_reports(sweep)
+    assert found.written == 2
+    assert [(path.name, "predictions.csv" in error) for path, error in found.failed] == [("b", True)]
+    assert [(sweep / "cells" / name / "report.html").exists() for name in "abc"] == [True, False, True]
+    assert command(["report", str(sweep), "--runs", "--quiet"]) == 1
+    told = capsys.readouterr()
+    assert "and 2 pages of runs." in told.out
+    assert f"No page of {sweep / 'cells' / 'b'}: predictions.csv must hold" in told.err
+    assert "1 of 3 runs have no page." in told.err
+    assert command(["report", str(sweep), "--runs", "--json", "--quiet"]) == 1
+    assert [failed["run"] for failed in json.loads(capsys.readouterr().out)["failed"]] == [str(sweep / "cells" / "b")]
+
+
+def test_the_names_of_odd_bytes_do_not_keep_a_page_from_being_written(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    test = metrics_of(folder)["test"]
+    rewrite(folder, test={**test, "notes": ["no image of caf\udce9, \ud800"]}, warnings=["odd \udfff"])
+    write_report(folder)
+    text = text_of((folder / "report.html").read_text(encoding="utf-8"))
+    assert "no image of caf\ufffd, \ufffd" in text
+    assert "odd \ufffd" in text
+
+
+def test_probabilities_are_read_as_they_were_written(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    judged = read_judged(Run.open(folder), ("common", "rare"))
+    expected = np.array([[row.p["common"], row.p["rare"]] for row in read_rows(folder)], dtype=np.float32)
+    assert (judged["test"].p == expected).all()
