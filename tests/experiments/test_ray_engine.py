@@ -39,15 +39,20 @@ def cluster() -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     # Ray makes its workers nicer than all others, which on a busy machine get no time then.
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": str(SOURCE)}
+    # As it does by itself on systems with a firewall that asks, Ray stays on the loopback interface.
+    settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     for name, value in settings.items():
         patch.setenv(name, value)
+    from ray._private import ray_constants
     from ray.cluster_utils import Cluster
 
+    patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # It may have been imported before.
     cluster = Cluster()
     try:
-        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
         cluster.add_node(**node, include_dashboard=False)
         cluster.second = cluster.add_node(**node)
+        assert cluster.address.startswith("127.0.0.1:")
         yield cluster
     finally:
         cluster.shutdown()
