@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from lopsided.experiments.paper import Setting, published
-from lopsided.experiments.records import Figures, Record
+from lopsided.experiments.paper import Setting, base_recipe, published
+from lopsided.experiments.records import Figures, Record, epochs_of, family_of
 from lopsided.seeds import derive_seed
 
+PAPER = {fashion: base_recipe("eta" if fashion else "isic") for fashion in (True, False)}
+FAMILIES = {fashion: (family_of(recipe), epochs_of(recipe)) for fashion, recipe in PAPER.items()}
 Effect = Callable[[str | None, Setting], float]
 """Points of UWA that a loss has in a scenario, above what every loss has there."""
 
@@ -52,6 +54,8 @@ def record(
         "threads": 1,
         "lopsided": "0",
         "torch": "2",
+        "family": FAMILIES[fashion][0],
+        "epochs": FAMILIES[fashion][1],
     }
     return Record(**{**fields, **more})  # type: ignore[arg-type]
 

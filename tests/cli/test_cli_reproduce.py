@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from test_cli_bad_input import assert_refused
 
-from lopsided.experiments.records import Record
+from lopsided.experiments.paper import CL, Setting, base_recipe
+from lopsided.experiments.records import Record, epochs_of, family_of
 from synthetic_records import make_records
 from tiny import write_photos
 from tiny_command import Call, Ended, command, names_below, start
@@ -65,8 +66,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records of both Fashion-MNIST tables and of ISIC by image and by lesion; not to be changed."""
     both = {record.cell: record for table in ("eta", "gamma") for record in make_records(table, runs=3)}
     small = {"encoder": "resnet18", "image_size": 64}
-    isic = [record for split in ("random", "group") for record in make_records("isic", runs=3, split=split, **small)]
+    isic = []
+    for split, rule in (("image", "random"), ("lesion", "group")):
+        recipe = base_recipe("isic", preset="small", split=split)
+        family = {"family": family_of(recipe), "epochs": epochs_of(recipe)}
+        isic += make_records("isic", runs=3, split=rule, **small, **family)
     return write_records(tmp_path_factory.mktemp("records") / "records.jsonl", [*both.values(), *isic])
+
+
+def out_of(ended: Ended) -> str:
+    """What was printed, however its lines were broken."""
+    return " ".join(ended.out.split())
 
 
 def test_a_sweep_becomes_tables_figures_and_verdicts(sweep: tuple[Path, Ended]) -> None:
@@ -86,7 +96,8 @@ def test_a_sweep_becomes_tables_figures_and_verdicts(sweep: tuple[Path, Ended]) 
     assert {row["runs"] for row in rows} == {"2"}
     assert {row["split"] for row in rows} == {"test", "held_out"}
     assert "A larger eta helps as imbalance grows from 60:40 to 90:10 (UWA, held-out images): " in ended.out
-    assert "Without 65:35, 70:30, 75:25, 80:20, 85:15" in ended.out
+    assert "Without 3 paired runs at 60:40 and 90:10, where the claim's range ends (of CL and eta 300)." in out_of(ended)
+    assert "This is a part of the paper's table: 4 of its 66 cells have a run here." in out_of(ended)
     assert f"Written to {out / 'tables'}." in ended.out
 
 
@@ -153,7 +164,8 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
         (("gamma",), "gamma", "gamma = 0 is best at 50:50"),
         (("isic", "--preset", "small"), "isic-small", "ACL(300) has the best UWA on ISIC"),
         (("isic", "--preset", "small", "--split", "lesion"), "isic-small-lesion", "split by group"),
-        (("eta", "--losses", "cl,acl:300,afcl:0:7"), "losses", "AFCL(0, 7)"),
+        (("eta", "--losses", "cl,acl:300,afcl:0:7"), "eta-losses", "AFCL(0, 7)"),
+        (("gamma", "--losses", "cl,acl:300,afcl:0:7"), "gamma-losses", "gamma = 0 is best at 50:50"),
     ],
 )
 def test_records_alone_make_every_table(
@@ -200,12 +212,77 @@ def test_records_with_a_broken_line_in_their_middle_are_refused(call: Call, tmp_
     lines = broken.read_text().splitlines()
     lines[2] = lines[2][:50]
     broken.write_text("\n".join(lines) + "\n")
-    assert_refused(call("reproduce", "isic", "--records", broken), f"{broken}, line 3: a line must be a record")
+    assert_refused(
+        call("reproduce", "isic", "--records", broken), f"{broken}, line 3: a line must be a record", "Remove that line"
+    )
 
 
 def test_records_of_another_protocol_are_refused(call: Call, records: Path) -> None:
     ended = call("reproduce", "isic", "--records", records)
     assert_refused(ended, f"{records} must hold runs of the table isic by resnet50 at 128 px", "--preset, --split")
+
+
+def test_runs_of_another_recipe_are_left_out_and_said(call: Call, tmp_path: Path) -> None:
+    short = make_records("eta", runs=3, scenarios=["90:10"], family="0123456789abcdef", epochs=(1, 1))
+    mixed = write_records(tmp_path / "records.jsonl", [*short, *make_records("eta", runs=2, scenarios=["90:10"])])
+    ended = call("reproduce", "eta", "--records", mixed, "--json")
+    assert ended.code == 0, ended.err
+    assert {entry["runs"] for entry in json.loads(ended.out)["entries"]} == {2}
+    assert "18 records of other recipes were left out: " in ended.err
+    assert "paper normalization, 1 + 1 epochs, recipe 01234567." in ended.err
+    assert json.loads(ended.out)["protocol"].endswith("20 + 10 epochs, recipe paper-fmnist")
+    alone = write_records(tmp_path / "alone.jsonl", short)
+    assert_refused(call("reproduce", "eta", "--records", alone), "1 + 1 epochs, recipe 01234567")
+
+
+def test_records_that_do_not_say_their_recipe_are_used_where_there_are_no_others(call: Call, tmp_path: Path) -> None:
+    old = make_records("eta", runs=3, scenarios=["90:10"], family=None, epochs=None)
+    ended = call("reproduce", "eta", "--records", write_records(tmp_path / "old.jsonl", old), "--json")
+    assert json.loads(ended.out)["protocol"].endswith("recipe not recorded")
+    assert "The records do not say by which recipe they were made; they are taken for runs by resnet18" in ended.err
+    both = write_records(tmp_path / "both.jsonl", [*old, *make_records("eta", runs=2, scenarios=["90:10"])])
+    ended = call("reproduce", "eta", "--records", both, "--json")
+    assert {entry["runs"] for entry in json.loads(ended.out)["entries"]} == {2}
+    assert "18 records of other recipes were left out: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("--scenarios", "55:45,90:10"),
+            "--scenarios must be among those that have a run in {}, 60:40, 90:10, got 55:45.",
+        ),
+        (("--values", "0,60"), "--values must be among those that have a run in {}, CL, ACL(300), got ACL(60)."),
+        (
+            ("--losses", "cl,afcl:300:7"),
+            "--losses must be among those that have a run in {}, CL, ACL(300), got AFCL(300, 7).",
+        ),
+    ],
+)
+def test_what_is_not_in_the_records_cannot_be_shown(
+    arguments: tuple[str, ...], told: str, call: Call, tmp_path: Path
+) -> None:
+    settings = [CL, Setting(300.0, 0.0)]
+    made = make_records("eta", runs=1, scenarios=["60:40", "90:10"], settings=settings)
+    path = write_records(tmp_path / "records.jsonl", made)
+    assert_refused(call("reproduce", "eta", "--records", path, *arguments), told.format(path))
+
+
+def test_records_that_are_lost_come_back_from_the_run_folders(
+    sweep: tuple[Path, Ended], recipe: Path, call: Call, tmp_path: Path
+) -> None:
+    out = shutil.copytree(sweep[0], tmp_path / "sweep")
+    before = sorted((out / "records.jsonl").read_text().splitlines())
+    (out / "records.jsonl").unlink()
+    ended = call("reproduce", "eta", "--recipe", recipe, "--records", out, "--json")
+    assert ended.code == 0, ended.err
+    assert f"8 records were read from the run folders of {out} again." in ended.err
+    assert sorted((out / "records.jsonl").read_text().splitlines()) == before
+    other = tmp_path / "other"
+    other.mkdir()
+    told = f"--records must be a file of records or the folder of a sweep, got {other}, which is empty."
+    assert_refused(call("reproduce", "eta", "--records", other), told)
 
 
 @pytest.mark.parametrize(

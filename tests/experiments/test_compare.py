@@ -91,8 +91,8 @@ def test_the_misprinted_row_is_compared_with_nothing() -> None:
     comparison = of(make_records("gamma"), "gamma")
     row = [comparison.entry("60:40", setting, "test", "uwa") for setting in comparison.settings]
     assert all(entry is not None and entry.published is None for entry in row)
-    assert comparison.is_misprint("60:40", "uwa")
-    assert not comparison.is_misprint("60:40", "accuracy")
+    assert all(comparison.is_misprint("60:40", setting, "uwa") for setting in comparison.settings)
+    assert (comparison.misprints("uwa"), comparison.misprints("accuracy")) == (["60:40"], [])
     assert comparison.agreement("uwa")[1] == 60
     assert comparison.agreement("accuracy")[1] == 66
 
@@ -148,7 +148,37 @@ def test_runs_of_another_protocol_are_not_mixed_in() -> None:
 
 def test_the_protocol_of_a_record_is_that_of_its_recipe() -> None:
     assert Protocol.of(make_records("gamma", runs=1)[0]) == FMNIST
-    assert str(FMNIST) == "resnet18 at 28 px from scratch, split by image, paper normalization"
+    assert str(FMNIST) == (
+        "resnet18 at 28 px from scratch, split by image, paper normalization, 20 + 10 epochs, recipe paper-fmnist"
+    )
+
+
+def test_a_protocol_names_its_recipe_as_far_as_it_is_known() -> None:
+    small = Protocol.of(base_recipe("isic", preset="small", split="lesion"))
+    assert str(small).endswith("recipe paper-isic (small)")
+    other = Protocol.of(base_recipe("eta").override(**{"encoder_training.epochs": 3}))
+    assert str(other).endswith(f"normalization, 3 + 10 epochs, recipe {str(other.family)[:8]}")
+    old = Protocol.of(make_records("gamma", runs=1, family=None, epochs=None)[0])
+    assert str(old).endswith("paper normalization, recipe not recorded")
+
+
+def test_runs_of_another_recipe_are_not_mixed_in_and_old_records_are_a_family_of_their_own() -> None:
+    own = make_records("eta", runs=1, scenarios=["90:10"])
+    short = make_records("eta", runs=1, scenarios=["90:10"], family="0123456789abcdef", epochs=(1, 1))
+    old = make_records("eta", runs=1, scenarios=["90:10"], family=None, epochs=None)
+    assert select([*short, *old, *own], "eta", FMNIST) == own
+    assert select([*short, *old], "eta", FMNIST) == old
+    assert select(short, "eta", FMNIST) == []
+    assert select([*short, *old, *own], "eta", Protocol.of(old[0])) == old
+
+
+def test_the_cells_of_the_papers_table_that_have_a_run_are_counted() -> None:
+    part = make_records("eta", runs=2, scenarios=["60:40", "90:10"], settings=[CL, ACL])
+    assert of(part).coverage() == (4, 66)
+    assert of(make_records("isic", runs=1), "isic").coverage() == (5, 5)
+    mixed = [CL, Setting(300.0, 7.0)]
+    records = make_records("eta", runs=1, settings=mixed)
+    assert compare(records, "eta", FMNIST, settings=mixed).coverage() is None
 
 
 def test_two_runs_for_one_place_are_refused() -> None:

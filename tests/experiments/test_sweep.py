@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.experiments import sweep
 from lopsided.experiments.engines import LOST, Cell
-from lopsided.experiments.records import Failure, append_failure, append_record, read_failures, read_records
+from lopsided.experiments.records import Failure, Record, append_failure, append_record, read_failures, read_records
 from lopsided.experiments.runs import Run, run_recipe
-from lopsided.experiments.sweep import LocalEngine, SweepOutcome, open_sweep, run_sweep
+from lopsided.experiments.sweep import LocalEngine, SweepOutcome, open_sweep, renew_sweep, run_sweep
 from lopsided.recipe import Recipe
 from tiny import write_photos
 from tiny_command import environment, names_below
@@ -148,6 +149,26 @@ def test_a_run_that_was_finished_but_not_recorded_is_recorded(cells: list[Recipe
     assert not (folder / "model.safetensors").exists()
 
 
+def test_records_that_are_lost_or_of_an_earlier_version_are_read_from_the_run_folders_again(
+    cells: list[Recipe], tmp_path: Path
+) -> None:
+    folder = open_sweep(tmp_path / "sweep")
+    expected = [Record.from_run(run_recipe(recipe, folder / "cells" / key(recipe))) for recipe in cells[:3]]
+    path = folder / "records.jsonl"
+    gone = record_of(cells[3])
+    old = replace(expected[1], family=None, epochs=None)
+    path.write_text(f"{gone.to_json()}\n{old.to_json()}\n")
+    (folder / "cells" / key(cells[2]) / "recipe.toml").unlink()  # What cannot be read stays out.
+    assert renew_sweep(folder) == 2
+    assert read_records(path) == ([gone, expected[1], expected[0]], [])
+    assert renew_sweep(folder) == 0
+    path.write_text(f"{old.to_json()}\n")
+    engine = Scripted()
+    outcome = run_sweep(cells[1:2], folder, engine=engine)
+    assert (engine.submitted, outcome.done) == ([], [expected[1]])
+    assert {record.cell for record in read_records(path)[0]} == {expected[0].cell, expected[1].cell}
+
+
 def test_a_results_file_cut_in_half_costs_no_run(cells: list[Recipe], tmp_path: Path) -> None:
     run_sweep(cells, tmp_path, engine=Scripted(), keep="records")
     path = tmp_path / "records.jsonl"
@@ -157,7 +178,7 @@ def test_a_results_file_cut_in_half_costs_no_run(cells: list[Recipe], tmp_path: 
     assert seeds(run_sweep(cells, tmp_path, engine=engine, view=view)) == [0, 1, 2, 3]
     assert engine.submitted == [3]
     said = f"The last line of {path} was cut off in writing and passed over."
-    assert view.notes == [said, f"{said} It was removed."]
+    assert view.notes == [said]
     assert path.read_bytes() == whole
 
 
@@ -216,6 +237,63 @@ def test_a_cell_that_is_computed_elsewhere_is_left_to_the_last_and_taken_when_it
     assert engine.submitted == [1, 2, 3, 0]
     assert seeds(outcome) == [0, 1, 2, 3]
     assert view.reasons[0].endswith(f"held by process {os.getpid()} on {os.uname().nodename}. Wait for it to end.")
+
+
+def test_a_claim_that_another_machine_left_is_told_at_once_with_the_file_to_remove(
+    cells: list[Recipe], tmp_path: Path, quick: None
+) -> None:
+    left = [open_sweep(tmp_path) / "claims" / key(recipe) / files.LOCK_NAME for recipe in cells[:2]]
+    holding = ExitStack()
+    holding.enter_context(files.lock(left[0].parent))
+    left[1].parent.mkdir()
+    left[1].write_text('{"pid": 1, "host": "elsewhere"}')
+
+    class Removing(Heard):
+        """Does what it is told to, once it is told."""
+
+        def waiting(self, number: int, reason: str) -> None:
+            super().waiting(number, reason)
+            if f"If that process has ended, remove {left[1]}." in reason:
+                left[1].unlink()
+            holding.close()
+
+    engine, view = Scripted(), Removing()
+    assert seeds(run_sweep(cells, tmp_path, engine=engine, view=view)) == [0, 1, 2, 3]
+    assert view.reasons[0].endswith(f"held by process 1 on elsewhere. If that process has ended, remove {left[1]}.")
+
+
+def test_two_sweeps_may_make_one_folder_at_once(
+    cells: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = tmp_path / "sweep", Path.read_bytes
+
+    def read_too_early(path: Path) -> bytes:
+        if path.name == "sweep.json" and not path.exists():
+            monkeypatch.undo()
+            run_sweep(cells[:1], folder, engine=Scripted())  # All that another process does in between.
+            raise FileNotFoundError(path)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_too_early)
+    assert seeds(run_sweep(cells, folder, engine=Scripted())) == [0, 1, 2, 3]
+
+
+def test_an_engine_that_cannot_be_opened_leaves_no_folder_and_no_mark_behind(
+    cells: list[Recipe], tmp_path: Path
+) -> None:
+    class NoCluster(Scripted):
+        def open(self, folder: Path, *, models: bool = False) -> None:
+            raise InputError("there must be a cluster.")
+
+    for folder in (tmp_path / "deep" / "sweep", tmp_path):
+        with pytest.raises(InputError, match="cluster"):
+            run_sweep(cells, folder, engine=NoCluster())
+        assert list(tmp_path.iterdir()) == []
+    run_sweep(cells[:1], tmp_path, engine=Scripted())
+    before = names_below(tmp_path)
+    with pytest.raises(InputError, match="cluster"):
+        run_sweep(cells, tmp_path, engine=NoCluster())
+    assert names_below(tmp_path) == before
 
 
 def test_a_cell_that_was_done_elsewhere_is_not_trained_twice(cells: list[Recipe], tmp_path: Path, quick: None) -> None:
@@ -318,6 +396,10 @@ def test_a_sweep_runs_beside_the_main_thread(cells: list[Recipe], tmp_path: Path
 def test_there_is_a_worker_of_one_thread_for_each_core_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
     assert (LocalEngine().slots, LocalEngine().threads) == (3, 1)
+    assert [LocalEngine(threads=threads).slots for threads in (2, 3, 4)] == [1, 1, 1]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert [LocalEngine(threads=threads).slots for threads in (2, 3, 4)] == [4, 2, 2]
+    assert LocalEngine(5, threads=4).slots == 5
 
 
 def test_workers_and_threads_must_be_some() -> None:

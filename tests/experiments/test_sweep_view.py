@@ -77,13 +77,14 @@ def test_while_no_cell_ends_a_pipe_gets_a_line_now_and_then(clock: Clock, capsys
         view.tick()
     for _ in range(40):
         clock.now += 1
-        view.waiting(1, "held by process 1.")
+        view.waiting(2, "held by process 1.")
         view.tick()
     assert capsys.readouterr().err.splitlines() == [
         "0/2 done",
         "0/2 done, 1 running",
         "0/2 done, 1 running",
-        "waiting for 1 cells that are computed elsewhere: held by process 1.",
+        "waiting for 2 cells that are computed elsewhere: held by process 1.",
+        "waiting for 2 cells that are computed elsewhere: held by process 1.",
     ]
 
 
@@ -112,7 +113,7 @@ def test_a_terminal_shows_what_is_waited_for_until_a_cell_starts(clock: Clock) -
     screen.begin(2, 1)
     screen.waiting(1, "held by \x1b process 1.")
     assert shown(screen)[1] == (
-        "  waiting for 1 cells that are computed elsewhere: held by \N{REPLACEMENT CHARACTER} process 1."
+        "  waiting for 1 cell that is computed elsewhere: held by \N{REPLACEMENT CHARACTER} process 1."
     )
     screen.started(CELLS[0])
     assert shown(screen)[1:] == [f"  {NAME} 0, 0:00"]
@@ -129,17 +130,30 @@ def test_what_happened_scrolls_by_above_the_bar(capsys: pytest.CaptureFixture[st
     assert f"{NAME} 1 failed: no [bold] room." in told
 
 
-def test_quiet_says_failures_and_notes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_says_in_full_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = f"If that process has ended, remove {'/a/long/path' * 12}/.lock."
+    screen = Screen()
+    with screen.live:
+        screen.begin(2, 0)
+        screen.waiting(1, reason)
+        screen.waiting(1, reason)
+    told = "".join(line.rstrip() for line in capsys.readouterr().err.splitlines()).replace(" ", "")
+    assert told.count(reason.replace(" ", "")) == 1
+
+
+def test_quiet_says_failures_notes_and_what_is_waited_for_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with sweep_view(quiet=True) as view:
         view.begin(2, 0)
         view.started(CELLS[0])
         view.finished(record_of(CELLS[0].recipe))
         view.tick()
-        view.waiting(1, "held.")
+        view.waiting(1, "held, remove it.")
+        view.waiting(1, "held, remove it.")
         view.note("A line was cut off.")
         view.failed(Failure.of(CELLS[1].recipe, "no \x1b room."), again=False)
     assert capsys.readouterr() == (
         "",
+        "waiting for 1 cell that is computed elsewhere: held, remove it.\n"
         f"A line was cut off.\n{NAME} 1 failed: no \N{REPLACEMENT CHARACTER} room.\n",
     )
 

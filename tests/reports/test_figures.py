@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import matplotlib as mpl
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from PIL import Image
 
 from lopsided.experiments.compare import Comparison, Protocol, compare
-from lopsided.experiments.paper import CL, Setting, base_recipe
-from lopsided.reports.figures import draw, write_figures
-from synthetic_records import make_records
+from lopsided.experiments.paper import CL, Setting, base_recipe, published
+from lopsided.reports.figures import FONTS, draw, write_figures
+from synthetic_records import figures, make_records, record
 
 
 def of(table: str, **more: object) -> Comparison:
@@ -60,8 +62,35 @@ def test_missing_cells_leave_a_gap_and_one_run_has_no_bar() -> None:
     records = [r for r in make_records("eta", runs=1) if (r.scenario, r.eta) != ("90:10", 120)]
     comparison = compare(records, "eta", Protocol.of(base_recipe("eta")))
     bar = bars(panels(comparison, "uwa")["90:10"])[0]
-    assert len(bar.lines[0].get_ydata()) == 5  # type: ignore[arg-type]
-    assert all(segment[0][1] == segment[1][1] for segment in bar.lines[2][0].get_segments())
+    means = list(bar.lines[0].get_ydata())  # type: ignore[arg-type]
+    assert [math.isnan(mean) for mean in means] == [False, False, True, False, False, False]
+    assert all(segment[0][1] == segment[1][1] for segment in bar.lines[2][0].get_segments() if len(segment))
+
+
+@pytest.mark.parametrize("scenarios", [["50:50"], ["60:40", "90:10"], ["60:40", "80:20", "90:10"]])
+@pytest.mark.parametrize("number", [2, 3, 6])
+def test_nothing_of_a_small_figure_is_cut_off(scenarios: list[str], number: int) -> None:
+    settings = published("gamma").settings[:number]
+    with mpl.rc_context(FONTS):
+        drawn = draw(of("gamma", runs=2, scenarios=scenarios, settings=settings), "accuracy")
+        drawn.canvas.draw()
+    page = drawn.bbox
+    title = next(text for text in drawn.texts if "Fashion" in text.get_text())
+    for part in (drawn.legends[0], title):
+        box = part.get_window_extent()
+        assert page.x0 <= box.x0
+        assert box.x1 <= page.x1
+        assert page.y0 <= box.y0
+
+
+def test_intervals_end_where_shares_end() -> None:
+    records = [record(None, CL, seed, figures((1.0, uwa), 0.9)) for seed, uwa in enumerate((0.99, 0.9, 1.0))]
+    comparison = compare(records, "isic", Protocol.of(base_recipe("isic")))
+    (panel,) = draw(comparison, "uwa").axes
+    entry = comparison.entry(None, CL, "test", "uwa")
+    assert entry is not None
+    (segment,) = bars(panel)[0].lines[2][0].get_segments()
+    assert [segment[0][1], segment[1][1]] == pytest.approx([entry.mean.low, 100.0])
 
 
 def test_losses_have_their_names_below_and_no_line_between_them() -> None:

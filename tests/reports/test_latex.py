@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +44,7 @@ def test_braces_and_environments_are_balanced(text: str) -> None:
         assert depth >= 0
     assert depth == 0
     stack = []
-    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+    for kind, name in re.findall(r"\\(begin|end)\{([\w*]+)\}", text):
         if kind == "begin":
             stack.append(name)
         else:
@@ -63,19 +66,22 @@ def test_rules_are_those_of_booktabs(text: str) -> None:
     assert r"\hline" not in text
 
 
-def test_there_is_a_table_for_each_set_of_images() -> None:
-    assert re.findall(r"\\label\{(.*?)\}", to_latex(of("eta", runs=2), "eta")) == ["tab:eta-test", "tab:eta-held-out"]
+def test_there_is_a_table_for_each_set_of_images_and_over_scenarios_for_each_figure() -> None:
+    labels = [f"tab:eta-{split}-{figure}" for split in ("test", "held-out") for figure in ("accuracy", "uwa")]
+    assert re.findall(r"\\label\{(.*?)\}", to_latex(of("eta", runs=2), "eta")) == labels
     assert re.findall(r"\\label\{(.*?)\}", to_latex(of("isic", runs=2), "isic")) == ["tab:isic-test"]
 
 
 def test_the_table_has_the_papers_shape() -> None:
     lines = [line.strip() for line in to_latex(of("eta"), "eta").splitlines()]
-    assert r"\multirow{2}{*}{Scenario} & \multirow{2}{*}{Metric} & \multicolumn{6}{c}{$\eta$} \\" in lines
-    assert r"\cmidrule{3-8}" in lines
-    at = next(i for i, line in enumerate(lines) if line.startswith(r"\multirow{4}{*}{90:10} & Accuracy & $"))
-    assert lines[at + 1] == r"& \textit{published} & 90.83 & 91.00 & 90.83 & 90.67 & 89.50 & 91.67 \\"
-    assert lines[at + 2].startswith(r"& UWA & $")
-    assert lines[at + 3] == r"& \textit{published} & 64.91 & 68.61 & 66.11 & 64.02 & 61.77 & 72.58 \\"
+    at = lines.index(r"&  & \multicolumn{6}{c}{$\eta$} \\")
+    assert lines[at + 1 : at + 3] == [r"\cmidrule{3-8}", r"Scenario & Metric & 0 & 60 & 120 & 180 & 240 & 300 \\"]
+    accuracy, uwa = (
+        next(i for i, line in enumerate(lines) if line.startswith(f"90:10 & {word} & $"))
+        for word in ("Accuracy", "UWA")
+    )
+    assert lines[accuracy + 1] == r"& \textit{published} & 90.83 & 91.00 & 90.83 & 90.67 & 89.50 & 91.67 \\"
+    assert lines[uwa + 1] == r"& \textit{published} & 64.91 & 68.61 & 66.11 & 64.02 & 61.77 & 72.58 \\"
 
 
 def test_bold_is_what_differs_from_cl_and_not_what_is_highest() -> None:
@@ -86,10 +92,30 @@ def test_bold_is_what_differs_from_cl_and_not_what_is_highest() -> None:
     assert "FCL" in bold
 
 
-def test_the_misprint_and_cells_without_runs_are_dashes() -> None:
+def test_the_misprint_is_named_in_its_row_and_in_the_caption_of_its_table() -> None:
     text = to_latex(of("gamma", runs=1), "gamma")
-    row = next(part for part in text.split(r"\midrule") if "{60:40}" in part)
-    assert row.splitlines()[4].strip() == r"& \textit{published} & -- & -- & -- & -- & -- & -- \\"
+    accuracy, uwa = re.findall(r"\\begin\{table\*\}.*?\\end\{table\*\}", text, flags=re.DOTALL)[:2]
+    row = next(part for part in uwa.split(r"\midrule") if "60:40 &" in part)
+    assert row.splitlines()[2].strip() == rf"& \textit{{published}}{' & misprint' * 6} \\"
+    assert "UWA of 60:40 over gamma is a misprint" in uwa
+    assert "misprint" not in accuracy
+
+
+@pytest.mark.parametrize(("runs", "told"), [(1, "over 1 run, and"), (3, "over 3 runs, and")])
+def test_a_caption_counts_its_runs(runs: int, told: str) -> None:
+    assert told in to_latex(of("eta", runs=runs), "eta")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("table", ["eta", "gamma", "isic"])
+@pytest.mark.parametrize("options", ["", "twocolumn"])
+def test_the_whole_table_fits_a_page(table: str, options: str, tmp_path: Path) -> None:
+    head = rf"\documentclass[{options}]{{article}}\usepackage{{booktabs}}\begin{{document}}"
+    (tmp_path / "page.tex").write_text(f"{head}\n{to_latex(of(table), table)}\n\\end{{document}}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    log = (tmp_path / "page.log").read_text(errors="replace")
+    assert re.findall(r"Overfull \\hbox.*|.*Float too large.*", log) == []
 
 
 def test_what_latex_would_read_as_a_command_is_printed() -> None:

@@ -12,7 +12,7 @@ from lopsided.experiments.compare import Comparison, Protocol, compare
 from lopsided.experiments.paper import CL, Setting, base_recipe
 from lopsided.experiments.verdicts import BLIND, RULE
 from lopsided.reports.tables import axis, blocks, notes, print_table, title, to_csv, to_markdown, verdicts_to_markdown
-from synthetic_records import make_records
+from synthetic_records import figures, make_records, record
 
 
 def of(table: str, **more: object) -> Comparison:
@@ -101,7 +101,7 @@ def test_csv_reads_back_to_the_same_numbers(comparison: Comparison) -> None:
         assert int(row["pairs"]) == entry.pairs
         published = comparison.published(scenario, setting, figure)
         assert number(row["published"]) == pytest.approx(math.nan if published is None else published, nan_ok=True)
-        assert row["published_is_misprint"] == str(int(comparison.is_misprint(scenario, figure)))
+        assert row["published_is_misprint"] == str(int(comparison.is_misprint(scenario, setting, figure)))
 
 
 def test_means_intervals_and_differences_stand_in_their_cells() -> None:
@@ -139,10 +139,43 @@ def test_what_is_missing_is_shown_and_listed() -> None:
 def test_the_misprint_is_marked_and_shows_no_number() -> None:
     comparison = of("gamma")
     uwa, accuracy = (block.groups[2] for block in blocks(comparison))
-    assert uwa[0][1:] == ["published: misprint", *["-"] * 6]
-    assert accuracy[0][1] == "published"
-    assert "The published UWA row of 60:40 is a misprint and compared with nothing." in notes(comparison)
+    assert uwa[0][1:] == ["published", *["misprint"] * 6]
+    assert accuracy[0][2:] == ["79.42", "78.50", "77.92", "80.17", "80.67", "80.08"]
+    told = "What is published for the UWA of 60:40 over gamma is a misprint and compared with nothing."
+    assert told in notes(comparison)
     assert not any("misprint" in note for note in notes(of("eta")))
+
+
+@pytest.mark.parametrize("table", ["eta", "gamma"])
+def test_a_misprint_is_marked_where_losses_of_both_tables_stand_side_by_side(table: str) -> None:
+    settings = [Setting(300.0, 0.0), Setting(0.0, 7.0)]
+    records = make_records(table, settings=settings, scenarios=["60:40"], runs=1)
+    comparison = compare(records, table, Protocol.of(base_recipe(table)), settings=settings)
+    assert blocks(comparison)[0].groups[0][0][1:] == ["published", "81.66", "misprint"]
+    assert any("UWA of 60:40 over gamma is a misprint" in note for note in notes(comparison))
+    marks = [row["published_is_misprint"] for row in csv.DictReader(io.StringIO(to_csv(comparison)))]
+    assert marks.count("1") == 2  # On test and on held-out images.
+
+
+def test_an_interval_shows_no_share_above_all_or_below_none() -> None:
+    records = [
+        record(None, setting, seed, figures((1.0, uwa), 0.9))
+        for setting, uwas in ((CL, (0.99, 0.9, 1.0)), (Setting(0.0, 1.0), (0.5, 0.51, 0.52)))
+        for seed, uwa in enumerate(uwas)
+    ]
+    comparison = compare(records, "isic", Protocol.of(base_recipe("isic")))
+    row = blocks(comparison)[0].groups[0][1]
+    entry = comparison.entry(None, CL, "test", "uwa")
+    assert entry is not None
+    assert entry.mean.high > 100
+    assert row[2] == f"98.2 [{entry.mean.low:.1f}, 100.0]"
+    assert row[3] == "75.5 ±1.2"
+
+
+def test_a_part_of_the_table_says_how_large_a_part_it_is() -> None:
+    part = of("eta", runs=1, scenarios=["60:40", "90:10"])
+    assert "This is a part of the paper's table: 12 of its 66 cells have a run here." in notes(part)
+    assert not any("part of the paper's table" in note for note in notes(of("isic", runs=1)))
 
 
 def test_one_run_has_no_interval_and_the_table_says_so() -> None:

@@ -13,7 +13,7 @@ from lopsided.commands.output import Json, Quiet, StoppedError, say, show, show_
 from lopsided.errors import DataError, InputError, sentence
 
 if TYPE_CHECKING:
-    from lopsided.experiments.compare import Comparison
+    from lopsided.experiments.compare import Comparison, Protocol
     from lopsided.experiments.engines import Engine
     from lopsided.experiments.paper import Plan
     from lopsided.experiments.records import Failure, Record
@@ -89,11 +89,18 @@ def reproduce(
         _option(WORK, "local processes, or ray for an existing cluster.", autocompletion=_words("local", "ray")),
     ] = None,
     address: Annotated[str | None, _option(WORK, "ray: where the cluster is.")] = None,
-    workers: Annotated[int | None, _option(WORK, "Processes; one for each core unless given.", min=1)] = None,
+    workers: Annotated[
+        int | None, _option(WORK, "Processes; as many as have cores for their threads unless given.", min=1)
+    ] = None,
     threads: Annotated[int | None, _option(WORK, "Threads of each process; 1 unless given.", min=1)] = None,
     keep_models: Annotated[bool, _option(WORK, "Keep the models of all runs.", "--keep-models")] = False,
     records: Annotated[
-        Path | None, _option(WORK, "Train nothing: make tables, figures and verdicts of this file of records.")
+        Path | None,
+        _option(
+            WORK,
+            "Train nothing: make tables, figures and verdicts of this file of records, or of the records of this "
+            "SWEEP, of which those that are lost or of an earlier version are read from its run folders again.",
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -132,8 +139,8 @@ def reproduce(
     if records is not None:
         training = {"--runs": runs, "--quick": quick, "--engine": engine, "--address": address, "--workers": workers}
         _refuse({**training, "--threads": threads, "--keep-models": keep_models}, "is for training", "--records")
-        chosen = bool(scenarios), bool(values or losses)
-        comparison = _from_file(records, plan, chosen, quiet)
+        columns = "--values" if values else "--losses" if losses else ""
+        comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
     else:
         if out is None:
             raise InputError(sentence("--out must name the folder of the sweep", "none", "Such as --out sweep."))
@@ -153,7 +160,8 @@ def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, rec
     """Name the files of a table, so that several protocols may share a folder."""
     base = plan.recipe
     parts = [
-        "losses" if losses is not None and table != "isic" else table,
+        table,
+        "losses" if losses is not None and table != "isic" else "",
         Path(recipe).stem if recipe else "",
         "small" if preset == "small" else "",
         "lesion" if base.data.split == "group" else "",
@@ -237,11 +245,14 @@ def _from_sweep(out: Path, plan: Plan, *, only_asked: bool) -> Comparison:
     )
 
 
-def _from_file(path: Path, plan: Plan, chosen: tuple[bool, bool], quiet: bool) -> Comparison:
-    """Compare the runs of a file; ``chosen``: whether scenarios and whether losses were asked for by name."""
+def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> Comparison:
+    """Compare the runs of a file, or of a sweep; ``rows`` and ``columns``: the options that chose some of them."""
     from lopsided.experiments.compare import Protocol, compare, select
+    from lopsided.experiments.paper import Setting
     from lopsided.experiments.records import read_records
 
+    if path.is_dir():
+        path = _renewed(path, quiet)
     records, notes = read_records(path)
     protocol = Protocol.of(plan.recipe)
     kept = select(records, plan.table, protocol)
@@ -249,11 +260,50 @@ def _from_file(path: Path, plan: Plan, chosen: tuple[bool, bool], quiet: bool) -
         others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"
         do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
         raise InputError(sentence(f"{path} must hold runs of the table {plan.table} by {protocol}", others, do))
+    _check_there(rows, plan.scenarios, [record.scenario for record in kept], path)
+    _check_there(columns, plan.settings, [Setting(record.eta, record.gamma) for record in kept], path)
     if not quiet:
-        for note in notes:
+        for note in [*notes, *_family_notes(records, kept, protocol)]:
             say(note)
-    rows, columns = plan.scenarios if chosen[0] else None, plan.settings if chosen[1] else None
-    return compare(kept, plan.table, protocol, scenarios=rows, settings=columns)
+    chosen = plan.scenarios if rows else None, plan.settings if columns else None
+    return compare(kept, plan.table, Protocol.of(kept[0]), scenarios=chosen[0], settings=chosen[1])
+
+
+def _renewed(folder: Path, quiet: bool) -> Path:
+    """Bring the records of a sweep up to date, and return their file."""
+    from lopsided.experiments.sweep import RECORDS, check_sweep, renew_sweep
+
+    if not check_sweep(folder):
+        got = f"{folder}, which is empty"
+        raise InputError(sentence("--records must be a file of records or the folder of a sweep", got))
+    number = renew_sweep(folder)
+    if number and not quiet:
+        say(f"{number} records were read from the run folders of {folder} again.")
+    return folder / RECORDS
+
+
+def _check_there(option: str, asked: Sequence[object], there: Sequence[object], path: Path) -> None:
+    """Refuse what was asked for by an option, and has no run at all."""
+    lost = [str(item) for item in asked if item not in there]
+    if option and lost:
+        known = ", ".join(dict.fromkeys(map(str, there)))
+        must = f"{option} must be among those that have a run in {path}, {known}"
+        raise InputError(sentence(must, ", ".join(lost)))
+
+
+def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: Protocol) -> list[str]:
+    """Say which runs of like protocols were left out because their recipe is another one, or not known."""
+    from lopsided.experiments.compare import Protocol
+
+    alike = [record for record in records if Protocol.of(record).is_like(protocol)]
+    others = [record for record in alike if record.family != kept[0].family]
+    found = []
+    if kept[0].family is None and protocol.family is not None:
+        found.append(f"The records do not say by which recipe they were made; they are taken for runs by {protocol}.")
+    if others:
+        named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
+        found.append(f"{len(others)} records of other recipes were left out: {named}.")
+    return found
 
 
 def write_tables(comparison: Comparison, out: Path, stem: str) -> list[Path]:

@@ -12,23 +12,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
+from lopsided.experiments import paper
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
-from lopsided.experiments.records import Record
+from lopsided.experiments.records import Record, epochs_of, family_of
 from lopsided.experiments.verdicts import Key, Values, Verdict, judge
 from lopsided.intervals import Figure, mean_interval, paired_difference
-from lopsided.recipe import Recipe
+from lopsided.recipe import Recipe, named_recipe, named_recipes
 
 SPLITS = ("test", "held_out")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the runs of one table have in common, beside their losses, scenarios and seeds."""
+    """What the runs of one table have in common, beside their losses, scenarios and seeds.
+
+    ``family`` stands for all of their recipes that the other fields do not say; records of earlier versions have none.
+    """
 
     method: str
     normalization: str
@@ -36,12 +41,15 @@ class Protocol:
     image_size: int | None
     split: str
     weights: str
+    family: str | None = None
+    epochs: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, run: Recipe | Record) -> Protocol:
         """Return the protocol of a recipe or of a record."""
         if isinstance(run, Record):
-            return cls(run.method, run.normalization, run.encoder, run.image_size, run.split, run.weights)
+            facts = (run.method, run.normalization, run.encoder, run.image_size, run.split, run.weights)
+            return cls(*facts, run.family, run.epochs)
         weights = run.encoder.weights
         return cls(
             run.method,
@@ -50,13 +58,33 @@ class Protocol:
             run.data.image_size,
             run.data.split,
             weights if weights in ("none", "timm") else "file",
+            family_of(run),
+            epochs_of(run),
         )
+
+    def is_like(self, other: Protocol) -> bool:
+        """Whether two protocols agree in all that records of any version say of them."""
+        return replace(self, family=None, epochs=None) == replace(other, family=None, epochs=None)
 
     def __str__(self) -> str:
         size = "its own size" if self.image_size is None else f"{self.image_size} px"
         start = {"none": "scratch", "timm": "timm's weights", "file": "weights of a file"}.get(self.weights, "?")
         by = {"group": "split by group", "random": "split by image"}.get(self.split, f"split {self.split}")
-        return f"{self.encoder} at {size} from {start}, {by}, {self.normalization} normalization"
+        text = f"{self.encoder} at {size} from {start}, {by}, {self.normalization} normalization"
+        if self.epochs is not None:
+            text += f", {' + '.join(map(str, self.epochs))} epochs"
+        return f"{text}, recipe {'not recorded' if self.family is None else _recipe_name(self.family)}"
+
+
+@cache
+def _recipe_name(family: str) -> str:
+    """Return the name of a family's recipe: one that comes with the package, else the start of the hash."""
+    known = {family_of(named_recipe(name)): name for name in named_recipes()}
+    for preset in paper.PRESETS:
+        for split in paper.SPLIT_RULES:
+            name = f"paper-isic{'' if preset == 'paper' else f' ({preset})'}"
+            known.setdefault(family_of(paper.base_recipe("isic", preset=preset, split=split)), name)
+    return known.get(family, family[:8])
 
 
 @dataclass(frozen=True)
@@ -122,9 +150,23 @@ class Comparison:
         """Return what the paper has for a cell, in per cent, whether or not it was trained."""
         return published_beside(self.table, scenario, setting, figure)
 
-    def is_misprint(self, scenario: str | None, figure: str) -> bool:
-        """Whether the paper's row is a misprint, so that nothing is published to be compared with."""
-        return (scenario, figure) in published(self.table).misprints
+    def is_misprint(self, scenario: str | None, setting: Setting, figure: str) -> bool:
+        """Whether what the paper has for a cell is a misprint, so that it is compared with nothing."""
+        return paper.is_misprint(self.table, scenario, setting, figure)
+
+    def misprints(self, figure: str) -> list[str]:
+        """Return the scenarios in whose row a misprint would stand."""
+        rows = [
+            scenario for scenario in self.scenarios if any(self.is_misprint(scenario, s, figure) for s in self.settings)
+        ]
+        return [scenario for scenario in rows if scenario is not None]
+
+    def coverage(self) -> tuple[int, int] | None:
+        """Return how many cells of the paper's table have a run here, and of how many; None if losses are not its."""
+        whole = published(self.table)
+        if not set(self.settings) <= set(whole.settings):
+            return None
+        return len({key[:2] for key in self.entries}), len(whole.scenarios) * len(whole.settings)
 
     def agreement(self, figure: str) -> tuple[int, int]:
         """Return how many published figures lie where the paper's number of runs would be expected, and of how many.
@@ -161,13 +203,18 @@ class Comparison:
 
 
 def select(records: Iterable[Record], table: str, protocol: Protocol) -> list[Record]:
-    """Return the records of a table's kind that were made by a protocol."""
+    """Return the records of a table's kind that were made by a protocol.
+
+    Records that do not say their recipe are a family of their own, which is taken if there are none of the protocol's.
+    """
     has_scenario = table != "isic"
-    return [
+    alike = [
         record
         for record in records
-        if Protocol.of(record) == protocol and (record.scenario is not None) == has_scenario
+        if (record.scenario is not None) == has_scenario and Protocol.of(record).is_like(protocol)
     ]
+    own = [record for record in alike if record.family == protocol.family]
+    return own or [record for record in alike if record.family is None]
 
 
 def compare(

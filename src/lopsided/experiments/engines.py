@@ -101,7 +101,7 @@ LOST = sentence(
 
 
 class LocalEngine:
-    """Worker processes of this machine, by default one with one thread for each core.
+    """Worker processes of this machine, by default as many as have a core for each of their threads.
 
     Each worker is a pool of its own, so that one which is killed takes no other along. Workers end at once when the
     engine is closed or its process dies, however it dies: each watches a pipe whose other end that process holds.
@@ -111,7 +111,7 @@ class LocalEngine:
         for name, value in (("workers", workers), ("threads", threads)):
             if value is not None and value < 1:
                 raise InputError(sentence(f"{name} must be >= 1", value))
-        self.slots = available_cores() if workers is None else workers
+        self.slots = max(1, available_cores() // threads) if workers is None else workers
         self.threads = threads
         self._folder = Path()
         self._lifeline: tuple[Connection, Connection] | None = None

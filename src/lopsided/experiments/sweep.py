@@ -2,7 +2,8 @@
 
 A sweep folder holds ``sweep.json``, which marks it; ``records.jsonl``, a line per finished run; ``failures.jsonl``, a
 line per failed attempt; and ``cells/KEY/``, the run folders, KEY being the start of the recipe's hash. Starting again
-skips what is done, goes on with what was cut off, and tries again what failed. Several processes may work on one
+skips what is done, goes on with what was cut off, tries again what failed, and reads those run folders again that have
+no record or one of an earlier version. Several processes may work on one
 folder: ``claims/KEY/`` is locked by whoever has a cell computed.
 """
 
@@ -15,7 +16,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,22 @@ from lopsided.experiments.records import (
     append_record,
     read_failures,
     read_records,
+    renew_records,
 )
 from lopsided.experiments.sweep_view import View, sweep_view
 from lopsided.recipe import Recipe
 
-__all__ = ["Cell", "Engine", "LocalEngine", "SweepOutcome", "View", "open_sweep", "run_sweep", "sweep_view"]
+__all__ = [
+    "Cell",
+    "Engine",
+    "LocalEngine",
+    "SweepOutcome",
+    "View",
+    "open_sweep",
+    "renew_sweep",
+    "run_sweep",
+    "sweep_view",
+]
 
 FORMAT = 1
 """The version of a sweep folder."""
@@ -72,9 +84,9 @@ def run_sweep(
     checkpoint are removed unless ``keep_models``; with ``keep="records"`` all of its folder is. An interrupt, or
     SIGTERM, ends the workers at once and raises ``KeyboardInterrupt``; nothing is lost but the epochs in work.
     """
-    path = open_sweep(folder)
+    check_sweep(folder)
     wanted = {cell.key: cell for cell in map(Cell.of, cells)}
-    driver = _Driver(path, list(wanted.values()), engine, view or View(), retries)
+    driver = _Driver(Path(folder), list(wanted.values()), engine, view or View(), retries)
     driver.kept = "models" if keep_models else keep
     return driver.run()
 
@@ -82,15 +94,26 @@ def run_sweep(
 def open_sweep(folder: str | os.PathLike[str]) -> Path:
     """Make a sweep folder, or check that there is one."""
     path = Path(folder)
+    if not check_sweep(path):
+        files.make_folder(path)
+        content = {"format": FORMAT, "lopsided": __version__}
+        files.atomic_write(path / SWEEP, json.dumps(content) + "\n")
+    return path
+
+
+def check_sweep(folder: str | os.PathLike[str]) -> bool:
+    """Whether there is a sweep in a folder; what is something else, or of another version, is refused."""
+    path = Path(folder)
     try:
         content = json.loads((path / SWEEP).read_bytes())
         written = content["format"]
     except FileNotFoundError:
-        _check_empty(path)
-        files.make_folder(path)
-        content = {"format": FORMAT, "lopsided": __version__}
-        files.atomic_write(path / SWEEP, json.dumps(content) + "\n")
-        return path
+        if _is_empty(path):
+            return False
+        if (path / SWEEP).exists():  # Another process was faster.
+            return check_sweep(path)
+        got, do = f"{path}, which holds something else", "Choose another folder."
+        raise RunError(sentence("a sweep must have a new folder, an empty one or its own", got, do)) from None
     except NotADirectoryError:
         raise RunError(sentence("a sweep must have a folder", f"{path}, which is a file")) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -98,14 +121,32 @@ def open_sweep(folder: str | os.PathLike[str]) -> Path:
     if written != FORMAT:
         do = f"Open it with lopsided {content.get('lopsided', 'of that version')}, which wrote it."
         raise RunError(sentence(f"a sweep must have format {FORMAT}", f"format {written} in {path}", do))
-    return path
+    return True
 
 
-def _check_empty(path: Path) -> None:
-    if path.exists() and any(not item.name.startswith(".") for item in path.iterdir()):
-        do = "Choose another folder."
-        got = f"{path}, which holds something else"
-        raise RunError(sentence("a sweep must have a new folder, an empty one or its own", got, do))
+def _is_empty(path: Path) -> bool:
+    return not path.exists() or all(item.name.startswith(".") for item in path.iterdir())
+
+
+def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
+    """Record the finished runs of a sweep that have no record, or one of an earlier version; return how many.
+
+    The runs of the cells ``but`` are left alone if they have no record at all.
+    """
+    path = Path(folder)
+    there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
+    known = {cell for cell, record in there.items() if record.family is not None} | (set(but) - set(there))
+    found = []
+    for metrics in sorted((path / CELLS).glob(f"*/{runs.METRICS}")):
+        cell = metrics.parent.name
+        if cell not in known:
+            # A run that cannot be read is trained again, or its record stays as it is.
+            with suppress(LopsidedError, OSError, KeyError, TypeError, ValueError):
+                record = Record.from_run(runs.Run.open(metrics.parent))
+                found += [record] if record.cell == cell else []
+    if found:
+        renew_records(path / RECORDS, found)
+    return len(found)
 
 
 class _Driver:
@@ -124,15 +165,16 @@ class _Driver:
         self.deaths: Counter[str] = Counter()
         self.old_failures = len(read_failures(folder / FAILURES))
         self.told: set[str] = set()
-        self.reason, self.next_look = "", 0.0
+        self.reasons: dict[str, str] = {}
+        self.next_look = 0.0
 
     def run(self) -> SweepOutcome:
         self.take_stock()
         skipped = len(self.done)
         self.view.begin(len(self.cells), skipped)
         try:
+            self.open()
             if self.todo:
-                self.engine.open(self.folder, models=self.kept == "models")
                 with _handling({signal.SIGTERM: _interrupt}):
                     self.loop()
         finally:
@@ -145,8 +187,22 @@ class _Driver:
             [self.done[cell.key] for cell in self.cells if cell.key in self.done], list(self.failed.values()), skipped
         )
 
+    def open(self) -> None:
+        """Open the engine, if there is work for it, and then the sweep: one that was made for nothing goes again."""
+        made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        files.make_folder(self.folder)
+        try:
+            if self.todo:
+                self.engine.open(self.folder, models=self.kept == "models")
+        except BaseException:
+            for path in made:
+                _remove_if_empty(path)
+            raise
+        open_sweep(self.folder)
+
     def take_stock(self) -> None:
         """Find out which cells are done."""
+        renew_sweep(self.folder, but=[cell.key for cell in self.cells])
         there = self.records()
         for cell in self.cells:
             record = there.get(cell.key)
@@ -201,7 +257,9 @@ class _Driver:
             if self.has_room():
                 self.start(self.elsewhere.popleft())
         if self.elsewhere and not self.claims:
-            self.view.waiting(len(self.elsewhere), self.reason)
+            reasons = [self.reasons[cell.key] for cell in self.elsewhere]
+            # The one that names a file to remove, if any does, is the one that may never end by itself.
+            self.view.waiting(len(reasons), next((r for r in reasons if files.LOCK_NAME in r), reasons[0]))
         self.next_look = time.monotonic() + _POLL_SECONDS
 
     def start(self, cell: Cell) -> None:
@@ -241,7 +299,7 @@ class _Driver:
                 pass
 
     def claim(self, cell: Cell) -> ExitStack | None:
-        """Keep a cell from other sweeps; None, and ``reason``, if one of them or a run of its own has it."""
+        """Keep a cell from other sweeps; None, and a reason, if one of them or a run of its own has it."""
         sign = self.folder / CLAIMS / cell.key
         with ExitStack() as stack:
             try:
@@ -252,7 +310,7 @@ class _Driver:
                 # What the disk refuses has a cause; a folder that is gone was removed by whoever had the cell.
                 if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError):
                     raise
-                self.reason = str(error)
+                self.reasons[cell.key] = str(error)
                 return None
             return stack.pop_all()
 

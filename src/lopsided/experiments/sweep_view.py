@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 30.0
 """Where there is no terminal and no cell ends, the state is told this often."""
 
+WAITING_SECONDS = 600.0
+"""Whoever wants to hear little is told this often that a sweep waits for others."""
+
 SHOWN = 8
 """So many running cells a terminal shows."""
 
@@ -49,12 +52,15 @@ class View:
 
 
 class Told(View):
-    """Says failures and notes on stderr, and counts for the two below."""
+    """Says failures, notes and what is waited for on stderr, and counts for the two below."""
+
+    waiting_seconds = WAITING_SECONDS
 
     def __init__(self) -> None:
         self.total = self.skipped = self.finishes = self.failures = 0
         self.running: dict[str, tuple[str, float]] = {}
         self.start = time.monotonic()
+        self.last_waiting: float | None = None
 
     def say(self, text: str) -> None:
         """Print one line on stderr."""
@@ -84,6 +90,13 @@ class Told(View):
         """Say what was found."""
         self.say(text)
 
+    def waiting(self, cells: int, reason: str) -> None:
+        """Say it at once, then from time to time; it may take someone to end it."""
+        now = time.monotonic()
+        if self.last_waiting is None or now - self.last_waiting >= self.waiting_seconds:
+            self.last_waiting = now
+            self.say(_waiting(cells, reason))
+
     def counts(self) -> str:
         """Say how many cells are done, running, failed and skipped."""
         done = f"{self.skipped + self.finishes}/{self.total} done"
@@ -102,6 +115,8 @@ class Told(View):
 
 class Lines(Told):
     """A line per finished cell, and one from time to time while none ends."""
+
+    waiting_seconds = PLAIN_SECONDS
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,11 +140,6 @@ class Lines(Told):
         """Say which cell is done, and its figure."""
         super().finished(record)
         self.say(f"{record.name}: UWA {record.test.uwa:.3f} ({self.state()})")
-
-    def waiting(self, cells: int, reason: str) -> None:
-        """Say it from time to time."""
-        if time.monotonic() - self.last >= PLAIN_SECONDS:
-            self.say(f"waiting for {cells} cells that are computed elsewhere: {reason}")
 
     def tick(self) -> None:
         """Say where the sweep stands if nothing was said for long."""
@@ -181,8 +191,14 @@ class Screen(Told):
         self.say(f"{record.name}: UWA {record.test.uwa:.3f}")
 
     def waiting(self, cells: int, reason: str) -> None:
-        """Show what is waited for."""
-        self.reason = f"waiting for {cells} cells that are computed elsewhere: {reason}"
+        """Show what is waited for; the line of the bar is cut where the terminal ends, what is said above is not."""
+        super().waiting(cells, reason)
+        self.reason = _waiting(cells, reason)
+
+
+def _waiting(cells: int, reason: str) -> str:
+    what = "1 cell that is" if cells == 1 else f"{cells} cells that are"
+    return f"waiting for {what} computed elsewhere: {reason}"
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from lopsided import files
 from lopsided.experiments.compare import Comparison
 from lopsided.experiments.paper import FIGURES
 from lopsided.experiments.verdicts import WORDS
-from lopsided.reports.tables import axis, column_names, title
+from lopsided.intervals import UNDEFINED
+from lopsided.reports.tables import axis, column_names, shown_interval, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,10 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 PUBLISHED: dict[str, Any] = {"color": "black", "marker": "D", "markerfacecolor": "none"}
 COLUMNS = 4
-_SETTINGS: Any = {"svg.hashsalt": "lopsided", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 8}
+NARROWEST, LEGEND_WIDTH = 4.4, 2.9
+"""Inches that a title, and an entry of the legend, need."""
+
+FONTS: Any = {"svg.hashsalt": "lopsided", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 8}
 
 
 def write_figures(comparison: Comparison, folder: str | os.PathLike[str], stem: str) -> list[Path]:
@@ -36,7 +40,7 @@ def write_figures(comparison: Comparison, folder: str | os.PathLike[str], stem: 
 
     target = files.make_folder(folder)
     written = []
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(FONTS):
         for name in FIGURES:
             drawn = draw(comparison, name)
             for suffix, more in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
@@ -55,8 +59,9 @@ def draw(comparison: Comparison, figure: str) -> Figure:
     number = max(len(comparison.scenarios), 1)
     columns = min(number, COLUMNS)
     rows = math.ceil(number / columns)
-    width = max(2.2 * columns, 0.9 * len(comparison.settings) + 1.5)
-    drawn = Figure(figsize=(width, 1.9 * rows + 1.1), layout="constrained")
+    width = max(2.2 * columns, 0.9 * len(comparison.settings) + 1.5, NARROWEST)
+    across = max(1, int(width // LEGEND_WIDTH))
+    drawn = Figure(figsize=(width, 1.9 * rows + 1.1 + 0.17 * math.ceil(3 / across)), layout="constrained")
     FigureCanvasAgg(drawn)
     panels = drawn.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
     for panel, scenario in zip(panels, comparison.scenarios, strict=False):
@@ -69,7 +74,7 @@ def draw(comparison: Comparison, figure: str) -> Figure:
     drawn.suptitle(f"{title(comparison)}: {WORDS[figure]}", fontsize=10)
     drawn.supylabel(f"{WORDS[figure]}, per cent", fontsize=9)
     handles, labels = _legend(panels)
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    drawn.legend(handles, labels, loc="outside lower center", ncols=min(across, max(len(labels), 1)), frameon=False)
     return drawn
 
 
@@ -81,19 +86,20 @@ def _draw_panel(panel: Axes, comparison: Comparison, scenario: str | None, figur
     panel.spines[["top", "right"]].set_visible(False)
     shift = 0.16
     for i, split in enumerate(comparison.splits):
-        found = [
-            (place, entry.mean)
-            for place, setting in zip(places, comparison.settings, strict=True)
-            if (entry := comparison.entry(scenario, setting, split, figure)) is not None
-        ]
-        if not found:
+        entries = [comparison.entry(scenario, setting, split, figure) for setting in comparison.settings]
+        if not any(entries):
             continue
+        # A cell without a run is NaN, so that no line leads across it.
+        means = [UNDEFINED if entry is None else entry.mean for entry in entries]
+        limits = [shown_interval(mean) or (mean.value, mean.value) for mean in means]
         offset = shift * (2 * i - len(comparison.splits) + 1)
-        halves = [0.0 if math.isnan(mean.high) else mean.high - mean.value for _, mean in found]
         panel.errorbar(
-            [place + offset for place, _ in found],
-            [mean.value for _, mean in found],
-            yerr=halves,
+            [place + offset for place in places],
+            [mean.value for mean in means],
+            yerr=[
+                [mean.value - low for mean, (low, _) in zip(means, limits, strict=True)],
+                [high - mean.value for mean, (_, high) in zip(means, limits, strict=True)],
+            ],
             label=f"{WORDS[split]} images, mean and 95 % interval",
             linestyle="solid" if axis(comparison) else "none",
             linewidth=1.0,

@@ -1,14 +1,22 @@
-"""A table of the paper beside what the runs say, as LaTeX in the paper's shape (booktabs, multirow). Needs no torch."""
+"""A table of the paper beside what the runs say, as LaTeX in the paper's shape (booktabs). Needs no torch."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lopsided.experiments.compare import Comparison
 from lopsided.experiments.paper import Setting
 from lopsided.experiments.verdicts import WORDS
-from lopsided.reports.tables import axis, column_names, title
+from lopsided.reports.tables import (
+    axis,
+    column_names,
+    is_cut,
+    misprint_notes,
+    published_text,
+    runs_text,
+    shown_interval,
+    title,
+)
 
 ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}
 """The paper's order of figures."""
@@ -18,33 +26,42 @@ _SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbacksl
 
 
 def to_latex(comparison: Comparison, label: str) -> str:
-    """Write one ``table`` for each set of images; it needs the packages booktabs and multirow.
+    """Write the tables of each set of images; they need the package booktabs.
 
+    A table over scenarios is one for each figure, so that all eleven fit a page, over both columns where there are two.
     Bold is not the highest mean, as in the paper, but what differs from CL over the same seeds.
     """
-    lines = [r"% Needs \usepackage{booktabs} and \usepackage{multirow}."]
+    lines = [r"% Needs \usepackage{booktabs}."]
     for split in comparison.splits:
-        body = _by_loss(comparison, split) if comparison.table == "isic" else _by_scenario(comparison, split)
-        lines += [
-            r"\begin{table}[t]",
-            r"    \centering",
-            rf"    \caption{{{_caption(comparison, split)}}}",
-            rf"    \label{{tab:{label}-{split.replace('_', '-')}}}",
-            *(f"    {line}" for line in body),
-            r"\end{table}",
-        ]
+        name = f"{label}-{split.replace('_', '-')}"
+        if comparison.table == "isic":
+            lines += _table("table", name, _caption(comparison, split, ORDER), _by_loss(comparison, split))
+            continue
+        for figure in ORDER:
+            body = _by_scenario(comparison, split, figure)
+            lines += _table("table*", f"{name}-{figure}", _caption(comparison, split, [figure]), body)
     return "\n".join(lines) + "\n"
 
 
-def _caption(comparison: Comparison, split: str) -> str:
-    low, high = comparison.runs
-    runs = f"{low}" if low == high else f"{low} to {high}"
+def _table(environment: str, label: str, caption: str, body: Iterable[str]) -> Iterator[str]:
+    yield rf"\begin{{{environment}}}[t]"
+    yield r"    \centering"
+    yield rf"    \caption{{{caption}}}"
+    yield rf"    \label{{tab:{label}}}"
+    yield r"    \footnotesize"
+    yield r"    \setlength{\tabcolsep}{2.5pt}"
+    yield from (f"    {line}" for line in body)
+    yield rf"\end{{{environment}}}"
+
+
+def _caption(comparison: Comparison, split: str, figures: Iterable[str]) -> str:
+    named = " and ".join(WORDS[figure] for figure in figures)
     text = (
-        f"{title(comparison)}: accuracy and UWA in per cent on the {WORDS[split]} images, mean and 95 % interval over "
-        f"{runs} runs, and the published figures. Bold: the difference to CL over the same seeds has an interval that "
-        f"leaves out 0. {comparison.protocol}."
+        f"{title(comparison)}: {named} in per cent on the {WORDS[split]} images, mean and 95 % interval over "
+        f"{runs_text(*comparison.runs)}, and the published figures. Bold: the difference to CL over the same seeds has "
+        f"an interval that leaves out 0. {comparison.protocol}."
     )
-    return escape(text)
+    return escape(" ".join([text, *misprint_notes(comparison, list(figures))]))
 
 
 def escape(text: str) -> str:
@@ -56,25 +73,21 @@ def escape(text: str) -> str:
     return text.translate(_SPECIAL)
 
 
-def _by_scenario(comparison: Comparison, split: str) -> Iterator[str]:
+def _by_scenario(comparison: Comparison, split: str, figure: str) -> Iterator[str]:
     """Yield the tabular of the tables over eta and gamma: scenarios down, values across."""
     number, name = len(comparison.settings), axis(comparison)
     across = "Loss" if name is None else rf"$\{name}$"
     yield rf"\begin{{tabular}}{{{'c' * (number + 2)}}}"
     yield r"    \toprule"
-    two_rows = [rf"\multirow{{2}}{{*}}{{{word}}}" for word in ("Scenario", "Metric")]
-    yield _row([*two_rows, rf"\multicolumn{{{number}}}{{c}}{{{across}}}"])
+    yield _row(["", "", rf"\multicolumn{{{number}}}{{c}}{{{across}}}"])
     yield rf"    \cmidrule{{3-{number + 2}}}"
-    yield _row(["", "", *column_names(comparison)])
+    yield _row(["Scenario", "Metric", *column_names(comparison)])
     for scenario in comparison.scenarios:
         yield r"    \midrule"
-        first = rf"\multirow{{4}}{{*}}{{{scenario}}}"
-        for figure, word in ORDER.items():
-            means = [_mean(comparison, scenario, setting, split, figure) for setting in comparison.settings]
-            yield _row([first, word, *means])
-            printed = [_published(comparison, scenario, setting, figure) for setting in comparison.settings]
-            yield _row(["", r"\textit{published}", *printed])
-            first = ""
+        means = [_mean(comparison, scenario, setting, split, figure) for setting in comparison.settings]
+        yield _row([str(scenario), ORDER[figure], *means])
+        printed = [published_text(comparison, scenario, s, figure, MISSING) for s in comparison.settings]
+        yield _row(["", r"\textit{published}", *printed])
     yield r"    \bottomrule"
     yield r"\end{tabular}"
 
@@ -88,7 +101,10 @@ def _by_loss(comparison: Comparison, split: str) -> Iterator[str]:
     for setting in comparison.settings:
         cells = [str(setting)]
         for figure in ORDER:
-            cells += [_mean(comparison, None, setting, split, figure), _published(comparison, None, setting, figure)]
+            cells += [
+                _mean(comparison, None, setting, split, figure),
+                published_text(comparison, None, setting, figure, MISSING),
+            ]
         yield _row(cells)
     yield r"    \bottomrule"
     yield r"\end{tabular}"
@@ -103,11 +119,8 @@ def _mean(comparison: Comparison, scenario: str | None, setting: Setting, split:
     if entry is None:
         return MISSING
     text = f"{entry.mean.value:.1f}"
-    if not math.isnan(entry.mean.high):
-        text += rf" \pm {entry.mean.high - entry.mean.value:.1f}"
+    if (limits := shown_interval(entry.mean)) is not None:
+        low, high = limits
+        cut = rf"\,[{low:.1f}, {high:.1f}]"
+        text += cut if is_cut(entry.mean) else rf" \pm {high - entry.mean.value:.1f}"
     return rf"$\mathbf{{{text}}}$" if entry.differs else f"${text}$"
-
-
-def _published(comparison: Comparison, scenario: str | None, setting: Setting, figure: str) -> str:
-    value = comparison.published(scenario, setting, figure)
-    return MISSING if value is None else f"{value:.2f}"

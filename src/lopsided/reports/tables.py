@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from lopsided.experiments.compare import Comparison, Entry
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting
 from lopsided.experiments.verdicts import BLIND, RULE, WORDS, Verdict
+from lopsided.intervals import Figure
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MISSING = "-"
+MISPRINT = "misprint"
 COLOURS = {"supported": "green", "contradicted": "red", "cannot tell": "yellow"}
 CSV_COLUMNS = (
     "scenario",
@@ -95,13 +97,11 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         split: [comparison.entry(scenario, setting, split, figure) for setting in comparison.settings]
         for split in comparison.splits
     }
-    is_misprint = comparison.is_misprint(scenario, figure)
-    printed = [comparison.published(scenario, setting, figure) for setting in comparison.settings]
-    rows = [["published: misprint" if is_misprint else "published", *map(_published, printed)]]
+    rows = [["published", *(published_text(comparison, scenario, s, figure) for s in comparison.settings)]]
     for split, row in entries.items():
         runs = Counter(entry.runs for entry in row if entry is not None)
         usual = runs.most_common(1)[0][0] if runs else 0
-        told = f", {_runs(usual)}" if runs else ""
+        told = f", {runs_text(usual)}" if runs else ""
         rows.append([f"{WORDS[split]}{told}", *(_mean(entry, usual) for entry in row)])
     for split, row in entries.items():
         cells = zip(comparison.settings, row, strict=True)
@@ -111,12 +111,34 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
     return [["ISIC" if scenario is None else scenario, *rows[0]], *(["", *row] for row in rows[1:])]
 
 
-def _runs(number: int) -> str:
-    return f"{number} run{'' if number == 1 else 's'}"
+def runs_text(low: int, high: int | None = None) -> str:
+    """Say a number of runs, or from how many to how many.
+
+    >>> runs_text(1), runs_text(3, 4), runs_text(4, 4)
+    ('1 run', '3 to 4 runs', '4 runs')
+    """
+    high = low if high is None else high
+    return f"{'' if low == high else f'{low} to '}{high} run{'' if high == 1 else 's'}"
 
 
-def _published(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.2f}"
+def published_text(
+    comparison: Comparison, scenario: str | None, setting: Setting, figure: str, missing: str = MISSING
+) -> str:
+    """Return what the paper has for a cell, or what it lacks."""
+    if comparison.is_misprint(scenario, setting, figure):
+        return MISPRINT
+    value = comparison.published(scenario, setting, figure)
+    return missing if value is None else f"{value:.2f}"
+
+
+def shown_interval(mean: Figure) -> tuple[float, float] | None:
+    """Return the limits of a mean in per cent, as far as there are such shares; None if there is no interval."""
+    return None if math.isnan(mean.high) else (max(mean.low, 0.0), min(mean.high, 100.0))
+
+
+def is_cut(mean: Figure) -> bool:
+    """Whether an interval goes on beyond 0 or 100 per cent."""
+    return mean.low < 0 or mean.high > 100
 
 
 def _mean(entry: Entry | None, usual: int) -> str:
@@ -124,8 +146,9 @@ def _mean(entry: Entry | None, usual: int) -> str:
     if entry is None:
         return MISSING
     text = f"{entry.mean.value:.1f}"
-    if not math.isnan(entry.mean.high):
-        text += f" ±{entry.mean.high - entry.mean.value:.1f}"
+    if (limits := shown_interval(entry.mean)) is not None:
+        low, high = limits
+        text += f" [{low:.1f}, {high:.1f}]" if is_cut(entry.mean) else f" ±{high - entry.mean.value:.1f}"
     return text if entry.runs == usual else f"{text} ({entry.runs})"
 
 
@@ -139,11 +162,9 @@ def _difference(entry: Entry | None) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Say what the numbers are, what they may be compared with, and what is not there."""
-    low, high = comparison.runs
-    runs = _runs(low) if low == high else f"{low} to {_runs(high)}"
     found = [
-        f"Runs: {runs} of each cell; {comparison.protocol}. Means over runs with Student's 95 % interval"
-        f"{', which one run does not have' if low == 1 else ''}."
+        f"Runs: {runs_text(*comparison.runs)} of each cell; {comparison.protocol}. Means over runs with Student's 95 % "
+        f"interval{', which one run does not have' if comparison.runs[0] == 1 else ''}."
         f" A difference to CL is that of runs of the same seed; * where its interval leaves out 0, uncorrected for "
         f"the number of cells, of which one in twenty gets a star by chance."
     ]
@@ -164,9 +185,10 @@ def notes(comparison: Comparison) -> list[str]:
                 f"{inside} of {number} published figures of {WORDS[figure]} lie where a mean of {RUNS} runs like these "
                 f"is expected with 95 %."
             )
-    misprints = [name for name in comparison.scenarios if comparison.is_misprint(name, "uwa")]
-    if misprints:
-        found.append(f"The published UWA row of {misprints[0]} is a misprint and compared with nothing.")
+    found += misprint_notes(comparison, FIGURES)
+    coverage = comparison.coverage()
+    if coverage is not None and coverage[0] < coverage[1]:
+        found.append(f"This is a part of the paper's table: {coverage[0]} of its {coverage[1]} cells have a run here.")
     lost = [
         f"{'' if scenario is None else f'{scenario} '}{setting}"
         for scenario in comparison.scenarios
@@ -178,6 +200,15 @@ def notes(comparison: Comparison) -> list[str]:
         verb = "cell has" if len(lost) == 1 else "cells have"
         found.append(f"{len(lost)} {verb} no run ({MISSING}): {', '.join(lost[:10])}{more}.")
     return found
+
+
+def misprint_notes(comparison: Comparison, figures: Sequence[str]) -> list[str]:
+    """Say which published figures are misprints, for the paper's gamma is not the only table that may show them."""
+    return [
+        f"What is published for the {WORDS[figure]} of {scenario} over gamma is a misprint and compared with nothing."
+        for figure in figures
+        for scenario in comparison.misprints(figure)
+    ]
 
 
 def to_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
@@ -261,7 +292,7 @@ def _csv_row(
             yield from (number, *("" if isinstance(x, float) and math.isnan(x) else x for x in three))
     published = comparison.published(scenario, setting, figure)
     yield "" if published is None else published
-    yield int(comparison.is_misprint(scenario, figure))
+    yield int(comparison.is_misprint(scenario, setting, figure))
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
