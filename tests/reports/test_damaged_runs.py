@@ -20,6 +20,7 @@ from lopsided.errors import DataError, RunError
 from lopsided.experiments.records import Failure, append_failure, read_failures
 from lopsided.experiments.runs import Run
 from lopsided.recipe import Recipe
+from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import open_finished, read_judged, read_stages
 from lopsided.reports.run_page import run_page
@@ -277,6 +278,54 @@ def test_the_names_of_odd_bytes_do_not_keep_a_page_from_being_written(tmp_path: 
     text = text_of((folder / "report.html").read_text(encoding="utf-8"))
     assert "no image of caf\ufffd, \ufffd" in text
     assert "odd \ufffd" in text
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_that_are_not_finite_have_no_map_and_a_sentence(tmp_path: Path, value: float) -> None:
+    folder = make_run(tmp_path / "run")
+    tensors = load_file(folder / "features.safetensors")
+    tensors["test"][3, 2] = value
+    save_file(tensors, folder / "features.safetensors")
+    for kind in ("pca", "tsne"):
+        page = run_page(folder, kind)
+        expected = "There is no map: the features of the test images (features.safetensors) are not all finite numbers."
+        assert expected in text_of(page)
+        assert 'id="map"' not in page
+
+
+def test_why_there_is_no_map_is_said(tmp_path: Path) -> None:
+    without = text_of(run_page(make_run(tmp_path / "without", features=False)))
+    assert "There is no map: the run has no features of its test images (features.safetensors)." in without
+    single = text_of(run_page(make_run(tmp_path / "single", test=(1, 0), val=None)))
+    assert "There is no map of a single test image." in single
+
+
+def test_images_that_could_not_be_read_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_NOTED", 2)
+    broken = [{"name": f"<{i}>.png", "reason": "it is cut off"} for i in range(3)]
+    text = text_of(run_page(make_run(tmp_path / "run", unreadable=broken)))
+    assert "3 images could not be read." in text
+    assert (
+        "Images that could not be read <0>.png : it is cut off <1>.png : it is cut off 1 more is in metrics.json."
+        in text
+    )
+    assert "Images that could not be read" not in text_of(run_page(make_run(tmp_path / "whole")))
+
+
+def test_a_page_that_would_be_too_large_lists_fewer_images_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{i:03d}{'n' * 150}.png" for i in range(400)]
+    folder = make_run(tmp_path / "run", test=(300, 100), names=names)
+    whole = run_page(folder)
+    assert "are listed and pictured" not in text_of(whole)
+    limit = len(whole.encode()) - 20_000
+    monkeypatch.setattr(module, "LIMIT", limit)
+    page = run_page(folder)
+    assert len(page.encode()) <= limit
+    assert "Of 400 images, 200 are listed and pictured: " in text_of(page)
+    monkeypatch.setattr(module, "LIMIT", 1000)
+    assert "Of 400 images, 50 are listed and pictured: " in text_of(run_page(folder)), "There is an end to it."
 
 
 def test_probabilities_are_read_as_they_were_written(tmp_path: Path) -> None:

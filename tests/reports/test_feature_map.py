@@ -35,6 +35,23 @@ def test_a_map_lies_in_the_unit_square_and_is_the_same_each_time() -> None:
         assert first.xy.max() <= 1
 
 
+def test_far_points_keep_off_the_frame_and_apart() -> None:
+    x = features(4000, 2)
+    x[:3] = [[40, 0], [400, 0], [-4000, 0]]
+    xy = lay_out(x, "pca", 0).xy
+    assert xy.min() >= 0.02
+    assert xy.max() <= 0.98
+    along = np.sort(xy[:3, 0]) if xy[0, 0] < xy[1, 0] else np.sort(1 - xy[:3, 0])
+    assert along[0] < 0.05
+    assert 0.95 < along[1] < along[2], "The farther one lies outside."
+    assert np.ptp(xy[3:, 0]) > 0.5, "The others are not squeezed."
+
+
+def test_neighbours_of_very_large_features_are_found() -> None:
+    x, labels = features(25, 4), np.arange(25) % 3
+    assert neighbour_share(x * np.float32(1e25), labels, 1) == neighbour_share(x, labels, 1)
+
+
 @pytest.mark.parametrize("x", [np.zeros((5, 4)), np.ones((2, 1)), np.eye(3)])
 def test_features_that_hardly_differ_still_have_a_map(x: np.ndarray) -> None:
     for kind in ("pca", "tsne"):

@@ -224,7 +224,7 @@ def judged(n: int, seed: int = 0) -> Judged:
 
 
 def test_the_order_has_mistakes_first_the_surest_first_then_the_others_the_least_sure_first() -> None:
-    found = in_order(judged(200), 0)
+    found = in_order(judged(200), 0, 200)
     wrong, sure = found.judged.wrong, found.judged.confidence
     split = int(wrong.sum())
     assert wrong[:split].all()
@@ -236,16 +236,14 @@ def test_the_order_has_mistakes_first_the_surest_first_then_the_others_the_least
     assert found.note == ""
 
 
-def test_of_too_many_images_a_sample_is_listed_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_IMAGES", 150)
-    found, again = in_order(judged(200), 0), in_order(judged(200), 0)
+def test_of_too_many_images_a_sample_is_listed_and_said() -> None:
+    found, again = in_order(judged(200), 0, 150), in_order(judged(200), 0, 150)
     assert found.judged.names == again.judged.names
     assert found.number == 150
     wrong = int(judged(200).wrong.sum())
     assert int(found.first().wrong.sum()) == wrong, "Every mistake is among them."
     assert found.note.startswith("Of 200 images, 150 are listed and pictured: every mistake and a random sample")
-    monkeypatch.setattr(module, "MOST_IMAGES", 50)
-    few = in_order(judged(200), 0)
+    few = in_order(judged(200), 0, 50)
     assert int(few.first().wrong.sum()) == 40
     assert "the 40 surest mistakes" in few.note
     assert len(few.judged) == 200

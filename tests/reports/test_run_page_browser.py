@@ -315,6 +315,55 @@ def test_dragging_over_the_map_lists_what_lies_within(page_file: Path, show: Ope
     assert page.is_hidden("#map-panel")
 
 
+def test_a_finger_scrolls_unless_it_is_to_select(page_file: Path, show: Open) -> None:
+    page = show(page_file, has_touch=True)
+    page.locator("#map").scroll_into_view_if_needed()
+    names, touch = page_names(page), page.context.new_cdp_session(page)
+
+    def drag(start: tuple[float, float], end: tuple[float, float]) -> None:
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        for kind, places in (("Start", [start]), ("Move", [middle]), ("Move", [end]), ("End", [])):
+            points = [{"x": x, "y": y} for x, y in places]
+            touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    def corners() -> tuple[float, float, float, float]:
+        xs, ys = (sorted(axis) for axis in zip(*places(page), strict=True))
+        return (xs[5] + xs[6]) / 2, (ys[5] + ys[6]) / 2, (xs[-6] + xs[-7]) / 2, (ys[-6] + ys[-7]) / 2
+
+    left, top, right, bottom = corners()
+    drag((right, top), (left, top + 1))
+    assert page.is_hidden("#map-panel")
+    page.tap("#map-select")
+    page.wait_for_selector("#map-select[aria-pressed=true]")
+    left, top, right, bottom = corners()
+    spots = places(page)
+    drag((right, top), (left, bottom))
+    inside = {name for name, (x, y) in zip(names, spots, strict=True) if left <= x <= right and top <= y <= bottom}
+    assert 0 < len(inside) < len(names)
+    page.wait_for_selector("#map-panel", state="visible")
+    assert {tile["name"] for tile in tiles(page, "map-gallery")} == inside
+    page.click("#map-select")  # After so quick a drag, chromium takes a tap for the end of the movement.
+    page.wait_for_selector("#map-select[aria-pressed=false]")
+
+
+def test_who_has_no_touch_screen_is_not_offered_to_select_by_finger(page_file: Path, show: Open) -> None:
+    assert show(page_file).is_hidden("#map-select")
+
+
+def test_the_legend_of_the_map_is_that_of_its_colours(page_file: Path, show: Open) -> None:
+    page = show(page_file)
+    assert (page.is_visible("#legend-class"), page.is_visible("#legend-mistake")) == (True, False)
+    page.check("input[name=map-by][value=mistake]")
+    assert (page.is_visible("#legend-class"), page.is_visible("#legend-mistake")) == (False, True)
+    assert page.locator("#legend-mistake li").all_inner_texts() == ["right", "mistake"]
+    stroke = "element => getComputedStyle(element).stroke"
+    for kind in ("good", "bad"):
+        drawn, told = page.locator(f"#map .{kind}").first, page.locator(f"#legend-mistake .{kind}")
+        assert told.evaluate(stroke) == drawn.evaluate(stroke) != "none"
+    page.check("input[name=map-by][value=class]")
+    assert (page.is_visible("#legend-class"), page.is_visible("#legend-mistake")) == (True, False)
+
+
 def test_the_map_can_be_used_with_the_keyboard(page_file: Path, show: Open) -> None:
     page = show(page_file)
     page.focus("#map")

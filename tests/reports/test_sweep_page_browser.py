@@ -170,7 +170,7 @@ def test_verdicts_are_shown_with_their_reasons(sweep: Path, records: list[Record
     assert verdicts
     for verdict in verdicts:
         assert verdict.text in text
-        assert verdict.reason() in text
+        assert re.sub(r"(?<=[ \[])-(?=\d)", "\N{MINUS SIGN}", verdict.reason()) in text
         assert f"{verdict.where}:" in text
 
 

@@ -15,6 +15,8 @@ KINDS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 MOST_NEIGHBOURS = 3_000
 """The most images that t-SNE and UMAP lay out, which would take minutes with more."""
 _MOST_ASKED = 2_000
+_MARGIN, _FRAME = 0.05, 0.02
+"""Where the margin of far points begins, and where it ends: no mark touches the frame."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +100,12 @@ def _umap(features: Floats, random_state: int) -> npt.NDArray[np.float64]:
 
 
 def _unit(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Shift each axis into [0, 1]; one far point does not squeeze the others, it moves to the edge."""
+    """Shift each axis into [0, 1]; far points do not squeeze the others: they share a margin, the farthest outside."""
     low, high = np.quantile(xy, [0.001, 0.999], axis=0)
-    width = np.where(high > low, high - low, 1.0)
-    return np.asarray(np.clip((xy - low) / width, -0.02, 1.02) * 0.96 + 0.02)
+    share = (xy - low) / np.where(high > low, high - low, 1.0)
+    inside = np.clip(share, 0.0, 1.0)
+    beyond = share - inside
+    return np.asarray(_MARGIN + (1 - 2 * _MARGIN) * inside + (_MARGIN - _FRAME) * beyond / (1 + np.abs(beyond)))
 
 
 def neighbour_share(features: Floats, labels: npt.NDArray[np.int64], label: int) -> float | None:
@@ -112,7 +116,8 @@ def neighbour_share(features: Floats, labels: npt.NDArray[np.int64], label: int)
     rows = np.flatnonzero(labels == label)[:_MOST_ASKED]
     if not len(rows) or len(labels) < 2:
         return None
-    z = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    wide = features.astype(np.float64)  # The square of a large float32 is none.
+    z = (wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     similarity = z[rows] @ z.T
     similarity[np.arange(len(rows)), rows] = -np.inf
     return float((labels[similarity.argmax(axis=1)] == label).mean())

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.experiments.runs import RECIPE
+from lopsided.experiments.runs import FEATURES, RECIPE
 from lopsided.recipe import CONTRASTIVE_LOSSES
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
-from lopsided.reports.page import embedded_json, packed, render
+from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import JUDGED, Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, counts_at, favoured, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
-from lopsided.reports.wording import amount, clean, duration, listed, percent, quoted
+from lopsided.reports.wording import amount, clean, duration, percent, quoted
 from lopsided.seeds import derive_seed
 
 MOST_IMAGES = 10_000
@@ -31,6 +31,10 @@ PICTURE_LIMIT = 13_000_000
 WORST = 24
 """Mistakes that are shown without a script."""
 FEW_CLASSES = 12
+MOST_NOTED = 100
+"""The most unreadable images that a page names."""
+LEAST_IMAGES = 50
+"""Below so many listed images a page is not made smaller."""
 FIGURES = {
     "uwa": ("UWA", "unweighted accuracy: the mean of each class's recall"),
     "accuracy": ("accuracy", "share of all images that are recognised"),
@@ -77,16 +81,24 @@ def run_page(folder: Path, kind: str = "pca") -> str:
     }
     if split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
-    pictures, data, seen = _judgement(facts, judged[split], judged.get("val"), kind)
-    return render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
+    most, room = MOST_IMAGES, PICTURE_LIMIT
+    while True:
+        pictures, data, seen = _judgement(facts, judged[split], judged.get("val"), kind, most, room)
+        page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
+        if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
+            return page
+        most, room = max(LEAST_IMAGES, min(most, len(judged[split])) // 2), room // 2
 
 
 def _judgement(
-    facts: Facts, judged: Judged, val: Judged | None, kind: str
+    facts: Facts, judged: Judged, val: Judged | None, kind: str, most: int, room: int
 ) -> tuple[Thumbnails, dict[str, Any], dict[str, Any]]:
-    """Return the pictures, the script's data and the template's context of all that shows judged images."""
+    """Return the pictures, the script's data and the template's context of all that shows judged images.
+
+    ``most`` is the number of images to list at most, ``room`` that of bytes for data and pictures.
+    """
     figures = facts.figures or {}
-    ordered = in_order(judged, facts.recipe.seed)
+    ordered = in_order(judged, facts.recipe.seed, most)
     first = ordered.first()
     ranks = sorted(range(len(facts.classes)), key=lambda i: -facts.counts("train").get(facts.classes[i], 0))
     colours = run_figures.class_colours(ranks, judged)
@@ -106,7 +118,7 @@ def _judgement(
         "threshold": threshold,
         "map": _map_data(maps, colours) if maps else None,
     }
-    thumbnails = make_thumbnails(facts.recipe, first.names, PICTURE_LIMIT - len(embedded_json(data)))
+    thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)))
     if thumbnails.sheets:
         data["pictures"] = {"missing": thumbnails.missing, "columns": COLUMNS, "rows": ROWS}
     shown, cells = run_figures.confusion_cells(figures["confusion"])
@@ -129,28 +141,28 @@ def _judgement(
     return thumbnails, data, context
 
 
-def in_order(judged: Judged, seed: int) -> Listed:
+def in_order(judged: Judged, seed: int, most: int) -> Listed:
     """Bring images into the page's order: mistakes, the surest first, then the others, the least sure first.
 
-    Of more than a page lists, a sample comes first: every mistake, or the surest ones if there are very many, and of
+    Of more than ``most``, a sample comes first: every mistake, or the surest ones if there are very many, and of
     the others a random draw by seed.
     """
     sure = judged.confidence
     wrong, right = np.flatnonzero(judged.wrong), np.flatnonzero(~judged.wrong)
     wrong, right = wrong[np.argsort(-sure[wrong], kind="stable")], right[np.argsort(sure[right], kind="stable")]
-    if len(judged) <= MOST_IMAGES:
+    if len(judged) <= most:
         return Listed(_rows(judged, np.concatenate([wrong, right])), len(judged), "")
-    num_wrong = min(len(wrong), MOST_IMAGES - min(len(right), MOST_IMAGES // 5))
+    num_wrong = min(len(wrong), most - min(len(right), most // 5))
     generator = np.random.default_rng(derive_seed(seed, "report", "sample"))
     drawn = np.zeros(len(right), dtype=bool)
-    drawn[generator.permutation(len(right))[: MOST_IMAGES - num_wrong]] = True
+    drawn[generator.permutation(len(right))[: most - num_wrong]] = True
     order = np.concatenate([wrong[:num_wrong], right[drawn], wrong[num_wrong:], right[~drawn]])
     which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} surest mistakes"
     note = (
-        f"Of {len(judged):,} images, {MOST_IMAGES:,} are listed and pictured: {which} and a random sample of the "
+        f"Of {len(judged):,} images, {most:,} are listed and pictured: {which} and a random sample of the "
         "others. All counts and figures are those of all images."
     )
-    return Listed(_rows(judged, order), MOST_IMAGES, note)
+    return Listed(_rows(judged, order), most, note)
 
 
 def _rows(judged: Judged, rows: npt.NDArray[np.int64]) -> Judged:
@@ -316,10 +328,22 @@ def _threshold(
 
 
 def _maps(first: Judged, kind: str, seed: int) -> list[FeatureMap]:
-    if first.features is None or len(first) < 2:
+    if _no_map(first):
         return []
     kinds = ["pca"] if kind == "pca" else [kind, "pca"]
-    return [lay_out(first.features, each, seed) for each in kinds]
+    return [] if first.features is None else [lay_out(first.features, each, seed) for each in kinds]
+
+
+def _no_map(first: Judged) -> str:
+    """Why there is no map; empty if there is one."""
+    split = run_words.SPLITS[first.split]
+    if first.features is None or not first.features.size:
+        return f"There is no map: the run has no features of its {split} images ({FEATURES})."
+    if len(first) < 2:
+        return f"There is no map of a single {split} image."
+    if not np.isfinite(first.features).all():
+        return f"There is no map: the features of the {split} images ({FEATURES}) are not all finite numbers."
+    return ""
 
 
 def _map_data(maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
@@ -332,7 +356,7 @@ def _map_data(maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, A
 
 def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
     if not maps or first.features is None:
-        return {"maps": []}
+        return {"maps": [], "no_map": _no_map(first)}
     name = facts.classes[facts.minority]
     share = neighbour_share(first.features, first.y_true, facts.minority)
     told = (
@@ -359,6 +383,7 @@ def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colour
 def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict[str, Any]:
     train = facts.counts("train")
     name = facts.classes[facts.rarest]
+    unreadable = facts.metrics.get("unreadable") or []
     diagnostics = None
     if stages:
         share = train.get(name, 0) / max(sum(train.values()), 1)
@@ -372,5 +397,8 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
         "stages": [(stage.name, run_figures.learning_plots(stage)) for stage in stages],
         "diagnostics": diagnostics,
         "notes": [clean(note) for note in notes],
-        "unreadable": listed([clean(item["name"]) for item in facts.metrics.get("unreadable") or ()] or [""], 10),
+        "unreadable": [
+            {name: clean(str(item.get(name, ""))) for name in ("name", "reason")} for item in unreadable[:MOST_NOTED]
+        ],
+        "unreadable_more": max(len(unreadable) - MOST_NOTED, 0),
     }

@@ -143,7 +143,7 @@ def warnings(facts: Facts) -> list[Caution]:
         found.append(
             Caution(
                 f"{amount(unreadable, 'image')} could not be read",
-                "They were left out of training and figures alike; metrics.json lists them.",
+                "They were left out of training and figures alike; they are listed under Training.",
             )
         )
     return found

@@ -26,7 +26,7 @@ class HeatCell:
     note: str
     shade: int
     is_best: bool
-    anchor: str
+    address: str
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,12 @@ def heat_map(
     figure: str,
     split: str,
     number: int,
+    link: Link,
 ) -> HeatMap:
-    """Lay out a heat map from the places of its cells, row by row; ``number`` is that of their group of runs."""
+    """Lay out a heat map from the places of its cells, row by row; ``number`` is that of their group of runs.
+
+    A cell of one run leads to the run's page where there is one, any other to the list of its runs.
+    """
     entries = [[comparison.entry(*place, split, figure) for place in row] for _, row in places]
     means = [entry.mean.value for row in entries for entry in row if entry is not None]
     low, high = (min(means), max(means)) if means else (0.0, 1.0)
@@ -62,14 +66,19 @@ def heat_map(
     for (name, row), found in zip(places, entries, strict=True):
         best = max((entry.mean.value for entry in found if entry is not None), default=math.nan)
         cells = [
-            None if entry is None else _cell(entry, anchor(number, *place), low, high, best)
+            None if entry is None else _cell(entry, _address(entry, place, number, link), low, high, best)
             for place, entry in zip(row, found, strict=True)
         ]
         rows.append((name, cells))
     return HeatMap(caption, figure, split, corner, list(columns), rows)
 
 
-def _cell(entry: Entry, link: str, low: float, high: float, best: float) -> HeatCell:
+def _address(entry: Entry, place: Place, number: int, link: Link) -> str:
+    page = link(*place, next(iter(entry.values))) if len(entry.values) == 1 else ""
+    return page or f"#{anchor(number, *place)}"
+
+
+def _cell(entry: Entry, address: str, low: float, high: float, best: float) -> HeatCell:
     share = (entry.mean.value - low) / (high - low) if high > low else 0.5
     interval = "" if math.isnan(entry.mean.low) else f"{entry.mean.low:.1f} to {entry.mean.high:.1f}"
     return HeatCell(
@@ -77,7 +86,7 @@ def _cell(entry: Entry, link: str, low: float, high: float, best: float) -> Heat
         note=interval or "1 run",
         shade=1 + round(9 * share),
         is_best=entry.mean.value == best,
-        anchor=link,
+        address=address,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,11 @@ from lopsided.experiments.verdicts import BLIND, RULE, WORDS, Verdict
 from lopsided.reports import sweep_figures, tables
 from lopsided.reports.page import render
 from lopsided.reports.sweep_figures import HeatMap, Link, anchor
-from lopsided.reports.wording import ETA, GAMMA, amount, clean, duration, listed, signed
+from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, duration, listed, signed
 
 PAPER_SOURCES = {"fashion-mnist-tops": "eta", "fashion-mnist": "eta", "isic2018": "isic"}
 """The sources of the paper, whose published figures and claims may stand beside the runs."""
+_HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # Of a negative number.
 PAGE = "report.html"
 """A page's name in the folder that it is about."""
 
@@ -162,7 +164,7 @@ def _group(
             {
                 "heading": view.heading,
                 "words": _words(view),
-                "heat_maps": list(_heat_maps(view, number)),
+                "heat_maps": list(_heat_maps(view, number, link)),
                 "lines": [] if view.grid else _lines(view, link, is_paper=is_paper),
                 "has_published": any(entry.published is not None for entry in view.comparison.entries.values()),
                 "splits": [(sweep_figures.STYLES[split], WORDS[split]) for split in view.comparison.splits],
@@ -212,7 +214,7 @@ def _lopsidedness(scenario: str | None) -> tuple[float, str]:
     return (float(first) if first.replace(".", "", 1).isdigit() else 0.0, scenario or "")
 
 
-def _heat_maps(view: View, number: int) -> Iterator[HeatMap]:
+def _heat_maps(view: View, number: int, link: Link) -> Iterator[HeatMap]:
     comparison = view.comparison
     for figure in FIGURES:
         for split in comparison.splits:
@@ -224,7 +226,9 @@ def _heat_maps(view: View, number: int) -> Iterator[HeatMap]:
                     names = [f"{gamma:g}" for gamma in gammas]
                     caption = f"{scenario}: {what}"
                     corner = f"{ETA} down, {GAMMA} across"
-                    yield sweep_figures.heat_map(comparison, places, names, corner, caption, figure, split, number)
+                    yield sweep_figures.heat_map(
+                        comparison, places, names, corner, caption, figure, split, number, link
+                    )
                 continue
             places = [
                 (clean(scenario or "all images"), [(scenario, setting) for setting in view.settings])
@@ -232,7 +236,7 @@ def _heat_maps(view: View, number: int) -> Iterator[HeatMap]:
             ]
             names = [str(s) if view.axis is None else f"{getattr(s, view.axis):g}" for s in view.settings]
             corner = {"eta": ETA, "gamma": GAMMA}.get(view.axis or "", "")
-            yield sweep_figures.heat_map(comparison, places, names, corner, what, figure, split, number)
+            yield sweep_figures.heat_map(comparison, places, names, corner, what, figure, split, number, link)
 
 
 def _lines(view: View, link: Link, *, is_paper: bool) -> list[dict[str, Any]]:
@@ -308,7 +312,7 @@ def _verdicts(verdicts: Iterable[Verdict]) -> list[tuple[str, list[dict[str, Any
             "decision": verdict.decision,
             "style": verdict.decision.replace(" ", "-"),
             "where": verdict.where,
-            "reason": verdict.reason(),
+            "reason": _HYPHEN.sub(MINUS, verdict.reason()),
             "decides": verdict.decides,
         }
         found.setdefault(verdict.text, []).append(told)

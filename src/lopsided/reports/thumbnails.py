@@ -25,6 +25,7 @@ COLUMNS = ROWS = 20
 LOSSLESS, BEST = 100, 75
 _LADDER = ((96, BEST), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30))
 """Side in pixels and quality; one step down when the sheets do not fit."""
+_NO_ROOM = "Pictures are left out: they do not fit into the page."
 _SAMPLED = 8
 """Of very many pictures, one in eight tells whether all will fit."""
 _ENOUGH = ((1_500, 96), (4_000, 64))
@@ -77,6 +78,8 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
         source = _open(recipe)
     except LopsidedError as error:
         return Thumbnails(0, (), tuple(range(len(names))), f"Pictures are left out: {error}")
+    if budget <= 0:
+        return Thumbnails(0, (), tuple(range(len(names))), _NO_ROOM)
     places = {name: i for i, name in reversed(list(enumerate(source.names)))}
     rows = [places.get(name) for name in names]
     side = next((side for most, side in _ENOUGH if len(names) <= most), 48)
@@ -94,7 +97,7 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
         found = Thumbnails(rung, _sheets(pictures, rung, quality, workers), missing, note)
         if found.num_bytes <= budget:
             return found
-    return Thumbnails(0, (), tuple(range(len(names))), "Pictures are left out: they do not fit into the page.")
+    return Thumbnails(0, (), tuple(range(len(names))), _NO_ROOM)
 
 
 def _ladder(side: int) -> list[tuple[int, int]]:

@@ -376,7 +376,7 @@
     const { width, height } = map.viewBox.baseVal;
     const kinds = {};
     for (const kind of Object.keys(data.map.places)) kinds[kind] = unpack(data.map.places[kind], Uint16Array);
-    let places = Object.values(kinds)[0], picked = [], cursor = null, from = null;
+    let places = Object.values(kinds)[0], picked = [], cursor = null, from = null, isSelecting = false;
     const NONE = 65535;
     const x = (i) => (places[2 * i] / 10000) * width;
     const y = (i) => (places[2 * i + 1] / 10000) * height;
@@ -449,7 +449,7 @@
     });
     map.addEventListener("pointerleave", () => { if (!from) showTip(null); });
     map.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || event.pointerType === "touch") return; // A finger scrolls; a tap is a click.
+      if (event.button !== 0 || (event.pointerType === "touch" && !isSelecting)) return; // A finger scrolls; a tap is a click.
       from = at(event);
       map.setPointerCapture(event.pointerId);
       showTip(null);
@@ -469,7 +469,13 @@
       list(found, "Within the frame");
     });
     map.addEventListener("pointercancel", () => { from = null; brush.classList.add("away"); });
-    map.addEventListener("click", (event) => { if (event.pointerType === "touch") one(at(event)); });
+    map.addEventListener("click", (event) => { if (event.pointerType === "touch" && !isSelecting) one(at(event)); });
+    const select = $("map-select");
+    select.addEventListener("click", () => {
+      isSelecting = !isSelecting;
+      select.setAttribute("aria-pressed", isSelecting);
+      map.classList.toggle("selecting", isSelecting);
+    });
 
     function one(here) {
       const i = nearest(here, 20);
@@ -496,7 +502,10 @@
     });
     $("map-clear").addEventListener("click", clear);
     for (const radio of document.querySelectorAll("input[name=map-by]")) {
-      radio.addEventListener("change", () => { map.dataset.by = radio.value; });
+      radio.addEventListener("change", () => {
+        map.dataset.by = radio.value;
+        for (const by of ["class", "mistake"]) $(`legend-${by}`).hidden = by !== radio.value;
+      });
     }
     for (const radio of document.querySelectorAll("input[name=map-kind]")) {
       radio.addEventListener("change", () => {
