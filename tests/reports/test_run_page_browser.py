@@ -149,6 +149,7 @@ def test_a_picture_is_that_of_its_image(run: Path, page_file: Path, show: Open) 
 def test_the_slider_shows_the_figures_of_its_threshold(run: Path, page_file: Path, show: Open) -> None:
     page, rows = show(page_file), read_rows(run)
     assert page.input_value("#t-class") == "1", "The rarest class comes first."
+    assert page.is_hidden("#t-ends")
     for threshold in (0.0, 0.137, 0.5, 0.731, 0.999, 1.0):
         move(page, threshold)
         expected = figures_at(rows, "rare", threshold)
@@ -223,6 +224,7 @@ def test_of_a_sure_model_the_slider_reaches_every_threshold_that_matters(tmp_pat
     assert figures_at(val, "rare", chosen)["uwa"] == 1.0
     assert shown_figures(page) == written(figures_at(rows, "rare", chosen))
     assert page.text_content("#t-value") == f"{chosen:.6f}"
+    assert page.is_visible("#t-ends")
     page.click("#t-half")
     assert (page.input_value("#t-range"), page.text_content("#t-value")) == ("0", "0.500")
     for logit in (-17, -12.5, -8.0, -7.3, 17):

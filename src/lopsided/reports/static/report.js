@@ -339,6 +339,7 @@
       positive = label.map((each) => (each === facts.classes[index] ? 1 : 0));
       chosen = facts.chosen[index];
       isLogit = facts.logit[index];
+      $("t-ends").hidden = !isLogit;
       [range.min, range.max, range.step] = isLogit ? [-FAR, FAR, 0.02] : [0, 1, 0.001];
       mark.hidden = chosenButton.hidden = chosen === null;
       $("t-no-choice").hidden = chosen !== null;
