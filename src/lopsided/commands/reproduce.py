@@ -302,7 +302,7 @@ def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: P
         found.append(f"The records do not say by which recipe they were made; they are taken for runs by {protocol}.")
     if others:
         named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
-        found.append(f"{len(others)} records of other recipes were left out: {named}.")
+        found.append(f"{len(others)} records of other recipes, or that do not say theirs, were left out: {named}.")
     return found
 
 
