@@ -124,6 +124,47 @@ def test_ranks_with_their_own_statistics_average_the_running_ones() -> None:
         assert found["num_batches_tracked"] == 1
 
 
+def unevenly(ranks: Ranks, batches: list[list[Tensor]]) -> list[dict[str, Tensor]]:
+    """Two epochs, in each of which a rank sees the batches that are its own."""
+    module = nn.Sequential(nn.BatchNorm1d(2)).double()
+    statistics = BatchStatistics(module, ranks, synchronised=False)
+    found = []
+    for _ in range(2):
+        with statistics.over_ranks():
+            for x in batches[ranks.rank]:
+                module(x)
+        statistics.average()
+        found.append({name: value.clone() for name, value in module[0].state_dict().items()})
+    return found
+
+
+def test_a_rank_counts_by_the_batches_it_saw_and_an_absent_one_not_at_all() -> None:
+    x = torch.randn(3, 4, 2, dtype=torch.float64) + 5.0
+    batches = [[x[0], x[1]], [], [x[2]]]
+    mean, var = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    found = in_threads(3, unevenly, batches)
+    for epoch in range(2):
+        means, variances = [], []
+        for index, own in ((0, batches[0]), (2, batches[2])):
+            layer = nn.BatchNorm1d(2).double()
+            layer.running_mean, layer.running_var = mean.clone(), var.clone()
+            for rows in own:
+                layer(rows)
+            means.append(layer.running_mean * len(batches[index]))
+            variances.append(layer.running_var * len(batches[index]))
+        mean, var = sum(means) / 3, sum(variances) / 3
+        for rank in found:
+            torch.testing.assert_close(rank[epoch]["running_mean"], mean)
+            torch.testing.assert_close(rank[epoch]["running_var"], var)
+            assert rank[epoch]["num_batches_tracked"] == 2 * (epoch + 1)
+
+
+def test_an_epoch_without_batches_leaves_the_running_statistics() -> None:
+    for rank in in_threads(2, unevenly, [[], []]):
+        assert rank[1]["running_mean"].tolist() == [0.0, 0.0]
+        assert rank[1]["running_var"].tolist() == [1.0, 1.0]
+
+
 def test_running_statistics_are_kept_where_they_are_to_be() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2), BatchNormAct2d(2))
     before = {name: value.clone() for name, value in module.state_dict().items()}

@@ -23,12 +23,13 @@ class BatchStatistics:
     """The batch norm layers of a module that several ranks train together.
 
     With ``synchronised``, mean and variance are those of the rows of all ranks; without, each rank has its own, and
-    the running ones are averaged over the ranks when an epoch is over.
+    the running ones are averaged over the ranks when an epoch is over, by the batches that each of them saw in it.
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks, *, synchronised: bool) -> None:
         self.layers = [child for child in module.modules() if isinstance(child, _BatchNorm)]
         self.ranks, self.synchronised = ranks, synchronised and ranks.size > 1
+        self._before = self._tracked()
         self.ghost = False
         """Whether the rows at hand stand in for none, and are to be left out of the statistics."""
 
@@ -39,7 +40,8 @@ class BatchStatistics:
 
     @contextmanager
     def over_ranks(self) -> Iterator[None]:
-        """Inside the block the layers take their statistics over all ranks, if they are to."""
+        """Inside the block, an epoch, the layers take their statistics over all ranks, if they are to."""
+        self._before = self._tracked()
         layers = self.layers if self.synchronised else []
         for layer in layers:
             layer.forward = partial(self._forward, layer.forward)  # type: ignore[method-assign]
@@ -62,20 +64,30 @@ class BatchStatistics:
                 layer.track_running_stats = False
             yield
 
+    def _tracked(self) -> list[Tensor | None]:
+        """The batches that each layer has counted so far."""
+        counts = [layer.num_batches_tracked for layer in self.layers]
+        return [None if count is None else count.clone() for count in counts]
+
     def average(self) -> None:
-        """Make the running statistics of all ranks one, where each has its own."""
+        """Make the running statistics of all ranks one, where each has its own.
+
+        A rank counts by its batches since ``over_ranks`` began: one that had no share in any knows nothing.
+        """
         if self.synchronised or self.ranks.size == 1:
             return
-        for layer in self.layers:
-            if layer.running_mean is not None and layer.running_var is not None:
-                self.ranks.sum_([layer.running_mean, layer.running_var])
-                layer.running_mean /= self.ranks.size
-                layer.running_var /= self.ranks.size
-            if layer.num_batches_tracked is not None:
-                # A rank without a share in the last batch counted one less than the first, which always has one.
-                number = layer.num_batches_tracked * self.ranks.first
-                self.ranks.sum_([number])
-                layer.num_batches_tracked.copy_(number)
+        for layer, before in zip(self.layers, self._before, strict=True):
+            mean, var, count = layer.running_mean, layer.running_var, layer.num_batches_tracked
+            if mean is None or var is None or count is None or before is None:
+                continue
+            tracked = self.ranks.gather((count - before)[None], [1] * self.ranks.size)
+            numbers: list[int] = tracked.tolist()
+            if any(numbers):
+                share = numbers[self.ranks.rank] / sum(numbers)
+                mean *= share
+                var *= share
+                self.ranks.sum_([mean, var])
+            count.copy_(before + max(numbers))
 
 
 class _OverRanks(TorchFunctionMode):
