@@ -64,6 +64,34 @@ def test_torchrun_starts_the_command_and_what_is_wrong_is_said_once(tmp_path: Pa
     assert names_below(out) == ["mine.txt"]
 
 
+DYING = """
+import os, signal, sys
+from datetime import timedelta
+from lopsided import cli
+from lopsided.training import distributed, loop
+
+distributed._PATIENCE = timedelta(minutes=2)  # Who waits does not come to speak.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends those that are left, sooner or later.
+if os.environ["RANK"] == "0":
+    loop.Trainer._facts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(cli.run(sys.argv[1:]))
+"""
+
+
+def test_a_first_rank_that_is_killed_is_spoken_of_by_another(tmp_path: Path) -> None:
+    photos, out, script = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run", tmp_path / "dying.py"
+    script.write_text(DYING)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    launch += ["--rdzv-endpoint", "localhost:0", str(script), "fit", str(photos), "--out", str(out), *SMALL]
+    ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=120)
+    assert ended.returncode != 0
+    assert "SIGKILL" in ended.stderr
+    said = [line for line in ended.stderr.splitlines() if "all ranks must go on until the end" in line]
+    assert len(said) == 1
+    assert said[0].startswith("lopsided, rank 1: all ranks must go on until the end, got a broken exchange (")
+    assert said[0].endswith("unless it was killed. Continue with the same command and --resume.")
+
+
 @pytest.mark.parametrize(("rank", "said"), [("0", True), ("1", False)])
 def test_a_wrong_flag_is_said_by_the_first_rank(
     rank: str, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

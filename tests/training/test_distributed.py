@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from lopsided.errors import InputError, RunError, SaidError
 from lopsided.training import distributed
@@ -104,7 +106,97 @@ def test_a_rank_that_was_killed_does_not_leave_the_others_waiting(tmp_path: Path
     assert isinstance(found[1], Gone)
     assert found[1].code == -signal.SIGKILL
     assert type(found[0]) is LostRankError
-    assert str(found[0]).endswith("). The rank that ended first says why, unless it was killed.")
+    must = r"all ranks must go on until the end, got a broken exchange \([A-Z][^()]+\)\. "
+    do = r"The rank that ended first says why, unless it was killed\. Continue with the same command and --resume\."
+    assert re.fullmatch(must + do, str(found[0]))
+
+
+def test_that_a_rank_is_gone_is_said_by_one_of_those_that_are_left(tmp_path: Path) -> None:
+    found = each(3, tmp_path, fail_on, [0], "killed")
+    assert isinstance(found[0], Gone)
+    assert {type(error) for error in found[1:]} == {LostRankError, SaidError}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "[/a/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4567. This may",
+            "closed by peer [127.0.0.1]:4567",
+        ),
+        ("[enforce fail at pair.cc:9] timed out.", "timed out"),
+        ("Application timeout caused pair closure\nmore", "Application timeout caused pair closure"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_a_broken_exchange_is_told_in_one_sentence_and_its_cause_is_kept(text: str, reason: str) -> None:
+    cause = RuntimeError(text)
+    with pytest.raises(LostRankError) as raised, distributed._exchange():
+        raise cause
+    assert f"{reason}). The rank" in str(raised.value)
+    assert ".cc" not in str(raised.value)
+    assert raised.value.__cause__ is cause
+
+
+class Store:
+    """Notes what is asked of it, and refuses to wait."""
+
+    def __init__(self, *, gone: bool = False) -> None:
+        self.counts: dict[str, int] = {}
+        self.gone = gone
+
+    def check(self, keys: list[str]) -> bool:
+        if self.gone:
+            raise RuntimeError("Broken pipe")
+        return all(key in self.counts for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.counts[key] = self.counts.get(key, 0) + amount
+        return self.counts[key]
+
+
+def group_of(rank: int, store: Any, device: str = "cpu") -> Any:
+    group = distributed._Group.__new__(distributed._Group)
+    group.rank, group.size, group._store, group._device = rank, 2, store, torch.device(device)
+    return group
+
+
+def test_a_lost_rank_is_spoken_of_at_once_and_by_one() -> None:
+    store = Store()
+    said = [group_of(rank, store).speaks(LostRankError(f"lost, seen by {rank}")) for rank in (2, 1, 3)]
+    assert said == [True, False, False]
+    assert group_of(1, Store(gone=True)).speaks(LostRankError("lost"))
+
+
+class Elsewhere(TorchFunctionMode):
+    """Moves tensors to CUDA and back in name only: they are marked with where they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to and torch.device(args[1]).type == "cuda":
+            there = args[0].clone()
+            there.there = True
+            return there
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_group_of_nccl_alone_exchanges_what_lies_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_reduce(tensor: Any) -> None:
+        assert tensor.there
+        tensor *= 2
+
+    def all_gather(parts: list[Any], tensor: Any) -> None:
+        assert tensor.there
+        for part in parts:
+            part.copy_(tensor)
+
+    monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(distributed.dist, "all_gather", all_gather)
+    group, tensors = group_of(0, None, "cuda"), [torch.ones(2), torch.ones((), dtype=torch.int64)]
+    with Elsewhere():
+        group.sum_(tensors)
+        found = group.gather(torch.tensor([[1.0], [2.0]]), [2, 1])
+    assert [tensor.tolist() for tensor in tensors] == [[2.0, 2.0], 2]
+    assert found.tolist() == [[1.0], [2.0], [1.0]]
 
 
 def fail_in_telling(ranks: Ranks) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -95,6 +96,7 @@ class _Group(Ranks):
         """Bucket by bucket, each one exchange."""
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+            flat = self._carried(flat)
             with _exchange():
                 dist.all_reduce(flat)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
@@ -105,10 +107,16 @@ class _Group(Ranks):
         """Each rank's rows are filled up to the longest share, because an exchange is of equal shapes."""
         padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
         padded[: len(rows)] = rows.detach()
+        padded = self._carried(padded)
         parts = [torch.empty_like(padded) for _ in sizes]
         with _exchange():
             dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(rows.device)
+
+    def _carried(self, tensor: Tensor) -> Tensor:
+        """A tensor where the group can exchange it."""
+        needed = self._device.type == "cuda" and tensor.device.type == "cpu"
+        return tensor.to(self._device) if needed else tensor
 
     def told(self, make: Callable[[], Any]) -> Any:
         """As JSON."""
@@ -148,16 +156,17 @@ class _Group(Ranks):
         return content[1:]
 
     def speaks(self, error: BaseException) -> bool:
-        """The rank that failed by itself says it; of several that have the same to say, the first one."""
+        """The rank that failed by itself says it; of several that have the same to say, the first one.
+
+        That a rank is gone is said at once, by whoever is quickest: torchrun is about to end the others.
+        """
         if self._store is None:
             return True
         said = "said/" + hashlib.sha256(str(error).encode(errors="replace")).hexdigest()
         try:
             if isinstance(error, LostRankError):
-                if self._store.check(["failed"]):
-                    return False
-            else:
-                self._store.set("failed", "1")
+                return not self._store.check(["failed"]) and self._store.add("lost", 1) == 1
+            self._store.set("failed", "1")
             if not self.first and _appears(self._store, said):
                 sleep(_PATIENCE.total_seconds() / 2)  # torchrun ends the others when one has ended: let them speak.
                 return False
@@ -194,11 +203,19 @@ def _exchange() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        do = "The rank that ended first says why, unless it was killed."
-        raise LostRankError(
-            sentence("all ranks must go on until the end", f"a broken exchange ({reason})", do)
-        ) from error
+        do = "The rank that ended first says why, unless it was killed. Continue with the same command and --resume."
+        got = f"a broken exchange ({_reason(error)})"
+        raise LostRankError(sentence("all ranks must go on until the end", got, do)) from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of what a library says, without the place in its source.
+
+    >>> _reason(RuntimeError("[/gloo/tcp/pair.cc:553] Connection closed by peer [::1]:4567. This may mean that"))
+    'Connection closed by peer [::1]:4567'
+    """
+    lines = re.sub(r"^\[[^\]]*:\d+\]\s*", "", str(error).strip()).splitlines()
+    return re.split(r"\.\s", lines[0])[0].rstrip(".") if lines else type(error).__name__
 
 
 @contextmanager
