@@ -41,3 +41,16 @@ def test_shares_are_equal_and_those_that_cannot_have_the_least_are_empty(num: in
     assert max(filled) - min(filled) <= 1
     assert min(filled) >= min(least, num)
     assert len(filled) == min(ranks, max(num // least, 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(num=st.integers(2, 200), ranks=st.integers(1, 6), chunk_size=st.integers(2, 20))
+def test_over_all_chunks_no_rank_has_more_than_a_row_more_than_another(num: int, ranks: int, chunk_size: int) -> None:
+    batch = cut(np.arange(num), ranks, chunk_size=chunk_size)
+    assert max(batch.sizes) - min(batch.sizes) <= 1
+    assert batch.chunks[0][0].stop > batch.chunks[0][0].start
+
+
+def test_chunks_that_not_all_ranks_can_share_go_to_each_in_turn() -> None:
+    batch = cut(np.arange(24), 4, chunk_size=3, least=2)
+    assert batch.sizes == [6, 6, 6, 6]

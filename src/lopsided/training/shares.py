@@ -50,24 +50,37 @@ def cut(rows: Indices, num_ranks: int = 1, *, chunk_size: int | None = None, lea
     """Cut a batch into chunks of at most ``chunk_size`` rows, and these into shares of ``least`` rows or none.
 
     Chunks are as equal as can be, and none is of one row, which has no batch statistics: three rows in chunks of two
-    are one chunk.
+    are one chunk. The ranks that have a row more than others, or rows at all, take turns from chunk to chunk.
     """
     num_chunks = 1 if chunk_size is None else max(min(-(-len(rows) // chunk_size), len(rows) // 2), 1)
-    return Batch(
-        rows, tuple(tuple(_split(chunk, num_ranks, least)) for chunk in _split(slice(0, len(rows)), num_chunks, 1))
-    )
+    chunks, favoured = [], 0
+    for chunk in _split(slice(0, len(rows)), num_chunks, 1):
+        num = chunk.stop - chunk.start
+        chunks.append(tuple(_split(chunk, num_ranks, least, favoured)))
+        filled = _filled(num, num_ranks, least)
+        favoured += num % filled if filled == num_ranks else filled
+    return Batch(rows, tuple(chunks))
 
 
-def _split(whole: slice, parts: int, least: int) -> Sequence[slice]:
-    """Parts that follow each other, the first ones larger by one; where not all can have ``least``, the last are empty.
+def _filled(num: int, parts: int, least: int) -> int:
+    """How many parts of ``num`` rows can have ``least``; one in any case."""
+    return max(min(parts, num // least), 1)
+
+
+def _split(whole: slice, parts: int, least: int, favoured: int = 0) -> Sequence[slice]:
+    """Parts that follow each other. From ``favoured`` on, and around, the first ones are larger by one; where not all
+    can have ``least``, the last ones are empty.
 
     >>> _split(slice(0, 5), 3, 2)
     [slice(0, 3, None), slice(3, 5, None), slice(5, 5, None)]
+    >>> _split(slice(0, 5), 3, 2, favoured=1)
+    [slice(0, 0, None), slice(0, 3, None), slice(3, 5, None)]
     """
     num = whole.stop - whole.start
-    filled = max(min(parts, num // least), 1)
+    filled = _filled(num, parts, least)
     ends = [whole.start]
     for part in range(parts):
-        size = num // filled + (part < num % filled) if part < filled else 0
+        turn = (part - favoured) % parts
+        size = num // filled + (turn < num % filled) if turn < filled else 0
         ends.append(ends[-1] + size)
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
