@@ -2,13 +2,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lopsided.data.splits import Leaks
 from lopsided.errors import RunError
+from lopsided.training.cautions import cautions
+from lopsided.training.inputs import MemoryInputs, Part, Prepared
 from lopsided.training.queue import FeatureQueue
+from training.conftest import tiny
 
 Pushes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=6)
 
@@ -80,3 +85,19 @@ def test_a_queue_is_kept_and_taken_up_again() -> None:
     assert content(again) == content(queue)
     with pytest.raises(RunError, match=r"must hold features and labels of its queue, got one of them\."):
         again.restore({"queue.labels": torch.zeros(2)}, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("size", "views", "warned"), [(100, 1, False), (101, 1, True), (101, 2, False)])
+def test_a_queue_of_more_features_than_there_are_is_warned_about(size: int, views: int, warned: bool) -> None:
+    labels = np.repeat([0, 1], 50)
+    part = Part(MemoryInputs(torch.zeros(100, 1)), labels)
+    prepared = Prepared("vector", (1,), None, (0.0,), (1.0,), ("many", "few"), part, part, part)
+    recipe = tiny(encoder_training__queue=size, encoder_training__views=views)
+    assert (
+        list(cautions(recipe, prepared, Leaks((), ())))
+        == [
+            "The queue holds up to 101 features, more than the 100 of all training images: an image meets older "
+            "features of its own as positives. Use a smaller queue (encoder_training.queue)."
+        ]
+        * warned
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from lopsided.errors import RunError, SaidError
+from lopsided.errors import InputError, RunError, SaidError
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME
 from lopsided.training.distributed import LostRankError, Ranks
+from lopsided.training.machine import pick_device
 from lopsided.training.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.reporter import LOG_NAME, Reporter
 from lopsided.training.stages import fit
@@ -37,6 +39,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "encoder_training__batch_norm": "rank",
         "encoder_training__loss": "ce",
         "encoder_training__epochs": 2,
+    },
+    "own batch norm in chunks": {
+        "encoder__name": "test_resnet",
+        "encoder_training__batch_norm": "rank",
+        "encoder_training__chunk_size": 6,
+        "encoder_training__queue": 20,
+        "encoder_training__epochs": 1,
+        "classifier__epochs": 1,
     },
     "scaled": {"precision": "fp16", "encoder_training__epochs": 2},
 }
@@ -128,6 +138,12 @@ def test_two_ranks_make_the_run_of_one_and_one_of_them_writes_it(
         "averaged over the ranks after each epoch."
     ) in said["own batch norm"]
     assert not any("Batch norm" in text for text in said["queue and chunks"])
+    chunks = "A batch goes through the encoder in chunks of 6 images"
+    assert f"{chunks}." in said["queue and chunks"]
+    assert f"{chunks}, each rank's share of them a batch to batch norm." in said["own batch norm in chunks"]
+    assert f"{chunks}, each of them a batch to batch norm." in notes(whole[0] / "own batch norm in chunks")
+    queue = "A batch is also contrasted with up to 20 features of past batches, "
+    assert f"{queue}the last ones." in said["own batch norm in chunks"]
     assert not any("ranks" in text for text in notes(whole[0] / "batch norm"))
 
 
@@ -182,3 +198,35 @@ def test_what_goes_wrong_is_said_once(tmp_path: Path) -> None:
     assert [type(error) for error in found] == [RunError, SaidError]
     assert str(found[0]).startswith("the loss must stay finite, got nan in step ")
     assert str(found[0]) == str(found[1])
+
+
+class Stopping(Reporter):
+    """Stops a run after an epoch of its classifier."""
+
+    def __init__(self, epoch: int) -> None:
+        self.last = epoch
+
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        if (facts["stage"], index) == ("classifier", self.last):
+            raise KeyboardInterrupt
+
+
+def test_a_change_on_resuming_is_noted_once(tmp_path: Path) -> None:
+    change = "The run was started with threads 1 and goes on with 2: last digits may differ."
+    for epoch, num_threads, number in ((2, 1, 0), (3, 2, 1), (4, 2, 1)):
+        recipe = tiny(encoder_training__epochs=1, classifier__epochs=5, threads=num_threads)
+        with pytest.raises(KeyboardInterrupt):
+            fit(recipe, stripes(COUNTS), tmp_path / "run", resume=True, reporter=Stopping(epoch))
+        found = notes(tmp_path / "run")
+        assert found.count(change) == number
+        assert sum("was started with" in text for text in found) == number
+
+
+def test_ranks_do_not_compute_on_mps() -> None:
+    ranks = Ranks()
+    ranks.size = 2
+    message = (
+        "several ranks must compute on the CPU or on CUDA devices, got 'mps'. Set device to cpu, or start one process."
+    )
+    with pytest.raises(InputError, match=re.escape(message)):
+        pick_device("mps", ranks)

@@ -62,6 +62,12 @@ def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
     training, counts = recipe.encoder_training, prepared.counts()
     if recipe.method != "two-stage":
         return
+    features = len(prepared.train) * training.views
+    if training.queue > features:
+        yield (
+            f"The queue holds up to {training.queue:,} features, more than the {features:,} of all training images: an "
+            "image meets older features of its own as positives. Use a smaller queue (encoder_training.queue)."
+        )
     if training.sampler == "m-per-class":
         expected = float(training.m_per_class)
     else:

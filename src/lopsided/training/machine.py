@@ -25,6 +25,9 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks is not None and ranks.size > 1 and name.startswith("mps"):
+        must = "several ranks must compute on the CPU or on CUDA devices"
+        raise InputError(sentence(must, repr(name), "Set device to cpu, or start one process."))
     if ranks is not None and ranks.local_size > 1 and name.startswith("cuda"):
         number = torch.cuda.device_count()
         if name != "cuda" or number < ranks.local_size:
@@ -67,8 +70,9 @@ def threads(number: int | None) -> Iterator[int]:
 def flushed_denormals(enabled: bool) -> Iterator[None]:
     """Let numbers below 1e-38 be 0 inside the block, which some steps are several times faster for.
 
-    Threads that torch starts inside the block inherit this; those it has already started keep what they have. torch
-    cannot tell what was set before, so that afterwards it is what torch starts with: not flushed.
+    Threads that torch starts inside the block inherit this and keep it afterwards; those it has already started keep
+    what they have: torch sets it for the calling thread alone. It cannot tell what was set before, so that afterwards
+    this thread has what torch starts with, not flushed.
     """
     flushed = enabled and torch.set_flush_denormal(True)
     try:

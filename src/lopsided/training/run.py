@@ -1,4 +1,4 @@
-"""The stages of a run, built from a recipe and gone through with a checkpoint after every epoch."""
+"""The stages of a run, built from a recipe and gone through from checkpoint to checkpoint."""
 
 from __future__ import annotations
 
@@ -103,11 +103,12 @@ class Training:
         if self.recipe.precision != "float32":
             yield f"The encoder is trained in {self.recipe.precision}; its weights and losses are float32."
         if settings.chunk_size is not None:
-            rule = ", each of them a batch to batch norm" if norm else ""
+            whose = "each rank's share of them" if num > 1 and settings.batch_norm == "rank" else "each of them"
+            rule = f", {whose} a batch to batch norm" if norm else ""
             yield f"A batch goes through the encoder in chunks of {settings.chunk_size:,} images{rule}."
         if settings.queue:
             kind = "the same number of each class as far as there are" if settings.queue_balanced else "the last ones"
-            yield f"A batch is also contrasted with {settings.queue:,} features of past batches, {kind}."
+            yield f"A batch is also contrasted with up to {settings.queue:,} features of past batches, {kind}."
 
     def run(self, state: State, tensors: dict[str, Tensor]) -> None:
         """Go through the stages, from the one that ``state`` is in; ``state`` follows."""

@@ -21,7 +21,7 @@ masks are drawn by each rank for its own images. Validation and test images are 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,9 @@ __all__ = [
     "save_model",
     "split_source",
 ]
+
+_MAY_DIFFER = ("threads", "ranks", "fast", "torch")
+"""Facts of a state that a run may be resumed with others of."""
 
 
 @dataclass(eq=False)
@@ -110,9 +113,9 @@ def fit(
 
     ``held_out`` is a source of the same classes that has no part in the training; the finished model is judged on it.
 
-    With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after each epoch, and
-    ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on after its last
-    whole epoch and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
+    With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after epochs as
+    ``Checkpoint.due`` says, and ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut
+    off goes on from its checkpoint and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
     holds the folder's lock.
 
     With ``ranks``, every rank calls this with the same arguments and gets the same result. The first one alone reads
@@ -143,7 +146,9 @@ def fit(
         ranks.check_same("images, labels and splits", state.data)
         if saved is not None:
             notes += _check_resumable(state, saved[0])
-            state = saved[0]
+            # What the next resume compares with is what this one goes on with.
+            now = {name: getattr(state, name) for name in _MAY_DIFFER}
+            state = replace(saved[0], **now)
         training = Training(recipe, prepared, device, log, checkpoint, ranks)
         training.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
@@ -210,7 +215,7 @@ def _check_resumable(state: State, saved: State) -> list[str]:
         if getattr(state, name) != getattr(saved, name):
             raise RunError(sentence(f"a run must be resumed with the same {what}", "others", do))
     notes = [f"The run goes on after epoch {saved.epoch} of stage {saved.stage}."]
-    for name in ("threads", "ranks", "fast", "torch"):
+    for name in _MAY_DIFFER:
         then, now = getattr(saved, name), getattr(state, name)
         if then != now:
             notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
