@@ -284,7 +284,8 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
         ),
         (
             {"encoder_training.chunk_size": 1},
-            "encoder_training.chunk_size must be an integer >= 2 and <= 2147483647, got 1.",
+            "encoder_training.chunk_size must be an integer >= 2 and <= 2147483647 (one image has no batch "
+            "statistics), got 1.",
         ),
         (
             {"encoder_training.sampler": "m-per-class", "encoder_training.m_per_class": 129},

@@ -69,6 +69,7 @@ Number = Annotated[float, Ge(0), AfterValidator(lambda x: x + 0.0)]  # + 0.0 mak
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Lt(1), AfterValidator(lambda x: x + 0.0)]
 PartialShare = Annotated[float, Gt(0), Le(1)]
+_CHUNK = words.Phrase(f"an integer >= 2 and <= {_MOST} (one image has no batch statistics)")
 Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine"]
 
@@ -184,7 +185,7 @@ class EncoderTraining(_Section):
     views: Annotated[int, Ge(1), Le(64)] = _field(1, f"Augmented views of each image in a batch. {_OPEN}")
     queue: Annotated[int, Ge(0), Le(_MOST)] = _field(0, "Features of past batches to contrast with, too; 0: none.")
     queue_balanced: bool = _field(False, "Fill the queue with classes equally, as far as there are images of them.")
-    chunk_size: Annotated[int, Ge(2), Le(_MOST)] | None = _field(
+    chunk_size: Annotated[int, Ge(2), Le(_MOST), _CHUNK] | None = _field(
         None, "Images that go through the encoder at once, over all ranks, to save memory; unset: the whole batch."
     )
     batch_norm: Literal["sync", "rank"] = _field(
