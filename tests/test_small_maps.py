@@ -11,7 +11,14 @@ from torch import nn
 from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
-from lopsided.small_maps import SmallMapConv2d, lay_out_weights, point_conv2d, small_map_conv2d, use_fast_paths
+from lopsided.small_maps import (
+    SmallMapConv2d,
+    lay_out_weights,
+    point_conv2d,
+    small_map_conv2d,
+    use_fast_paths,
+    used_taps,
+)
 
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 4), (3, 5)]
 
@@ -158,3 +165,38 @@ def test_under_autocast_a_fast_path_computes_in_the_type_of_autocast():
         found, expected = conv(x), stock(x)
     assert found.dtype == expected.dtype == torch.bfloat16
     assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 12])
+def test_a_wrong_number_of_channels_is_refused_as_by_the_library(channels):
+    conv = nn.Conv2d(8, 4, 3, padding=1)
+    use_fast_paths(conv)
+    with pytest.raises(RuntimeError, match="8 channels"):
+        conv(torch.randn(2, channels, 2, 2))
+
+
+def test_laying_out_weights_leaves_frozen_parts_frozen():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3))
+    use_fast_paths(model)
+    model.train()
+    model[1].eval()
+    lay_out_weights(model, torch.zeros(1, 2, 2, 2))
+    assert (model.training, model[0].training, model[1].training) == (True, True, False)
+
+
+def test_a_weight_that_something_else_uses_too_is_updated_in_all_its_taps():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+            self.other = nn.ConvTranspose2d(2, 2, 3)
+            self.other.weight = self.conv.weight
+
+        def forward(self, x):
+            return self.conv(x)
+
+    model = Tied()
+    use_fast_paths(model)
+    assert lay_out_weights(model, torch.zeros(1, 2, 1, 1)) == 1
+    model(torch.zeros(1, 2, 1, 1))
+    assert used_taps(model.conv.weight) is None

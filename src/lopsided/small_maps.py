@@ -42,6 +42,8 @@ class Plan(NamedTuple):
 
     runs: tuple[Run, ...]
     size_out: Pair
+    taps: Pair
+    """The first and the last tap that any of them uses."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,7 +56,8 @@ def _plan(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair)
         for row, tap in in_rows
         for part in _neighbours(in_columns, dilation[1])
     ]
-    return Plan(tuple(runs), (len(rows), len(columns)))
+    taps = [tap for run in runs for tap in (run.tap, run.tap + run.length - 1)] or [0]
+    return Plan(tuple(runs), (len(rows), len(columns)), (min(taps), max(taps)))
 
 
 def _meetings(size: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[Pair]]:
@@ -153,6 +156,8 @@ class SmallMapConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """As in the parent, to rounding."""
         path = self.path(x)
+        if torch.is_grad_enabled():
+            _note_taps(self.weight, self.plan(x) if path == "runs" else None)
         if path is None:
             return super().forward(x)
         weight, bias = self.weight, self.bias
@@ -169,6 +174,8 @@ class SmallMapConv2d(nn.Conv2d):
             return None
         if x.dim() != 4 or x.device.type != "cpu" or not len(x) or torch.compiler.is_compiling():
             return None
+        if x.shape[1] != self.in_channels or not (x.dtype == self.weight.dtype or torch.is_autocast_enabled("cpu")):
+            return None  # The library says what is wrong with it.
         height, width = x.shape[2:]
         if self.kernel_size == (1, 1):
             small = height * width <= MOST_POINTS or self.stride != (1, 1)
@@ -201,36 +208,60 @@ def use_fast_paths(module: nn.Module, enabled: bool = True) -> int:
 def lay_out_weights(module: nn.Module, example: Tensor) -> int:
     """Order the weights of those convolutions in memory that ``example`` leads over small maps; returns their number.
 
-    The other weights become channels-last. Run it before an optimizer has seen the module. From then on all inputs must
-    have the shape of ``example``: see ``used_taps``.
+    The other weights become channels-last. Run it before an optimizer has seen the module.
     """
-    small: dict[SmallMapConv2d, set[int]] = {}
+    small: list[SmallMapConv2d] = []
 
     def look(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if isinstance(conv, SmallMapConv2d) and conv.path(inputs[0]) == "runs":
-            taps = (range(run.tap, run.tap + run.length) for run in conv.plan(inputs[0]).runs)
-            small.setdefault(conv, set()).update(*taps)
+        if isinstance(conv, SmallMapConv2d) and conv.path(inputs[0]) == "runs" and conv not in small:
+            small.append(conv)
 
     module.to(memory_format=torch.channels_last)
     handles = [conv.register_forward_pre_hook(look) for conv in module.modules() if isinstance(conv, SmallMapConv2d)]
-    training = module.training
+    modes = [(child, child.training) for child in module.modules()]
     try:
         with torch.no_grad():
             module.eval()(example)
     finally:
-        module.train(training)
+        for child, training in modes:
+            child.training = training
         for handle in handles:
             handle.remove()
-    for conv, taps in small.items():
-        conv.weight.data = conv.weight.data.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-        setattr(conv.weight, _USED, slice(min(taps), max(taps) + 1))
+    elsewhere = {
+        id(parameter)
+        for child in module.modules()
+        if not isinstance(child, SmallMapConv2d)
+        for parameter in child.parameters(recurse=False)
+    }
+    for conv in small:
+        taps = conv.weight.detach().permute(2, 3, 1, 0)
+        # Strides of axes of length 1 are anyone's guess after contiguous(): here they are those of the shape.
+        conv.weight.data = taps.new_empty(taps.shape).copy_(taps).permute(3, 2, 0, 1)
+        if id(conv.weight) not in elsewhere:
+            setattr(conv.weight, _USED, slice(0, 0))
     return len(small)
 
 
 def used_taps(weight: Tensor) -> slice | None:
-    """Which taps, counted row by row, can get a gradient other than 0; None if all can, or if that is not known.
+    """Which taps, counted row by row, may have had a gradient other than 0; None if all, or if that is not known.
 
-    A 3x3 kernel over a 1x1 map has one: eight ninths of the largest weights of a ResNet on small images are never used.
+    A 3x3 kernel over a 1x1 map uses one: eight ninths of the largest weights of a ResNet on small images have no part.
+    It is noted at each use for weights that ``lay_out_weights`` has ordered, and a tap that was used once stays noted.
     """
     used: slice | None = getattr(weight, _USED, None)
-    return used if used is not None and weight.permute(2, 3, 1, 0).is_contiguous() else None
+    return used
+
+
+def _note_taps(weight: Tensor, plan: Plan | None) -> None:
+    """Note the taps that a convolution uses; None: all of them."""
+    used: slice | None = getattr(weight, _USED, None)
+    if used is None:
+        return
+    if plan is None:
+        setattr(weight, _USED, None)
+        return
+    first, last = plan.taps
+    if used.start == used.stop:
+        setattr(weight, _USED, slice(first, last + 1))
+    elif first < used.start or last >= used.stop:
+        setattr(weight, _USED, slice(min(first, used.start), max(last + 1, used.stop)))

@@ -17,6 +17,7 @@ from lopsided.training.inputs import (
     MemoryInputs,
     StreamedInputs,
     check_trainable,
+    left_in_container,
     prepare,
     prepare_vectors,
     row_batches,
@@ -154,3 +155,17 @@ def test_one_class_cannot_be_trained_on() -> None:
     prepared, _ = prepare(tiny(), source, Splits(np.arange(3), np.arange(3, 6), np.empty(0, dtype=np.int64)))
     with pytest.raises(DataError, match=r"train must hold at least 2 classes, got 1 with 3 samples\."):
         check_trainable(prepared)
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
+    assert left_in_container(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert left_in_container(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert left_in_container(tmp_path) == 700
+    old = tmp_path / "old" / "memory"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("500")
+    (old / "memory.usage_in_bytes").write_text("600")
+    assert left_in_container(tmp_path / "old") == 0

@@ -71,6 +71,7 @@ def test_taps_that_never_meet_the_map_are_left_out_without_a_trace(name: str, we
     use_fast_paths(other)
     x = torch.randn(5, 2, 2, 2, dtype=torch.float64)
     assert lay_out_weights(other, x[:1]) == 2
+    other(x)
     assert [used_taps(conv.weight) for conv in other] == [slice(4, 9), slice(4, 5)]
     stock = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     reference = stock(plain.parameters(), lr=0.1, weight_decay=weight_decay)
@@ -87,3 +88,56 @@ def test_taps_that_never_meet_the_map_are_left_out_without_a_trace(name: str, we
     states = zip(reference.state.values(), optimizer.state.values(), strict=True)
     for expected, found in states:
         assert_close(found["exp_avg_sq"], expected["exp_avg_sq"], rtol=1e-9, atol=1e-14)
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: list[torch.Tensor]) -> None:
+    for x in inputs:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("into", "out"), [(1, 3), (3, 1), (1, 1)])
+def test_weights_with_one_channel_are_updated_as_all_others(into: int, out: int) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(into, out, 3, padding=1)).double()
+    other = copy.deepcopy(plain)
+    use_fast_paths(other)
+    inputs = [torch.randn(5, into, 2, 2, dtype=torch.float64) for _ in range(3)]
+    assert lay_out_weights(other, inputs[0][:1]) == 1
+    steps(plain, torch.optim.Adam(plain.parameters(), lr=0.1), inputs)
+    settings = Recipe().override(**{"encoder_training.lr": 0.1}).encoder_training
+    steps(other, make_optimizer(other, settings, CPU), inputs)
+    assert_close(other[0].weight, plain[0].weight, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 8, 1), (8, 1)], ids=str)
+def test_a_tap_that_a_larger_map_brings_in_is_updated_from_then_on(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)).double()
+    other = copy.deepcopy(plain)
+    use_fast_paths(other)
+    lay_out_weights(other, torch.zeros(1, 2, 1, 1, dtype=torch.float64))
+    inputs = [torch.randn(5, 2, size, size, dtype=torch.float64) for size in sizes]
+    steps(plain, torch.optim.Adam(plain.parameters(), lr=0.1), inputs)
+    settings = Recipe().override(**{"encoder_training.lr": 0.1}).encoder_training
+    steps(other, make_optimizer(other, settings, CPU), inputs)
+    assert_close(other[0].weight, plain[0].weight, rtol=1e-9, atol=1e-12)
+
+
+def test_moments_in_another_order_than_the_weight_are_no_reason_for_another_update() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)).double()
+    other = copy.deepcopy(plain)
+    use_fast_paths(other)
+    x = torch.randn(5, 2, 1, 1, dtype=torch.float64)
+    lay_out_weights(other, x[:1])
+    reference = torch.optim.Adam(plain.parameters(), lr=0.1, fused=True)
+    settings = Recipe().override(**{"encoder_training.lr": 0.1}).encoder_training
+    optimizer = make_optimizer(other, settings, CPU)
+    steps(plain, reference, [x])
+    steps(other, optimizer, [x])
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))  # its moments are contiguous
+    steps(plain, reference, [x, x])
+    steps(other, optimizer, [x, x])
+    assert_close(other[0].weight, plain[0].weight, rtol=1e-9, atol=1e-12)

@@ -65,7 +65,7 @@ class Checkpoint:
         self.folder = None if folder is None else folder / FOLDER_NAME
         self.ranks = ranks or Ranks()
         self._last: State | None = None
-        self._saved, self._cost = -math.inf, 0.0
+        self._saved, self._cost, self._beside = -math.inf, 0.0, 0.0
 
     def due(self) -> bool:
         """Whether the last writing was long enough ago, measured by what it cost."""
@@ -86,7 +86,7 @@ class Checkpoint:
         if self.ranks.first:
             self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
         self._saved = perf_counter()
-        self._cost = self._saved - begin
+        self._cost, self._beside = self._beside + self._saved - begin, 0.0
         if self.ranks.first:
             self._remove_all_but(state)
         self._last = State(**asdict(state))
@@ -103,7 +103,9 @@ class Checkpoint:
     def save_weights(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write weights beside the state, which is to name them next."""
         if self.folder is not None and self.ranks.first:
+            begin = perf_counter()
             self._write(name, tensors, "{}")
+            self._beside += perf_counter() - begin
 
     def load(self) -> tuple[State, dict[str, Tensor]] | None:
         """Read the state and its tensors; None if there is none."""

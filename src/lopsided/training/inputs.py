@@ -190,16 +190,31 @@ def _inputs(
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that can still be had, None where the system does not say."""
+    """Bytes of memory that can still be had, by this process in its container; None where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        left = left_in_container()
+        return free if left is None else min(free, left)
     except (OSError, StopIteration, ValueError):
         pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def left_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a limit of the container leaves, None without one; the files of both versions of Linux's control groups."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(int((root / limit).read_text()) - int((root / used).read_text()), 0)
+        except (OSError, ValueError):  # There is no such file, or it says "max".
+            continue
+    return None
 
 
 def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -113,9 +113,9 @@ def fit(
 
     ``held_out`` is a source of the same classes that has no part in the training; the finished model is judged on it.
 
-    With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after epochs as
-    ``Checkpoint.due`` says, and ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut
-    off goes on from its checkpoint and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
+    With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after an epoch when it is due, and
+    ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on from its
+    checkpoint and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
     holds the folder's lock.
 
     With ``ranks``, every rank calls this with the same arguments and gets the same result. The first one alone reads
