@@ -14,6 +14,7 @@ import pytest
 
 from lopsided import cli
 from lopsided.experiments.runs import Run
+from lopsided.training import loop
 from lopsided.training.distributed import Ranks
 from tiny import write_photos
 from tiny_command import SMALL, Ended, environment, names_below
@@ -62,6 +63,22 @@ def test_torchrun_starts_the_command_and_what_is_wrong_is_said_once(tmp_path: Pa
     assert ended.stderr.count(sentence) == 1
     assert "exitcode  : 2" in ended.stderr
     assert names_below(out) == ["mine.txt"]
+
+
+def interrupted(ranks: Ranks, arguments: list[str]) -> Ended:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    loop.Trainer._facts = interrupt  # type: ignore[method-assign,assignment]
+    return command(ranks, *arguments)
+
+
+def test_an_interrupt_of_several_ranks_advises_the_same_command(tmp_path: Path) -> None:
+    photos, out = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run"
+    found = together(2, tmp_path / "ranks", interrupted, ["fit", str(photos), "--out", str(out), *SMALL])
+    assert [ended.code for ended in found] == [130, 130]
+    said = "lopsided: interrupted. Continue with the same command and --resume."
+    assert found[0].err.splitlines()[-1] == said
 
 
 DYING = """

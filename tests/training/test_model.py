@@ -15,8 +15,10 @@ from lopsided import files
 from lopsided.encoders import build_encoder
 from lopsided.errors import DataError, RunError
 from lopsided.heads import ClassifierHead
+from lopsided.small_maps import SmallMapConv2d
 from lopsided.training.model import CARD_NAME, WEIGHTS_NAME, Model, ModelCard, load_model, save_model
 from lopsided.training.prediction import predict, predict_batch
+from tiny import write_model
 from training.conftest import stripes
 
 
@@ -33,7 +35,7 @@ def make(encoder: str = "test_resnet", **changes: Any) -> tuple[Model, ModelCard
 def test_a_model_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     model, card = make()
     written = save_model(tmp_path, model, card)
-    loaded, read = load_model(tmp_path)
+    loaded, read = load_model(tmp_path, fast=False)
     x = torch.rand(4, 1, 8, 8)
     assert torch.equal(loaded(x), model(x))
     assert torch.equal(loaded.features(x), model.features(x))
@@ -174,3 +176,14 @@ def test_no_images_have_no_predictions() -> None:
     images = stripes({"many": 2, "few": 1}).images.take(np.empty(0, dtype=np.int64))
     probabilities, features = predict(model, card, images, features=True)
     assert (probabilities.shape, features.shape) == ((0, 3), (0, 96))
+
+
+def test_a_model_that_is_read_gives_the_numbers_of_the_one_that_was_trained(tmp_path: Path) -> None:
+    write_model(tmp_path, encoder="resnet18", image_size=28)
+    fast, _ = load_model(tmp_path)
+    stock, _ = load_model(tmp_path, fast=False)
+    assert any(isinstance(module, SmallMapConv2d) for module in fast.modules())
+    assert not any(isinstance(module, SmallMapConv2d) for module in stock.modules())
+    x = torch.rand(3, 3, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), stock(x), rtol=1e-4, atol=1e-5)

@@ -205,6 +205,8 @@ def _fit(
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
             raise StoppedError("interrupted; nothing was written.") from None
+        if ranks is not None:  # How the others were started is not known here.
+            raise StoppedError("interrupted. Continue with the same command and --resume.") from None
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
     return run, already

@@ -76,6 +76,9 @@ def _require(*modules: str) -> None:
 def _network(model: Model) -> Any:
     from torch import nn
 
+    from lopsided.small_maps import use_fast_paths
+
+    use_fast_paths(model, enabled=False)  # They are written for torch; a convolution says what is meant.
     return nn.Sequential(model, nn.Softmax(dim=1)).cpu().eval()
 
 

@@ -16,6 +16,7 @@ from lopsided.encoders import build_encoder
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.files import atomic_write, make_folder
 from lopsided.heads import ClassifierHead
+from lopsided.training.machine import arrange
 
 FORMAT = 1
 CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
@@ -106,8 +107,11 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     return card
 
 
-def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Model, ModelCard]:
-    """Read a model in eval mode; anything that does not fit is one sentence."""
+def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: bool = True) -> tuple[Model, ModelCard]:
+    """Read a model in eval mode; anything that does not fit is one sentence.
+
+    With ``fast`` its encoder takes the paths and layouts of a training with ``fast``, whose numbers it then gives.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -134,6 +138,8 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[
     except RuntimeError as error:
         got = " ".join(str(error).splitlines()[1].split()).rstrip(".") if "\n" in str(error) else str(error)
         raise RunError(sentence(f"{path} must fit the encoder {card.encoder}", got)) from error
+    if fast and card.shape == (card.channels, card.image_size, card.image_size):  # as the encoder was just tried with
+        arrange(model.encoder, torch.device(device), card.shape)
     return model.to(device).eval(), card
 
 

@@ -181,7 +181,7 @@ def _complete(training: Training, state: State, tensors: dict[str, torch.Tensor]
     ranks = training.ranks
     if state.finished and folder is not None:
         if ranks.first:
-            training.model, training.card = load_model(folder, training.device)
+            training.model, training.card = load_model(folder, training.device, fast=training.recipe.fast)
         if ranks.size > 1:
             load_strictly(training.model, ranks.spread(training.model.state_dict))
         training.model.eval()
