@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,15 @@ COLUMNS = 4
 NARROWEST, LEGEND_WIDTH = 4.4, 2.9
 """Inches that a title, and an entry of the legend, need."""
 
+SVG_AND_PNG: Mapping[str, Mapping[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 150}}
+"""The formats of figures, and how each is saved."""
+
 FONTS: Any = {"svg.hashsalt": "lopsided", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 8}
 
 
-def write_figures(comparison: Comparison, folder: str | os.PathLike[str], stem: str) -> list[Path]:
+def write_figures(
+    comparison: Comparison, folder: str | os.PathLike[str], stem: str, *, formats: Sequence[str] = tuple(SVG_AND_PNG)
+) -> list[Path]:
     """Draw each figure into ``folder`` as ``STEM-uwa.svg``, ``STEM-uwa.png`` and so on; return the files."""
     import matplotlib as mpl
 
@@ -43,10 +49,10 @@ def write_figures(comparison: Comparison, folder: str | os.PathLike[str], stem: 
     with mpl.rc_context(FONTS):
         for name in FIGURES:
             drawn = draw(comparison, name)
-            for suffix, more in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
-                path = target / f"{stem}-{name}{suffix}"
+            for suffix in formats:
+                path = target / f"{stem}-{name}.{suffix}"
                 with files.replacing(path) as temporary:
-                    drawn.savefig(temporary, format=suffix[1:], **more)
+                    drawn.savefig(temporary, format=suffix, **SVG_AND_PNG[suffix])
                 written.append(path)
     return written
 

@@ -216,7 +216,7 @@ def to_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
     parts = [f"# {title(comparison)}", ""]
     for block in blocks(comparison):
         parts += [f"## {block.title}", ""]
-        parts += [*_markdown_table(block.header, (row for group in block.groups for row in group)), ""]
+        parts += [*markdown_table(block.header, (row for group in block.groups for row in group)), ""]
     parts += [f"{note}\n" for note in notes(comparison)]
     parts += [f"![{title(comparison)}: {name}]({name})\n" for name in figures]
     return "\n".join([*parts, *_verdict_lines(comparison)]).rstrip("\n") + "\n"
@@ -238,18 +238,22 @@ def verdicts_to_markdown(comparison: Comparison) -> str:
         for contrast in verdict.contrasts
     ]
     header = ["claim", "figure and images", "comparison", "points", "interval of the rule", "runs"]
-    return "\n".join([*parts, *_markdown_table(header, rows), "", BLIND]) + "\n"
+    return "\n".join([*parts, *markdown_table(header, rows), "", BLIND]) + "\n"
 
 
-def _verdict_lines(comparison: Comparison) -> list[str]:
-    rows = [
+def verdict_rows(comparison: Comparison) -> list[list[str]]:
+    """Return claim, figure and images, verdict and reason of each verdict, for a table."""
+    return [
         [verdict.text, verdict.where, _marked(verdict, f"**{verdict.decision}**"), verdict.reason()]
         for verdict in comparison.verdicts
     ]
+
+
+def _verdict_lines(comparison: Comparison) -> list[str]:
     return [
         "## Verdicts",
         "",
-        *_markdown_table(["claim", "figure and images", "verdict", "because"], rows),
+        *markdown_table(["claim", "figure and images", "verdict", "because"], verdict_rows(comparison)),
         "",
         RULE,
     ]
@@ -260,7 +264,8 @@ def _marked(verdict: Verdict, bold: str) -> str:
     return bold if verdict.decides else verdict.decision
 
 
-def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
