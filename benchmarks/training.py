@@ -176,6 +176,12 @@ def measure_memory(question: str, method: str, *facts: str) -> None:
         name, channels, size, batch = facts
         step = make(name, int(channels), int(size), int(batch))
         run: Step = lambda: (step(), step())  # noqa: E731
+    elif question == "options":
+        step = option_steps()[method]()
+        run = lambda: (step(), step())  # noqa: E731
+    elif question == "augment":
+        run = augment_methods()[method]
+        run()
     elif question == "whole":
         run = whole_methods(epochs=2, classifier_epochs=1)[method]
     else:
@@ -308,13 +314,18 @@ def decode() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def options() -> dict[str, Any]:
-    """A ResNet-18 step as it is by default, with bfloat16, and compiled; what the first two steps of each cost."""
-    methods = {
-        "default": our_step("resnet18", 1, 28, 128),
-        "bf16": our_step("resnet18", 1, 28, 128, precision="bf16"),
-        "compile": our_step("resnet18", 1, 28, 128, compiled=True),
+def option_steps() -> dict[str, Callable[[], Step]]:
+    """What makes a ResNet-18 step as it is by default, with bfloat16, and compiled."""
+    return {
+        "default": lambda: our_step("resnet18", 1, 28, 128),
+        "bf16": lambda: our_step("resnet18", 1, 28, 128, precision="bf16"),
+        "compile": lambda: our_step("resnet18", 1, 28, 128, compiled=True),
     }
+
+
+def options() -> dict[str, Any]:
+    """The steps of all options, what the first two of each cost, and the peak memory of two."""
+    methods = {name: make() for name, make in option_steps().items()}
     first = {}
     for name, step in methods.items():
         begin = time.perf_counter()
@@ -322,7 +333,9 @@ def options() -> dict[str, Any]:
         step()
         first[name] = time.perf_counter() - begin
     found = in_turns(methods, 10.0)
-    return {name: {"first_two_s": first[name], "step_s": found[name]} for name in methods}
+    return {
+        name: {"first_two_s": first[name], "step_s": found[name], "peak_mib": peak("options", name)} for name in methods
+    }
 
 
 def agreement() -> dict[str, Any]:
@@ -358,45 +371,62 @@ PARALLEL = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
 sys.path.insert(0, sys.argv[2])
-from training import our_step
+from training import our_step, status
+before = status("VmRSS")
 step = our_step("resnet18", 1, 28, 128)
 step()
 begin = time.perf_counter()
 for _ in range(10):
     step()
-print((time.perf_counter() - begin) / 10)
+print((time.perf_counter() - begin) / 10, (status("VmHWM") - before) / 1024)
 """
 
 
 def parallel() -> dict[str, Any]:
-    """Seconds per step and run: two runs with a thread each, side by side, and one run with both threads."""
+    """Seconds per step and run: two runs with a thread each, side by side, and one run with both threads.
+
+    Peak memory is that of a process above its imports, with model, optimizer and what torch loads at its first step.
+    """
 
     def start(threads: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", PARALLEL, str(threads), str(Path(__file__).parent)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
+    def answer(process: subprocess.Popen[str]) -> list[float]:
+        return [float(word) for word in process.communicate()[0].split()]
+
     side_by_side, alone = [], []
     for _ in range(3):
         pair = [start(1), start(1)]
-        side_by_side += [float(process.communicate()[0]) for process in pair]
-        alone.append(float(start(2).communicate()[0]))
-    two, one = statistics.median(side_by_side), statistics.median(alone)
-    return {"two_runs_one_thread_each_s": two, "one_run_two_threads_s": one, "runs_per_time_ratio": 2 * one / two}
+        side_by_side += [answer(process) for process in pair]
+        alone.append(answer(start(2)))
+    two, two_mib = map(statistics.median, zip(*side_by_side, strict=True))
+    one, one_mib = map(statistics.median, zip(*alone, strict=True))
+    return {
+        "two_runs_one_thread_each_s": two, "one_run_two_threads_s": one, "runs_per_time_ratio": 2 * one / two,
+        "two_runs_peak_mib_each": two_mib, "one_run_peak_mib": one_mib,
+    }  # fmt: skip
 
 
-def augmentation() -> dict[str, Any]:
-    """A batch of 128: transforms per image against the batched ones."""
+def augment_methods() -> dict[str, Step]:
+    """A batch of 128: transforms per image, and the batched ones."""
     pixels = np.random.default_rng(0).integers(0, 256, (128, 28, 28), dtype=np.uint8)
     data = PerImage(pixels, np.zeros(128, np.int64), True)
     batch, augment = torch.from_numpy(pixels)[:, None], Augment(rotation=15, horizontal_flip=True, vertical_flip=True)
     generator = torch.Generator().manual_seed(0)
-    runs: dict[str, Step] = {
-        "per image": lambda: torch.stack([data[i][0] for i in range(128)]),
-        "batched": lambda: augment(batch, generator),
+    return {
+        "stock": lambda: torch.stack([data[i][0] for i in range(128)]),
+        "lopsided": lambda: augment(batch, generator),
     }
-    found = in_turns(runs, 2.0)
-    return {"stock_s": found["per image"], "lopsided_s": found["batched"],
-            "times_faster": found["per image"] / found["batched"]}  # fmt: skip
+
+
+def augmentation() -> dict[str, Any]:
+    """Transforms per image against the batched ones."""
+    found = in_turns(augment_methods(), 2.0)
+    return {
+        "stock_s": found["stock"], "lopsided_s": found["lopsided"], "times_faster": found["stock"] / found["lopsided"],
+        "stock_peak_mib": peak("augment", "stock"), "lopsided_peak_mib": peak("augment", "lopsided"),
+    }  # fmt: skip
 
 
 def main() -> None:
