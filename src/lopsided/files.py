@@ -2,18 +2,22 @@
 
 A reader sees the old content of a file or the new, never a part, because everything is written under a temporary name
 in the same folder and then renamed. Whatever the disk refuses (full, read-only, not permitted) becomes a ``RunError``
-that names the file, and the temporary file is removed.
+that names the file, and the temporary file is removed. What a killed process left under a temporary name is removed by
+whoever writes the file next: a temporary file is locked as long as somebody writes it.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from lopsided.errors import RunError, sentence
@@ -21,6 +25,8 @@ from lopsided.errors import RunError, sentence
 LOCK_NAME = ".lock"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LOCKED = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+_NAMED_SECONDS = 0.2
+"""How long whoever locks a file may take to write its name there."""
 
 
 @contextmanager
@@ -44,16 +50,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     want to write a file by name themselves; ``atomic_write`` is for content at hand.
     """
     target = Path(path)
-    temporary = _temporary(target)
-    try:
-        with disk_errors(target):
-            yield temporary
-            _flush(temporary)
-            os.replace(temporary, target)
-            _flush(target.parent)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    remove_leftovers(target.parent, target.name)
+    with disk_errors(target), _temporary(target) as temporary:
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, target)
+        _flush(target.parent)
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -69,11 +71,17 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Remove temporary files that a killed process left in a folder; the caller holds its lock."""
-    for path in Path(folder).glob(".*.tmp"):
+def remove_leftovers(folder: str | os.PathLike[str], name: str | None = None) -> None:
+    """Remove temporary files that killed processes left in a folder, of one file or of all; nobody's else."""
+    pattern = ".*.tmp" if name is None else f".{glob.escape(name)}.[0-9]*.tmp"
+    for path in Path(folder).glob(pattern):
         with suppress(OSError):
-            path.unlink()
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                if _try_lock(descriptor) and _is_at(descriptor, path):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def append_line(path: str | os.PathLike[str], text: str) -> None:
@@ -111,22 +119,50 @@ def lock(folder: str | os.PathLike[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
+def check_free(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder that ``lock`` would refuse, in the same words; nothing in it is touched."""
+    path = Path(folder) / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:  # There is none, or none that this process could take; whoever locks the folder will be told.
+        return
+    try:
+        _check_owner(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
 def _open_locked(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            free = _try_lock(descriptor)
-            owner = _owner(descriptor)
-            if not free or (owner is not None and owner[1] != socket.gethostname()):
-                raise RunError(_taken(path, owner, alive=not free))
-            with suppress(FileNotFoundError):
-                # The file may have been removed by its owner between opening and locking.
-                if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
-                    kept, descriptor = descriptor, -1
-                    return kept
+            _check_owner(descriptor, path)
+            # The file may have been removed by its owner between opening and locking.
+            if _is_at(descriptor, path):
+                kept, descriptor = descriptor, -1
+                return kept
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def _check_owner(descriptor: int, path: Path) -> None:
+    """Lock an open lock file, or say who has it."""
+    free = _try_lock(descriptor)
+    owner = _owner(descriptor)
+    end = time.monotonic() + _NAMED_SECONDS
+    while not free and owner is None and time.monotonic() < end:
+        time.sleep(0.005)
+        owner = _owner(descriptor)
+    if not free or (owner is not None and owner[1] != socket.gethostname()):
+        raise RunError(_taken(path, owner, alive=not free))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of this name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -162,8 +198,38 @@ def _taken(path: Path, owner: tuple[int, str] | None, *, alive: bool) -> str:
     return sentence("a run folder must be used by one process at a time", f"{path.parent}, held by {who}", do)
 
 
-def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """Make a file beside ``target`` that is locked inside the block, and is gone after it unless it was renamed."""
+    path, descriptor = _open_temporary(target)
+    try:
+        yield path
+    finally:
+        # While it is still locked, so that what is removed is this process's own.
+        if descriptor is None or _is_at(descriptor, path):
+            with suppress(OSError):
+                path.unlink()
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open_temporary(target: Path) -> tuple[Path, int | None]:
+    for number in count():  # Other machines, containers and threads may write the same file under the same number.
+        more = f"-{number}" if number else ""
+        path = target.with_name(f".{target.name}.{os.getpid()}{more}.tmp")
+        if sys.platform == "win32":  # An open file can be neither renamed nor removed there.
+            return path, None
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if _try_lock(descriptor) and _is_at(descriptor, path):
+                kept, descriptor = descriptor, -1
+                return path, kept
+        except OSError:  # A file system without locks; nobody can tell there what a killed process left.
+            return path, None
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+    raise AssertionError("counting ended")
 
 
 def _flush(path: Path) -> None:

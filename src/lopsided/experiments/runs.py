@@ -146,6 +146,7 @@ def run_recipe(
     def told(make: Callable[[], Any]) -> Any:
         return make() if ranks is None else ranks.told(make)
 
+    told(lambda: files.check_free(folder))  # Before the data are read, which may take long.
     if told(state) != "finished":
         sources = prepare_sources(recipe, progress)
         with _held(folder) if first else nullcontext():

@@ -202,6 +202,7 @@ class _Driver:
 
     def take_stock(self) -> None:
         """Find out which cells are done."""
+        self.drop_left_claims()
         renew_sweep(self.folder, but=[cell.key for cell in self.cells])
         there = self.records()
         for cell in self.cells:
@@ -214,6 +215,13 @@ class _Driver:
                 self.todo.append(cell)
             else:
                 self.done[cell.key] = record
+
+    def drop_left_claims(self) -> None:
+        """Remove the claims that killed sweeps left; one to a cell that was done by then would stay for ever."""
+        for sign in (self.folder / CLAIMS).glob("*"):
+            with suppress(RunError), files.lock(sign):
+                pass
+            _remove_if_empty(sign)
 
     def records(self) -> dict[str, Record]:
         if not (self.folder / RECORDS).exists():
@@ -231,8 +239,7 @@ class _Driver:
         with suppress(LopsidedError):  # It will be said again when the cell is run.
             record = Record.from_run(runs.Run.open(path))
             if record.cell == cell.key:
-                self.write_down(record)
-                self.tidy(cell)
+                self.put_away(cell, record)
                 return record
         return None
 
@@ -317,8 +324,7 @@ class _Driver:
     def settle(self, ended: Ended) -> None:
         cell = ended.cell
         if ended.record is not None:
-            self.write_down(ended.record)
-            self.tidy(cell)
+            self.put_away(cell, ended.record)
             self.finish(cell, ended.record)
             return
         failure = Failure.of(cell.recipe, ended.error)
@@ -350,16 +356,21 @@ class _Driver:
             self.told.add(note)
             self.view.note(note)
 
-    def tidy(self, cell: Cell) -> None:
-        """Remove what is not to be kept of a finished cell."""
+    def put_away(self, cell: Cell, record: Record) -> None:
+        """Write down the record of a finished cell, and remove what is not to be kept of it.
+
+        Models go before the record is written, and all else after it: a cell that has a record is not looked at again,
+        and one that has none is recorded from its folder.
+        """
         path = self.folder / CELLS / cell.key
-        if self.kept == "records":
-            shutil.rmtree(path, ignore_errors=True)
-        elif self.kept == "runs":
+        if self.kept == "runs":
             shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
             for name in _MODEL_FILES:
                 with suppress(OSError):
                     (path / name).unlink()
+        self.write_down(record)
+        if self.kept == "records":
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_if_empty(folder: Path) -> None:

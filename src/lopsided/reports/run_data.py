@@ -102,13 +102,11 @@ def _is_comparable(metrics: Mapping[str, Any]) -> bool:
 
 
 def _is_running(folder: Path) -> bool:
-    if not (folder / files.LOCK_NAME).exists():
-        return False
     try:
-        with files.lock(folder):
-            return False
-    except RunError as error:
-        return error.__cause__ is None  # What the disk refuses has a cause; a lock that is held has none.
+        files.check_free(folder)
+    except RunError:
+        return True
+    return False
 
 
 def _missing(metrics: Mapping[str, Any]) -> Iterator[str]:
