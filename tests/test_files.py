@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from forked import BENCHMARKS
 from lopsided import files
 from lopsided.errors import RunError
-from lopsided.files import append_line, atomic_write, lock, make_folder, remove_leftovers, replacing
+from lopsided.files import append_line, atomic_write, check_free, lock, make_folder, remove_leftovers, replacing
 
 HOLD = """
 import sys, time
@@ -98,6 +100,76 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert names(tmp_path) == [".hidden", "kept.tmp"]
 
 
+DIE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kill import die_at_write
+from lopsided.files import append_line, atomic_write, lock
+folder, fatal = sys.argv[2:]
+die_at_write(int(fatal), folder)
+with lock(folder):
+    atomic_write(f"{folder}/model.json", "new" * 100_000)
+    append_line(f"{folder}/log.jsonl", "{}")
+"""
+
+
+def test_a_process_killed_before_any_of_its_writes_leaves_whole_files_and_nothing_that_stays(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])}
+    found, fatal, code = [], 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        fatal += 1
+        folder = tmp_path / str(fatal)
+        folder.mkdir()
+        atomic_write(folder / "model.json", "old")
+        command = [sys.executable, "-c", DIE, str(BENCHMARKS), str(folder), str(fatal)]
+        code = subprocess.run(command, env=environment, check=False).returncode
+        if code == -signal.SIGKILL:
+            found.append((folder / "model.json").read_text())
+            assert not (folder / "log.jsonl").exists() or (folder / "log.jsonl").read_text() in ("", "{}\n")
+            with lock(folder):
+                atomic_write(folder / "model.json", "newer")
+            assert (folder / "model.json").read_text() == "newer"
+            assert not [name for name in names(folder) if name.startswith(".")]
+    assert code == 0
+    switch = found.index("new" * 100_000)
+    assert found == ["old"] * switch + ["new" * 100_000] * (len(found) - switch)
+    # Opened and truncated, written and flushed, renamed; then the folder is flushed, the log opened, the lock removed.
+    assert switch >= 5
+    assert len(found) - switch >= 3
+
+
+def test_two_who_write_a_file_at_once_leave_each_others_work_alone(tmp_path: Path) -> None:
+    path = tmp_path / "answers.csv"
+    with replacing(path) as first:
+        first.write_text("first")
+        with replacing(path) as second:
+            second.write_text("second")
+            remove_leftovers(tmp_path)
+            assert first.read_text() == "first"
+        assert path.read_text() == "second"
+        assert names(tmp_path) == [first.name, "answers.csv"]
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["answers.csv"]
+
+
+def test_the_next_write_of_a_file_removes_what_was_left_of_it_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".a[1].csv.77.tmp", ".a[1].csv.77-1.tmp", ".a1.csv.77.tmp", ".a[1].csv.mine.tmp"):
+        (tmp_path / name).touch()
+    atomic_write(tmp_path / "a[1].csv", "new")
+    assert names(tmp_path) == [".a1.csv.77.tmp", ".a[1].csv.mine.tmp", "a[1].csv"]
+
+
+def test_files_are_written_where_the_disk_knows_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> bool:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(files, "_try_lock", refuse)
+    (tmp_path / ".model.json.1.tmp").touch()
+    atomic_write(tmp_path / "model.json", "new")
+    assert (tmp_path / "model.json").read_text() == "new"
+    assert names(tmp_path) == [".model.json.1.tmp", "model.json"]
+
+
 def test_lines_are_appended_after_a_torn_one_without_touching_it(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     append_line(path, "{}")
@@ -129,6 +201,28 @@ def test_a_second_owner_is_refused_and_told_the_first(tmp_path: Path) -> None:
     ):
         pass
     assert names(tmp_path) == []
+
+
+def test_a_folder_is_checked_without_being_touched(tmp_path: Path) -> None:
+    check_free(tmp_path / "not there")
+    check_free(tmp_path)
+    with lock(tmp_path), pytest.raises(RunError, match=rf"held by process {os.getpid()} on .*\. Wait for it to end\."):
+        check_free(tmp_path)
+    assert names(tmp_path) == []
+    (tmp_path / files.LOCK_NAME).write_text("left behind by a crash")
+    check_free(tmp_path)
+    assert (tmp_path / files.LOCK_NAME).read_text() == "left behind by a crash"
+
+
+def test_an_owner_who_has_just_come_is_named_too(tmp_path: Path) -> None:
+    with lock(tmp_path):
+        content = (tmp_path / files.LOCK_NAME).read_text()
+        os.truncate(tmp_path / files.LOCK_NAME, 0)
+        writer = threading.Timer(0.02, lambda: (tmp_path / files.LOCK_NAME).write_text(content))
+        writer.start()
+        with pytest.raises(RunError, match=f"held by process {os.getpid()} on"):
+            check_free(tmp_path)
+        writer.join()
 
 
 def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) -> None:

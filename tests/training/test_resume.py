@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forked import forked
 from lopsided import files
 from lopsided.training.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.reporter import Reporter
@@ -69,15 +69,7 @@ def run(folder: Path, kind: str, fatal: int = 0) -> None:
 
 
 def child(*arguments: Any) -> int | None:
-    context = multiprocessing.get_context("forkserver")
-    # The first optimizer of a process imports torch._dynamo, which takes seconds.
-    context.set_forkserver_preload(["lopsided.training.stages", "torch._dynamo"])
-    process = context.Process(target=run, args=arguments)
-    process.start()
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code
+    return forked(run, *arguments)
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
