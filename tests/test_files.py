@@ -14,7 +14,16 @@ import pytest
 from forked import BENCHMARKS
 from lopsided import files
 from lopsided.errors import RunError
-from lopsided.files import append_line, atomic_write, check_free, lock, make_folder, remove_leftovers, replacing
+from lopsided.files import (
+    append_line,
+    atomic_write,
+    check_free,
+    lock,
+    make_folder,
+    remove_left_lock,
+    remove_leftovers,
+    replacing,
+)
 
 HOLD = """
 import sys, time
@@ -212,6 +221,17 @@ def test_a_folder_is_checked_without_being_touched(tmp_path: Path) -> None:
     (tmp_path / files.LOCK_NAME).write_text("left behind by a crash")
     check_free(tmp_path)
     assert (tmp_path / files.LOCK_NAME).read_text() == "left behind by a crash"
+
+
+def test_a_lock_that_a_crash_left_is_removed_and_one_that_is_held_is_not(tmp_path: Path) -> None:
+    (tmp_path / files.LOCK_NAME).write_text("left behind by a crash")
+    remove_left_lock(tmp_path)
+    assert names(tmp_path) == []
+    remove_left_lock(tmp_path / "not there")
+    assert names(tmp_path) == []
+    with lock(tmp_path):
+        remove_left_lock(tmp_path)
+        assert names(tmp_path) == [files.LOCK_NAME]
 
 
 def test_an_owner_who_has_just_come_is_named_too(tmp_path: Path) -> None:

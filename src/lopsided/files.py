@@ -132,6 +132,13 @@ def check_free(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def remove_left_lock(folder: str | os.PathLike[str]) -> None:
+    """Remove the lock file of a killed process, which stops nobody; one that is held stays."""
+    if (Path(folder) / LOCK_NAME).exists():
+        with suppress(RunError), lock(folder):
+            pass
+
+
 def _open_locked(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

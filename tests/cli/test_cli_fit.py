@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -221,22 +222,53 @@ def whole(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     return folder
 
 
-def test_a_second_process_is_kept_out_of_a_run_and_clears_nothing_away(
+def test_a_run_in_work_is_left_alone_by_all_others_who_are_told_so_in_a_sentence(
+    call: Call, photos: Path, other_photos: Path, tmp_path: Path, whole: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start("fit", photos, "--out", run, *LONG)
+    wait_for_epochs(run, 3)
+    process.send_signal(signal.SIGSTOP)  # It would end too soon on a fast machine.
+    held = f"a run folder must be used by one process at a time, got {run}, held by process {process.pid} on "
+    unfinished = f"a run must be finished before its model can be used, got {run}, which is not."
+    running = f"a run must be finished before its report is written, got {run}, which is still running."
+    for arguments, sentence in (
+        (("fit", photos, "--out", run, *LONG), held),
+        (("fit", "--out", run, "--resume"), held),
+        (("report", run), running),
+        (("predict", run, other_photos), unfinished),
+        (("evaluate", run, other_photos), unfinished),
+        (("export", run), unfinished),
+    ):
+        ended = call(*arguments)
+        assert (ended.code, ended.out) == (2, ""), arguments
+        assert ended.err.startswith(f"lopsided: {sentence}"), ended.err
+        assert ended.err.count("\n") == 1
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    for name in ("recipe.toml", "predictions.csv", "model.safetensors", "model.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+    assert names_below(run) == FILES
+
+
+def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_clears_nothing_away(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lopsided.experiments import runs
     from lopsided.files import lock
 
-    run = tmp_path / "run"
+    run, first = tmp_path / "run", ExitStack()
     run.mkdir()
     prepare = runs.prepare_sources
 
     def slowly(*arguments: object) -> object:
+        first.enter_context(lock(run))
         (run / "recipe.toml").write_text("what the first process wrote meanwhile")
         return prepare(*arguments)
 
     monkeypatch.setattr(runs, "prepare_sources", slowly)
-    with lock(run):
+    with first:
         ended = call("fit", photos, "--out", run, *SMALL)
     assert ended.code == 2
     assert f"got {run}, held by process {os.getpid()} on " in ended.err

@@ -424,6 +424,16 @@ def events_of(folder: Path, recipe: Recipe, *names: str) -> list[str]:
     return [event["event"] for event in run.events() if event["event"] in names]
 
 
+def timeless(record: Record) -> Record:
+    return replace(record, seconds=0.0)
+
+
+def trained_here(cells: list[Recipe], folder: Path) -> list[Record]:
+    """The records of the same cells, trained one after the other in this process."""
+    runs = [run_recipe(recipe.override(threads=1), folder / str(recipe.seed)) for recipe in cells]
+    return [timeless(Record.from_run(run)) for run in runs]
+
+
 def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,6 +466,7 @@ def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
     assert [failure.error for failure in outcome.failed] == [
         "10:90,total=100 needs cat 10, dog 90, got cat 20, dog 10. Ask for a smaller total or another proportion."
     ]
+    assert list(map(timeless, outcome.done)) == trained_here(cells, tmp_path / "here")
 
 
 DRIVER = """
@@ -549,3 +560,5 @@ def test_two_sweeps_started_by_mistake_on_one_folder_share_its_cells(photos: Pat
     for text in told:
         assert "5/5 done" in text.splitlines()[-1]
     assert not (folder / "failures.jsonl").exists()
+    found = sorted(map(timeless, records), key=lambda record: record.seed)
+    assert found == trained_here(cells, tmp_path / "here")

@@ -153,6 +153,8 @@ def run_recipe(
             found = told(state)  # Another process may have been here since.
             if found != "finished":
                 _train(folder, recipe, *sources, resume=found == "unfinished", reporter=reporter, ranks=ranks)
+    elif first:
+        files.remove_left_lock(folder)  # By a process that was killed after its last file.
     metrics = told(lambda: Run.open(folder).metrics)
     return Run.open(folder) if first else Run(folder, recipe, metrics)
 

@@ -202,7 +202,7 @@ class _Driver:
 
     def take_stock(self) -> None:
         """Find out which cells are done."""
-        self.drop_left_claims()
+        self.remove_left_locks()
         renew_sweep(self.folder, but=[cell.key for cell in self.cells])
         there = self.records()
         for cell in self.cells:
@@ -216,11 +216,11 @@ class _Driver:
             else:
                 self.done[cell.key] = record
 
-    def drop_left_claims(self) -> None:
-        """Remove the claims that killed sweeps left; one to a cell that was done by then would stay for ever."""
+    def remove_left_locks(self) -> None:
+        """Remove what killed sweeps left; a claim to a cell that was done by then would stay for ever."""
+        files.remove_left_lock(self.folder)
         for sign in (self.folder / CLAIMS).glob("*"):
-            with suppress(RunError), files.lock(sign):
-                pass
+            files.remove_left_lock(sign)
             _remove_if_empty(sign)
 
     def records(self) -> dict[str, Record]:

@@ -192,7 +192,7 @@ def _views(records: Sequence[Record], protocol: Protocol, *, is_paper: bool) -> 
             other = "gamma" if table == "eta" else "eta"
             chosen, axis = [setting for setting in settings if getattr(setting, other) == 0], table
             heading = f"Over {ETA}, the weight of the negatives" if table == "eta" else f"Over {GAMMA}, the focus"
-            if len(chosen) < 2 and (table == "gamma" or len(settings) > 1):
+            if not chosen or (len(chosen) < 2 and (table == "gamma" or len(settings) > 1)):
                 continue
         comparison = compare(part, table, protocol, scenarios=scenarios, settings=chosen)
         if not is_paper:
