@@ -1,7 +1,7 @@
 """What is lost when the command is killed? SIGKILL at random moments and at every write, and the same command again.
 
     python benchmarks/kill.py       prints what happened and writes docs/records/kill.json (half an hour of two cores)
-    python benchmarks/kill.py --only fit,predict        a part of it; what the record says of the rest stays as it is
+    python benchmarks/kill.py --only fit,fit-writes     a part of it; what the record says of the rest stays as it is
     python benchmarks/kill.py --kills 5 --writes 20     a small part of it; writes nothing
 
 Random moments, a number of them (``--kills``) for each of:
@@ -41,6 +41,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 PRELOAD = ["lopsided.cli", "lopsided.commands.train", "lopsided.commands.use", "lopsided.training.stages"]
 PRELOAD += ["lopsided.experiments.predict", "lopsided.experiments.sweep", "lopsided.progress", "lopsided.metrics"]
 PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
+QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce")
 PATIENCE = 180.0
 """Seconds after which a process that should have ended is one that hangs."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -605,35 +607,41 @@ def write_images(folder: Path, number: int) -> None:
             Image.fromarray(rng.integers(0, 256, (64, 64), dtype=np.uint8)).save(path)
 
 
+def ask(question: str, data: Path, kills: int, writes: int | None, rng: random.Random) -> Tally:
+    """Answer one question."""
+    if question == "fit":
+        return fit_at_random(data, kills, rng)
+    if question == "fit-writes":
+        return every_write(data, "fit", lambda out: fit_arguments(data, out, "short"), phase_of, writes)
+    if question == "predict":
+        return predict_at_random(data, kills, rng)
+    if question == "predict-writes":
+        expected, _ = undisturbed(data, "predict-expected", lambda out: predict_arguments(data, out))
+        phase = partial(predict_phase, expected, b"")
+        return every_write(data, "predict", partial(predict_arguments, data), phase, writes)
+    if question == "reproduce":
+        return reproduce_at_random(data, kills, rng)
+    if question == "sweep-writes":
+        recipe = str(data / "tiny.toml")
+        return every_write(
+            data, "sweep", lambda out: ["sweep", str(out), recipe], lambda out: sweep_phase(out, 2), writes
+        )
+    raise SystemExit(f"--only must be some of {', '.join(QUESTIONS)}, got {question}")
+
+
 def main() -> int:
     """Ask all questions, print what happened, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="random moments of each command (default: %(default)s)")
     parser.add_argument("--writes", type=int, help="end at this write, and write no record (default: every one)")
-    parser.add_argument("--only", default="", help="some of fit, predict, reproduce, with commas")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, with commas")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/kill.json)")
     options = parser.parse_args()
-    only = options.only.split(",") if options.only else ["fit", "predict", "reproduce"]
+    only = options.only.split(",") if options.only else QUESTIONS
     rng = random.Random(options.seed)
-    done: list[Tally] = []
     with prepared() as data:
-        expected = {}
-        if "predict" in only:
-            done.append(predict_at_random(data, options.kills, rng))
-            expected = content_of(data / "predict-whole-0")
-            arguments = lambda out: predict_arguments(data, out)  # noqa: E731
-            phase = lambda out: predict_phase(expected, b"", out)  # noqa: E731
-            done.append(every_write(data, "predict", arguments, phase, options.writes))
-        if "fit" in only:
-            done.append(fit_at_random(data, options.kills, rng))
-            arguments = lambda out: fit_arguments(data, out, "short")  # noqa: E731
-            done.append(every_write(data, "fit", arguments, phase_of, options.writes))
-        if "reproduce" in only:
-            arguments = lambda out: ["sweep", str(out), str(data / "tiny.toml")]  # noqa: E731
-            phase = lambda out: sweep_phase(out, 2)  # noqa: E731
-            done.append(every_write(data, "sweep", arguments, phase, options.writes))
-            done.append(reproduce_at_random(data, options.kills, rng))
+        done = [ask(question, data, options.kills, options.writes, rng) for question in only]
     results = {tally.name: tally.to_dict() for tally in done}
     print()
     for name, result in results.items():

@@ -51,11 +51,11 @@ def test_a_run_killed_before_a_write_ends_with_the_files_of_one_that_was_not(pho
     assert killed >= 4
 
 
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("fast", "threads"), [(True, 1), (False, 1), (True, 2)])
 def test_a_run_is_the_same_whatever_its_process_did_before_fresh_and_resumed(
-    photos: Path, tmp_path: Path, fast: bool
+    photos: Path, tmp_path: Path, fast: bool, threads: int
 ) -> None:
-    recipe = tiny_recipe(photos, epochs=2, threads=1, fast=fast, **{"encoder.name": "test_resnet"})
+    recipe = tiny_recipe(photos, epochs=2, threads=threads, fast=fast, **{"encoder.name": "test_resnet"})
     other = recipe.override(**{"encoder_training.loss": "cl", "encoder_training.batch_size": 5, "fast": not fast})
     assert forked(run, recipe.to_toml(), tmp_path / "fresh") == 0
     assert forked(run, recipe.to_toml(), tmp_path / "later", 0, other.to_toml()) == 0

@@ -74,6 +74,15 @@ def test_what_a_killed_process_left_without_a_name_does_not_stand_in_the_way(pho
     assert not left.exists()
 
 
+def test_a_lock_that_a_process_left_after_its_last_file_is_removed_when_the_run_is_asked_for(
+    run: Run, photos: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
+    (folder / ".lock").write_text("left behind by a crash")
+    assert run_recipe(SMALL, folder, data=photos, resume=True).finished
+    assert not (folder / ".lock").exists()
+
+
 def test_resume_may_change_what_does_not_decide_the_outcome(run: Run, photos: Path) -> None:
     other = SMALL.override(description="the same", threads=2, **{"data.cache": "none"})
     assert run_recipe(other, run.folder, data=photos, resume=True) == run

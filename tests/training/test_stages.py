@@ -381,6 +381,16 @@ def test_what_a_killed_process_left_behind_is_removed(source: Source, tmp_path: 
     assert not list(tmp_path.glob(".*"))
 
 
+def test_weights_that_a_process_killed_at_its_end_left_are_removed_when_the_run_is_read_back(
+    source: Source, tmp_path: Path
+) -> None:
+    fit(tiny(), source, tmp_path)
+    for name in ("encoder.safetensors", "chosen-classifier-2.safetensors", ".state.safetensors.7.tmp"):
+        (tmp_path / "checkpoint" / name).touch()
+    fit(tiny(), source, tmp_path, resume=True)
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["state.safetensors"]
+
+
 def test_a_finished_run_is_read_back(source: Source, tmp_path: Path) -> None:
     first = fit(tiny(), source, tmp_path)
     content = (tmp_path / WEIGHTS_NAME).read_bytes()
