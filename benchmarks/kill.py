@@ -3,6 +3,7 @@
     python benchmarks/kill.py       prints what happened and writes docs/records/kill.json (half an hour of two cores)
     python benchmarks/kill.py --only fit,fit-writes     a part of it; what the record says of the rest stays as it is
     python benchmarks/kill.py --kills 5 --writes 20     a small part of it; writes nothing
+    python benchmarks/kill.py --table                   prints the record as the rows of docs/reliability.md
 
 Random moments, a number of them (``--kills``) for each of:
 
@@ -45,13 +46,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lopsided.files import atomic_write
+
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "kill.json"
 SOURCE = Path(__file__).parents[1] / "src"
 PRELOAD = ["lopsided.cli", "lopsided.commands.train", "lopsided.commands.use", "lopsided.training.stages"]
 PRELOAD += ["lopsided.experiments.predict", "lopsided.experiments.sweep", "lopsided.progress", "lopsided.metrics"]
 PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
 QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce")
-PATIENCE = 180.0
+RANDOM, WRITES = "random moments", "every write"
+PATIENCE = 600.0
 """Seconds after which a process that should have ended is one that hangs."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -274,6 +278,9 @@ def phase_of(run: Path) -> str:
 class Tally:
     """Counts of one question, and what went wrong in words."""
 
+    heard: Callable[[Tally], None] = staticmethod(lambda tally: None)
+    """Called after each kill, so that what is known by then is written down."""
+
     def __init__(self, name: str) -> None:
         self.name, self.phases, self.wrong = name, Counter[str](), list[str]()
         self.counts = Counter[str]()
@@ -289,6 +296,7 @@ class Tally:
         self.last = time.monotonic()
         told = f"; {'; '.join(wrong)}" if wrong else ""
         print(f"{self.name} {self.counts['kills']}: killed {phase}{told}", flush=True)
+        self.heard(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All counts, for the record."""
@@ -324,7 +332,7 @@ def undisturbed(data: Path, name: str, arguments: Callable[[Path], list[str]], *
 
 def fit_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
     """Kill trainings and resume them."""
-    tally = Tally("fit, random moments")
+    tally = Tally(f"fit, {RANDOM}")
     expected, seconds = undisturbed(data, "fit", lambda out: fit_arguments(data, out))
     while (number := tally.counts["kills"]) < kills:
         out = data / "fit"
@@ -372,7 +380,7 @@ def every_write(
     data: Path, name: str, arguments: Callable[[Path], list[str]], phase: Callable[[Path], str], most: int | None
 ) -> Tally:
     """Die before the first write, before the second, and so on, until there is none left."""
-    tally = Tally(f"{name}, every write")
+    tally = Tally(f"{name}, {WRITES}")
     below = data / f"{name}-every"
     expected, _ = undisturbed(data, f"{name}-every", lambda out: arguments(out / "out"), every=True)
     fatal = 0
@@ -413,7 +421,7 @@ def predict_phase(expected: dict[str, Any], old: bytes, out: Path) -> str:
 
 def predict_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
     """Kill predictions and call them again."""
-    tally = Tally("predict, random moments")
+    tally = Tally(f"predict, {RANDOM}")
     expected, seconds = undisturbed(data, "predict", lambda out: predict_arguments(data, out))
     old = b"path,predicted,p:cat\nan earlier call\n"
     while (number := tally.counts["kills"]) < kills:
@@ -501,7 +509,7 @@ def sweep_phase(out: Path, total: int) -> str:
 
 def reproduce_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
     """Kill a worker and then the driver, a worker and then the group, and a worker alone; three starts a sweep."""
-    tally = Tally("reproduce, random moments")
+    tally = Tally(f"reproduce, {RANDOM}")
     begin = time.monotonic()
     whole = Sweep(data, data / "sweep-whole")
     wait_until(whole.working)
@@ -537,13 +545,13 @@ def reproduce_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
         lines = [json.loads(line)["cell"] for line in (out / "records.jsonl").read_text().splitlines()]
         logs = list(out.glob("cells/*/log.jsonl"))
         begun = sum(len(events_named(log, "start")) + len(events_named(log, "resume")) for log in logs)
-        for index, phase in enumerate(killed):
-            tally.kill(phase, wrong if index == len(killed) - 1 else [])
         tally.counts.update(
             sweeps=1, cells=total, records=len(lines), cells_recorded_twice=len(lines) - len(set(lines)),
             cells_lost=total - len(set(lines)), starts_of_cells=begun,
             temporary_files_afterwards=temporaries(out), claims_afterwards=len(list(out.glob("claims/*"))),
         )  # fmt: skip
+        for index, phase in enumerate(killed):
+            tally.kill(phase, wrong if index == len(killed) - 1 else [])
         shutil.rmtree(out)
     return tally
 
@@ -632,6 +640,19 @@ def ask(question: str, data: Path, kills: int, writes: int | None, rng: random.R
     raise SystemExit(f"--only must be some of {', '.join(QUESTIONS)}, got {question}")
 
 
+def print_table(record: dict[str, Any]) -> None:
+    """Print what the record says as the rows of a Markdown table, questions in their order."""
+    names = [f"{name}, {how}" for name in ("fit", "predict", "reproduce", "sweep") for how in (RANDOM, WRITES)]
+    for name in (name for name in names if name in record):
+        result = record[name]
+        phases = Counter[str]()
+        for phase, number in result["phases"].items():
+            # Of a sweep: who was killed, or else how far it had come.
+            phases[phase.partition(",")[0] if name == f"reproduce, {RANDOM}" else phase] += number
+        told = ", ".join(f"{phase} {number}" for phase, number in phases.items())
+        print(f"| {name} | {result['kills']} | {result['equal_afterwards']} | {told} |")
+
+
 def main() -> int:
     """Ask all questions, print what happened, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -640,24 +661,32 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, with commas")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/kill.json)")
+    parser.add_argument("--table", action="store_true", help="kill nothing, print the record")
     options = parser.parse_args()
+    if options.table:
+        print_table(json.loads(options.out.read_text()))
+        return 0
     only = options.only.split(",") if options.only else QUESTIONS
+    asked = f"python benchmarks/kill.py --kills {options.kills} --seed {options.seed}"
+    asked += f" --only {options.only}" if options.only else ""
+
+    def write(tally: Tally) -> None:
+        record = json.loads(options.out.read_text()) if options.out.exists() else {}
+        record[tally.name] = {"command": asked, **tally.to_dict()}
+        atomic_write(options.out, json.dumps(record, indent=1) + "\n")
+
+    if options.writes is None:
+        Tally.heard = staticmethod(write)
     rng = random.Random(options.seed)
     with prepared() as data:
         done = [ask(question, data, options.kills, options.writes, rng) for question in only]
-    results = {tally.name: tally.to_dict() for tally in done}
     print()
-    for name, result in results.items():
-        print(f"{name}: {result['kills']} kills, {result['equal_afterwards']} equal afterwards")
-        for told in result["wrong"]:
+    for tally in done:
+        tally.heard(tally)
+        print(f"{tally.name}: {tally.counts['kills']} kills, {tally.counts['equal_afterwards']} equal afterwards")
+        for told in tally.wrong:
             print(f"  {told}")
-    if options.writes is None:
-        record = json.loads(options.out.read_text()) if options.only and options.out.exists() else {}
-        asked = f"python benchmarks/kill.py --kills {options.kills} --seed {options.seed}"
-        asked += f" --only {options.only}" if options.only else ""
-        record |= {name: {"command": asked, **result} for name, result in results.items()}
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return any(result["wrong"] for result in results.values())
+    return any(tally.wrong for tally in done)
 
 
 if __name__ == "__main__":

@@ -550,7 +550,7 @@ def test_two_sweeps_started_by_mistake_on_one_folder_share_its_cells(photos: Pat
     cells = [tiny_recipe(photos, 10, seed=seed) for seed in range(5)]
     folder = tmp_path / "sweep"
     drivers = [start_driver(folder, 1, cells) for _ in range(2)]
-    told = [driver.communicate(timeout=60)[1] for driver in drivers]
+    told = [driver.communicate(timeout=240)[1] for driver in drivers]
     assert [driver.returncode for driver in drivers] == [0, 0], told
     records, notes = read_records(folder / "records.jsonl")
     assert sorted(record.seed for record in records) == [0, 1, 2, 3, 4]
