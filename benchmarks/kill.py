@@ -284,7 +284,6 @@ class Tally:
     def __init__(self, name: str) -> None:
         self.name, self.phases, self.wrong = name, Counter[str](), list[str]()
         self.counts = Counter[str]()
-        self.begin = self.last = time.monotonic()
 
     def kill(self, phase: str, wrong: list[str], **more: int) -> None:
         """Count a kill and what was wrong after it."""
@@ -293,7 +292,6 @@ class Tally:
         self.counts["equal_afterwards"] += not wrong
         self.counts.update(more)
         self.wrong += wrong
-        self.last = time.monotonic()
         told = f"; {'; '.join(wrong)}" if wrong else ""
         print(f"{self.name} {self.counts['kills']}: killed {phase}{told}", flush=True)
         self.heard(self)
@@ -304,7 +302,6 @@ class Tally:
             **self.counts,
             "phases": dict(sorted(self.phases.items())),
             "wrong": self.wrong,
-            "minutes": round((self.last - self.begin) / 60, 1),
         }
 
 
