@@ -642,14 +642,15 @@ def try_cases(first: int, last: int | None, minutes: float) -> dict[str, Any]:
     worst: dict[str, dict[str, float]] = {}
     failures: list[dict[str, Any]] = []
     beyond = 0
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", module="sklearn")
     while (last is None or seed <= last) and time.monotonic() - begin < 60 * minutes:
         told, run = case(seed)
         kinds[told["kind"]] += 1
         counts[told["dtype"]] += 1
         try:
-            found = run()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                warnings.filterwarnings("ignore", module="sklearn")
+                found = run()
             for what, errors in (("of the tolerance", found.share_of_tolerance), ("relative", found.relative)):
                 for name, error in errors.items():
                     rows = worst.setdefault(f"{found.dtype} {found.kind}", {})
