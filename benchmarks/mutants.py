@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -338,6 +339,7 @@ class Choice:
     def __init__(self, path: Path) -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
         self.seconds: dict[str, float] = {name: test["seconds"] for name, test in found.items()}
+        self.cheap = float(statistics.median(self.seconds.values()))
         self.by_line: dict[tuple[str, int], list[str]] = defaultdict(list)
         self.by_file: dict[str, set[str]] = defaultdict(set)
         for name, test in found.items():
@@ -346,14 +348,18 @@ class Choice:
                 self.by_file[file].add(name)
 
     def tests(self, mutant: Mutant, budget: float) -> list[str]:
-        """Tests that visit the line, one of each function first, fast ones before slow ones, up to the budget."""
+        """Tests that visit the line: the faster half and one of each function first, fast before slow, to a budget."""
         names = self.by_line.get((mutant.file, mutant.line), [])
         if not names:  # A module's own lines run at its import; a part of a long expression has another line.
             names = sorted(self.by_file[mutant.file]) if mutant.file in self.by_file else sorted(self.seconds)
         groups: dict[str, list[str]] = defaultdict(list)
         for name in sorted(names, key=lambda name: self.seconds[name]):
             groups[name.split("[")[0]].append(name)
-        ranked = [(rank, self.seconds[name], name) for group in groups.values() for rank, name in enumerate(group)]
+        ranked = [
+            (rank if self.seconds[name] > self.cheap else 0, self.seconds[name], name)
+            for group in groups.values()
+            for rank, name in enumerate(group)
+        ]
         chosen, total = [], 0.0
         for _, seconds, name in sorted(ranked):
             if total + seconds <= budget or not chosen:
@@ -430,6 +436,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/mutants.json)")
     parser.add_argument("--survivors-of", type=Path, help="run only what survived, unexplained or not, in this record")
     parser.add_argument("--work", type=Path, help="folder that keeps what was measured and found, to go on from there")
+    parser.add_argument("--again", action="store_true", help="with --work: run once more what survived")
     parser.add_argument("--skip-explained", action="store_true", help="do not run what has a reason to survive")
     options = parser.parse_args()
     known = explanations()
@@ -452,6 +459,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         measured, results = folder / "tests.json", folder / "results.jsonl"
         outcome |= read_results(results, mutants)
+
+        if options.again:
+            outcome = {mutant: word for mutant, word in outcome.items() if word not in ("survived", "error")}
 
         def note(mutant: Mutant, code: int | None) -> None:
             word = {0: "survived", 1: "killed", None: "hung", 99: "error"}.get(code, "crashed")

@@ -81,7 +81,7 @@ def run(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
     try:
         with warnings.catch_warnings():
-            # What Pillow thinks of damaged metadata, forty lines for one TIFF, helps nobody; errors have their sentence.
+            # What Pillow says of damaged metadata, forty lines for one TIFF, helps nobody; errors have their sentence.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             code = app(arguments, prog_name="lopsided", standalone_mode=False)
         sys.stdout.flush()
