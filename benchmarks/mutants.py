@@ -19,7 +19,9 @@ import copy
 import gc
 import importlib.util
 import json
+import math
 import os
+import random
 import signal
 import statistics
 import sys
@@ -431,7 +433,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="mutants whose description holds this text, as tiled.py or tiled.py:120")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tests per mutant (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=1, help="a sample: one of so many mutants (default: all)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the rest is not run")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/mutants.json)")
     parser.add_argument("--survivors-of", type=Path, help="run only what survived, unexplained or not, in this record")
@@ -447,7 +449,7 @@ def main() -> None:
         old = {(s["file"], s["function"], s["before"], s["after"])
                for s in json.loads(options.survivors_of.read_text(encoding="utf-8"))["survivors"]}  # fmt: skip
         mutants = [m for m in mutants if (m.file, m.function, m.before, m.after) in old]
-    mutants = [mutant for mutant in mutants if mutant.number % options.every == 0]
+    random.Random(0).shuffle(mutants)  # so that a run that ends early has tried a sample
     if options.list:
         print(*mutants, f"{len(mutants)} mutants", sep="\n")
         return
@@ -477,7 +479,8 @@ def main() -> None:
             choice = Choice(measured)
             print(f"{len(choice.seconds)} tests, {len(mutants)} mutants, {time.monotonic() - begin:.0f} s", flush=True)
             for mutant in mutants:
-                if mutant.function and mutant not in outcome:
+                late = time.monotonic() - begin > 60 * options.minutes
+                if mutant.function and mutant not in outcome and not late:
                     tests = choice.tests(mutant, options.budget)
                     work = lambda mutant=mutant, tests=tests: run_patched(runner, mutant, tests)  # noqa: E731
                     note(mutant, fork(work, patient(choice, tests)))
@@ -493,7 +496,8 @@ def main() -> None:
         outcome |= read_results(results, mutants)
         choice = Choice(measured)
         for mutant in mutants:
-            if not mutant.function and mutant not in outcome:
+            late = time.monotonic() - begin > 60 * options.minutes
+            if not mutant.function and mutant not in outcome and not late:
                 tests = choice.tests(mutant, options.budget)
                 work = lambda mutant=mutant, tests=tests: run_imported(mutant, tests)  # noqa: E731
                 note(mutant, fork(work, 60 + patient(choice, tests)))
@@ -508,12 +512,12 @@ def write_record(
     minutes: float,
 ) -> None:
     """Write what happened to all of them, and the survivors one by one."""
-    survivors = [m for m in mutants if outcome[m] in ("survived", "explained", "error")]
+    outcome = {m: outcome.get(m, "not run") for m in sorted(mutants, key=lambda m: (m.file, m.number))}
+    survivors = [m for m in outcome if outcome[m] in ("survived", "explained", "error")]
     by_file = {file: dict(Counter(outcome[m] for m in mutants if m.file == file)) for file in {m.file for m in mutants}}
     record = {
         "command": "python benchmarks/mutants.py"
         + (f" --only {options.only}" if options.only else "")
-        + (f" --every {options.every}" if options.every > 1 else "")
         + f" --budget {options.budget:g}",
         "minutes": round(minutes, 1),
         "mutants": len(mutants),

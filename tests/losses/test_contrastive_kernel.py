@@ -185,6 +185,15 @@ def test_a_module_normalises_features_of_any_length(length):
     assert_close(grad * length, torch.autograd.grad(loss(z, y), z)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e25])
+def test_a_module_normalises_each_view_and_rows_with_some_zeros(length):
+    directions = unit(4, 3, 5).float()
+    directions[0, 1] = torch.tensor([0.0, 0.6, 0.0, 0.0, -0.8])
+    y, eta = torch.tensor([0, 1, 0, 2]), 4.0
+    found = AsymmetricFocalContrastiveLoss(eta=eta)(directions * length, y)
+    assert_close(found, asymmetric_focal_contrastive_loss(directions, y, eta=eta), rtol=1e-5, atol=0.0)
+
+
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("tile", ["auto", 3, None])
 def test_cl_equals_the_supcon_loss_of_pytorch_metric_learning_where_every_anchor_has_a_positive(views, tile):
