@@ -223,8 +223,9 @@ def attempt(seed: int, path: Path, told: dict[str, Any]) -> str:  # noqa: PLR091
             outcome = "refused"
             if str(path) not in str(error) or "\n" in str(error):
                 return f"an error that is no sentence with the file's name: {error}"
-            if "MemoryError" in str(error) or isinstance(error.__cause__, MemoryError):
-                return f"memory ran out: {error}"
+            # Python asks for as many bytes as a length in the file says before it reads; those are never touched.
+            if isinstance(error.__cause__, MemoryError) and status("VmHWM") - before > BOMB_GROWTH:
+                return f"memory was used up: {error}"
         else:
             if isinstance(found, np.ndarray):
                 outcome = "picture"

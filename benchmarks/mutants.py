@@ -202,20 +202,27 @@ def _code_named(code: CodeType, name: str) -> CodeType:
     return code
 
 
-def patch(mutant: Mutant) -> None:
+def patch(mutant: Mutant, living: list[FunctionType]) -> None:
     """Put the mutated code into the living functions of this process."""
     original = compile((SOURCE / mutant.file).read_text(encoding="utf-8"), str(SOURCE / mutant.file), "exec")
     line = _code_named(original, mutant.function).co_firstlineno
     new = _code_named(mutated_code(mutant), mutant.function)
-    file, number = str(SOURCE / mutant.file), 0
-    for thing in gc.get_objects():
-        if type(thing) is FunctionType and thing.__code__.co_filename == file:
-            code = thing.__code__
-            if code.co_name == new.co_name and code.co_firstlineno == line:
-                thing.__code__ = new
-                number += 1
-    if not number:
+    file = str(SOURCE / mutant.file)
+    key = file, new.co_name, line
+    found = [f for f in living if (f.__code__.co_filename, f.__code__.co_name, f.__code__.co_firstlineno) == key]
+    if not found:
         raise LookupError(f"no living function {mutant.function} of {mutant.file}")
+    for function in found:
+        function.__code__ = new
+
+
+def living_functions() -> list[FunctionType]:
+    """All functions of the targets, found once: looking touches every object, which a child would have to copy."""
+    files = {str(path) for path in TARGETS}
+    found = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
+    gc.collect()
+    gc.freeze()
+    return [function for function in found if function.__code__.co_filename in files]
 
 
 class MutatedImport:
@@ -381,9 +388,9 @@ def patient(choice: Choice, tests: list[str]) -> float:
     return 30 + 5 * sum(choice.seconds[name] for name in tests)
 
 
-def run_patched(runner: Runner, mutant: Mutant, tests: list[str]) -> int:
+def run_patched(runner: Runner, mutant: Mutant, tests: list[str], living: list[FunctionType]) -> int:
     """In a child: 0 if all tests pass with the mutated function, 1 if one fails."""
-    patch(mutant)
+    patch(mutant, living)
     items = {item.nodeid: item for item in runner.session.items}
     return 0 if all(runner.run(items[name]) for name in tests) else 1
 
@@ -481,13 +488,13 @@ def main() -> None:
 
         def inside(runner: Runner) -> None:
             assert fork(lambda: measure(runner, measured) or 0, 3600) == 0
-            choice = Choice(measured)
+            choice, living = Choice(measured), living_functions()
             print(f"{len(choice.seconds)} tests, {len(mutants)} mutants, {time.monotonic() - begin:.0f} s", flush=True)
             for mutant in mutants:
                 late = time.monotonic() - begin > 60 * options.minutes
                 if mutant.function and mutant not in outcome and not late:
                     tests = choice.tests(mutant, options.budget)
-                    work = lambda mutant=mutant, tests=tests: run_patched(runner, mutant, tests)  # noqa: E731
+                    work = lambda mutant=mutant, tests=tests: run_patched(runner, mutant, tests, living)  # noqa: E731
                     note(mutant, fork(work, patient(choice, tests)))
 
         pid = os.fork()

@@ -217,6 +217,11 @@ def test_integers_are_positions_when_the_classes_are_texts_and_labels_otherwise(
     assert by_position.confusion == by_label.confusion == by_text.confusion == ((1, 0), (1, 1))
 
 
+def test_probabilities_that_rounding_led_above_1_count_as_1():
+    figures = values(evaluate([0, 1], [[1.0005, 0.0], [0.0, 1.0]], classes=["a", "b"], bootstrap=100))
+    assert figures["log_loss"] == figures["brier"] == figures["calibration_error"] == 0
+
+
 def test_the_same_seed_gives_the_same_intervals_and_another_seed_others():
     y, p = task()
     assert score(y, p, seed=1) == score(y, p, seed=1)
@@ -410,7 +415,10 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
         ),
         (lambda: score([2], y_pred=[0], classes=["a", "b"]), "y_true must hold only classes of [0, 1], got 2."),
         (lambda: score([0], y_pred=[0], classes=["a"]), "classes must be at least two different names, got ['a']."),
-        (lambda: score([0], y_pred=[0], classes=["a", "a"]), "classes must be at least two different names, got ['a', 'a']."),
+        (
+            lambda: score([0], y_pred=[0], classes=["a", "a"]),
+            "classes must be at least two different names, got ['a', 'a'].",
+        ),
         (
             lambda: score([0], y_pred=[0], level=1.0),
             "level must be between 0 and 1, got 1.0. 0.95 is the usual choice.",

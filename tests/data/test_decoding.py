@@ -320,6 +320,21 @@ def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path, make) -> N
     assert list(walk_images(tmp_path)) == []
 
 
+def test_a_file_that_asks_for_more_memory_than_there_is_says_so(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(path := tmp_path / "a.jp2")
+    content = bytearray(path.read_bytes())
+    content[32:36] = b"\xff\xff\xff\x00"  # the length of the header's box
+    path.write_bytes(content)
+    code = (
+        "import resource, sys\n"
+        "from lopsided.data.decoding import UnreadableImageError, read_image\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))\n"
+        "try:\n    read_image(sys.argv[1])\nexcept UnreadableImageError as error:\n    print(error.reason)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("it asks for more memory than there is\n", "")
+
+
 def test_a_link_to_itself_and_a_folder_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "circle.jpg").symlink_to(tmp_path / "circle.jpg")
     (tmp_path / "folder.jpg").mkdir()

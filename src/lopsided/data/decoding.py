@@ -195,6 +195,8 @@ def _reason(path: str | os.PathLike[str], error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         empty = os.path.getsize(path) == 0
         return "the file is empty" if empty else "its content is no image of a known format"
+    if isinstance(error, MemoryError):  # A length inside the file may ask for gigabytes.
+        return "it asks for more memory than there is"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split())
