@@ -333,7 +333,8 @@ def fork(work: Callable[[], int], seconds: float) -> int | None:
 
 def measure(runner: Runner, path: Path) -> None:
     """Write the time of each test and the lines that it visits, as far as not known; tests that fail are left out."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = {item.nodeid: known[item.nodeid] for item in runner.session.items if item.nodeid in known}
     for item in runner.session.items:
         if item.nodeid in found:
             continue

@@ -192,6 +192,9 @@ def test_a_module_normalises_each_view_and_rows_with_some_zeros(length):
     y, eta = torch.tensor([0, 1, 0, 2]), 4.0
     found = AsymmetricFocalContrastiveLoss(eta=eta)(directions * length, y)
     assert_close(found, asymmetric_focal_contrastive_loss(directions, y, eta=eta), rtol=1e-5, atol=0.0)
+    signs = torch.tensor([[1.0], [-1.0], [1.0], [1.0]])  # all that is left of a direction in one dimension
+    found = AsymmetricFocalContrastiveLoss(eta=eta)(torch.tensor([[2.0], [-3.0], [0.1], [7.0]]) * length, y)
+    assert_close(found, asymmetric_focal_contrastive_loss(signs, y, eta=eta), rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("views", [1, 2])
