@@ -1,7 +1,7 @@
 """Would a test notice if one operation of the losses or the metrics were another?
 
     python benchmarks/mutants.py             every mutant of losses/ and metrics.py; writes docs/records/mutants.json
-    python benchmarks/mutants.py --only tiled.py --budget 60
+    python benchmarks/mutants.py --work FOLDER --minutes 30      a sample, to go on with; --again runs what survived
 
 A mutant is a copy of a module in which one thing is changed: a comparison, an operator, a constant, a condition, a
 name such as max to min, or a statement that is left out. It is killed when a test fails that passes without it. The
@@ -450,26 +450,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the rest is not run")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/mutants.json)")
-    parser.add_argument("--survivors-of", type=Path, help="run only what survived, unexplained or not, in this record")
     parser.add_argument("--work", type=Path, help="folder that keeps what was measured and found, to go on from there")
     parser.add_argument("--again", action="store_true", help="with --work: run once more what survived")
-    parser.add_argument("--skip-explained", action="store_true", help="do not run what has a reason to survive")
     options = parser.parse_args()
     known = explanations()
     mutants = [mutant for path in TARGETS for mutant in mutants_of(path)]
     if options.only:
         mutants = [mutant for mutant in mutants if options.only in str(mutant)]
-    if options.survivors_of:
-        old = {(s["file"], s["function"], s["before"], s["after"])
-               for s in json.loads(options.survivors_of.read_text(encoding="utf-8"))["survivors"]}  # fmt: skip
-        mutants = [m for m in mutants if (m.file, m.function, m.before, m.after) in old]
     random.Random(0).shuffle(mutants)  # so that a run that ends early has tried a sample
     if options.list:
         print(*mutants, f"{len(mutants)} mutants", sep="\n")
         return
     preload()
     begin = time.monotonic()
-    outcome: dict[Mutant, str] = {m: "explained" for m in mutants if options.skip_explained and reason_of(m, known)}
+    outcome: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -526,7 +520,7 @@ def write_record(
 ) -> None:
     """Write what happened to all of them, and the survivors one by one."""
     outcome = {m: outcome.get(m, "not run") for m in sorted(mutants, key=lambda m: (m.file, m.number))}
-    survivors = [m for m in outcome if outcome[m] in ("survived", "explained", "error")]
+    survivors = [m for m in outcome if outcome[m] in ("survived", "error")]
     by_file = {file: dict(Counter(outcome[m] for m in mutants if m.file == file)) for file in {m.file for m in mutants}}
     record = {
         "command": "python benchmarks/mutants.py"

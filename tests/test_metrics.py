@@ -225,6 +225,7 @@ def test_probabilities_that_rounding_led_above_1_count_as_1():
 def test_the_same_seed_gives_the_same_intervals_and_another_seed_others():
     y, p = task()
     assert score(y, p, seed=1) == score(y, p, seed=1)
+    assert score(y, p) == score(y, p, seed=0)
     assert score(y, p, seed=1).figures["macro_f1"] != score(y, p, seed=2).figures["macro_f1"]
     assert score(y, p, seed=1).figures["brier"] != score(y, p, seed=2).figures["brier"]
 

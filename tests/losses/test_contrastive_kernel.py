@@ -145,6 +145,9 @@ def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
                 arguments = (z, unit(5, 6, seed=1), *labels, mask, None, *tile_options, True, True, True)
                 passed = torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments)
                 assert set(passed.values()) == {"SUCCESS"}
+    for wanted in ((True, False, False), (False, True, False)):
+        arguments = (unit(9, 6), unit(5, 6, seed=1), y, y_ref, None, None, *options, *wanted)
+        assert set(torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments).values()) == {"SUCCESS"}
 
 
 @pytest.mark.usefixtures("fresh_compiler")
