@@ -469,9 +469,10 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         measured, results = folder / "tests.json", folder / "results.jsonl"
         outcome |= read_results(results, mutants)
-
         if options.again:
-            outcome = {mutant: word for mutant, word in outcome.items() if word not in ("survived", "error")}
+            lived = {mutant for mutant, word in outcome.items() if word in ("survived", "error")}
+            outcome = {mutant: word for mutant, word in outcome.items() if mutant not in lived}
+            mutants.sort(key=lambda mutant: (mutant not in lived, reason_of(mutant, known) is not None))
 
         def note(mutant: Mutant, code: int | None) -> None:
             word = {0: "survived", 1: "killed", None: "hung", 99: "error"}.get(code, "crashed")
