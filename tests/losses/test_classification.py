@@ -589,5 +589,5 @@ BOTH = (*FOCAL, *ASYMMETRIC)
 )
 def test_functions_and_modules_refuse_the_same_settings(calls, bad, text):
     for call in calls:
-        with pytest.raises(ValueError, match=re.escape(text)):
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
             call(**bad)

@@ -104,7 +104,7 @@ def test_bad_input_is_refused_in_one_sentence(bad, sentence):
     ],
 )
 def test_a_module_refuses_bad_settings_when_it_is_made(bad, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         AsymmetricFocalContrastiveLoss(**bad)
 
 
