@@ -58,6 +58,7 @@ REFUSALS = [
         "z_ref must have the 3 features of z, got 4.",
     ),
     ({"z": unit(6, 2, 3), "reference": (unit(2, 2), Y[:2])}, "z_ref must have the 3 features of z, got 2."),
+    ({"reference": (unit(2, 3, 4), Y[:2])}, "z_ref must have the 3 features of z, got 4."),
     ({"reference": (Z, Y[:2])}, "y_ref must have shape (6,), one label per sample, got (2,)."),
     (
         {"reference": (Z, None)},
