@@ -217,9 +217,15 @@ def test_integers_are_positions_when_the_classes_are_texts_and_labels_otherwise(
     assert by_position.confusion == by_label.confusion == by_text.confusion == ((1, 0), (1, 1))
 
 
+def test_probabilities_that_rounding_led_above_1_count_as_1():
+    figures = values(evaluate([0, 1], [[1.0005, 0.0], [0.0, 1.0]], classes=["a", "b"], bootstrap=100))
+    assert figures["log_loss"] == figures["brier"] == figures["calibration_error"] == 0
+
+
 def test_the_same_seed_gives_the_same_intervals_and_another_seed_others():
     y, p = task()
     assert score(y, p, seed=1) == score(y, p, seed=1)
+    assert score(y, p) == score(y, p, seed=0)
     assert score(y, p, seed=1).figures["macro_f1"] != score(y, p, seed=2).figures["macro_f1"]
     assert score(y, p, seed=1).figures["brier"] != score(y, p, seed=2).figures["brier"]
 
@@ -410,7 +416,10 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
         ),
         (lambda: score([2], y_pred=[0], classes=["a", "b"]), "y_true must hold only classes of [0, 1], got 2."),
         (lambda: score([0], y_pred=[0], classes=["a"]), "classes must be at least two different names, got ['a']."),
-        (lambda: score([0], y_pred=[0], classes=["a", "a"]), "classes must be at least two different names, got"),
+        (
+            lambda: score([0], y_pred=[0], classes=["a", "a"]),
+            "classes must be at least two different names, got ['a', 'a'].",
+        ),
         (
             lambda: score([0], y_pred=[0], level=1.0),
             "level must be between 0 and 1, got 1.0. 0.95 is the usual choice.",
@@ -426,7 +435,7 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
         ),
         (
             lambda: score([0], [[math.nan, 1.0]]),
-            "probabilities must be finite and between 0 and 1, got NaN or an infinity.",
+            "probabilities must be finite and between 0 and 1, got NaN or an infinity. Apply softmax to logits.",
         ),
         (
             lambda: score([0], [[0.5, 0.4]]),
@@ -439,7 +448,7 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
         ),
         (
             lambda: confusion_figures([[0, 0], [0, 0]]),
-            "confusion must be a square matrix of counts, not all 0, got shape",
+            "confusion must be a square matrix of counts, not all 0, got shape (2, 2).",
         ),
         (lambda: mean_interval([]), "values must be a list of at least one number, got shape (0,)."),
         (
@@ -451,4 +460,4 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
 def test_input_that_cannot_be_used_is_refused_in_one_sentence(call, message):
     with pytest.raises(InputError) as caught:
         call()
-    assert message in str(caught.value)
+    assert str(caught.value) == message

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -79,7 +80,10 @@ def run(arguments: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
     try:
-        code = app(arguments, prog_name="lopsided", standalone_mode=False)
+        with warnings.catch_warnings():
+            # What Pillow says of damaged metadata, forty lines for one TIFF, helps nobody; errors have their sentence.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            code = app(arguments, prog_name="lopsided", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return _end(error)

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import warnings
 from pathlib import Path
+
+from PIL import Image
 
 from tiny import write_photos
 from tiny_command import Call, command
@@ -56,3 +60,21 @@ def test_data_that_do_not_exist_are_named(call: Call) -> None:
     assert ended.code == 2
     assert ended.out == ""
     assert ended.err.endswith("got nowhere, which does not exist.\n")
+
+
+def test_what_pillow_thinks_of_damaged_metadata_is_not_said(call: Call, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 4, "dog": 3})
+    Image.new("RGB", (12, 12)).save(path := folder / "cat" / "odd.tif", dpi=(72, 72))
+    content = bytearray(path.read_bytes())
+    at = content.index(struct.pack("<HH", 282, 5)) + 8  # the resolution lies beyond the end of the file
+    content[at : at + 4] = struct.pack("<I", 2**31 - 1)
+    path.write_bytes(content)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        Image.open(path).close()
+        assert heard
+        del heard[:]
+        ended = call("data", folder)
+    assert heard == []
+    assert (ended.code, ended.err) == (0, "")
+    assert "odd.tif" not in ended.out

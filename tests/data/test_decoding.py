@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, decode_image, read_header, read_image, walk_images
+from lopsided.data.images import FileImages
 from lopsided.errors import DataError
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -303,3 +307,49 @@ def test_a_link_in_a_circle_ends(tmp_path: Path) -> None:
     (tmp_path / "a" / "1.png").touch()
     os.symlink(tmp_path / "a", tmp_path / "a" / "again")
     assert list(walk_images(tmp_path / "a")) == [tmp_path / "a" / "1.png"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])
+def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path, make) -> None:
+    make(path := tmp_path / "a.jpg")
+    for read in (read_header, read_image, lambda path: FileImages([path]).digest(np.array([0]))):
+        with pytest.raises(
+            UnreadableImageError, match=r"a\.jpg \(a pipe, a socket or a device, where a file is needed\)"
+        ):
+            read(path)
+    assert list(walk_images(tmp_path)) == []
+
+
+def test_a_file_that_asks_for_more_memory_than_there_is_says_so(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(path := tmp_path / "a.jp2")
+    content = bytearray(path.read_bytes())
+    content[32:36] = b"\xff\xff\xff\x00"  # the length of the header's box
+    path.write_bytes(content)
+    code = (
+        "import resource, sys\n"
+        "from lopsided.data.decoding import UnreadableImageError, read_image\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))\n"
+        "try:\n    read_image(sys.argv[1])\nexcept UnreadableImageError as error:\n    print(error.reason)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("it asks for more memory than there is\n", "")
+
+
+def test_a_link_to_itself_and_a_folder_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "circle.jpg").symlink_to(tmp_path / "circle.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    with pytest.raises(UnreadableImageError, match=r"circle\.jpg \(too many levels of symbolic links\)"):
+        read_image(tmp_path / "circle.jpg")
+    with pytest.raises(UnreadableImageError, match=r"folder\.jpg \(is a directory\)"):
+        read_image(tmp_path / "folder.jpg")
+
+
+def test_two_hundred_damaged_and_hostile_files_are_pictures_or_refused(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "fuzz_images.py"
+    command = [sys.executable, script, "--first", "1000", "--cases", "200", "--out", tmp_path / "record.json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert record["cases"] == record["outcomes"]["picture"] + record["outcomes"]["refused"] == 200
+    assert record["outcomes"]["picture"] > 40
+    assert sum(name.startswith("bomb") for name in record["by_format"]) >= 4

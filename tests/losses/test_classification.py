@@ -3,6 +3,8 @@
 import copy
 import io
 import math
+import re
+from functools import partial
 
 import mpmath
 import pytest
@@ -565,3 +567,27 @@ def test_each_bad_argument_has_its_sentence(call, error, text):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == text
+
+
+FOCAL = (partial(focal_loss, X3, Y), FocalLoss)
+ASYMMETRIC = (partial(asymmetric_loss, X3, torch.zeros(4, 3)), AsymmetricLoss)
+BOTH = (*FOCAL, *ASYMMETRIC)
+
+
+@pytest.mark.parametrize(
+    ("calls", "bad", "text"),
+    [
+        (BOTH, {"reduction": "average"}, "reduction must be one of 'mean', 'sum', 'none', got 'average'."),
+        (FOCAL, {"gamma": -1.0}, "gamma must be a finite number >= 0, got -1.0."),
+        (FOCAL, {"gamma": True}, "gamma must be a finite number >= 0, got True."),
+        (ASYMMETRIC, {"gamma_positive": -1.0}, "gamma_positive must be a finite number >= 0, got -1.0."),
+        (ASYMMETRIC, {"gamma_negative": math.inf}, "gamma_negative must be a finite number >= 0, got inf."),
+        (ASYMMETRIC, {"margin": -0.1}, "margin must be a number from 0 to 1, got -0.1."),
+        (ASYMMETRIC, {"margin": True}, "margin must be a number from 0 to 1, got True."),
+    ],
+    ids=str,
+)
+def test_functions_and_modules_refuse_the_same_settings(calls, bad, text):
+    for call in calls:
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+            call(**bad)

@@ -53,6 +53,12 @@ REFUSALS = [
     ({"y": Y.to("meta")}, "y must be on the device of z, cpu, got meta."),
     ({"reference": Z}, "reference must be a pair (z_ref, y_ref), got Tensor."),
     ({"reference": (unit(2, 4), Y[:2])}, "z_ref must have the 3 features of z, got 4."),
+    (
+        {"z": unit(6, 2, 3), "reference": (unit(2, 4), Y[:2])},
+        "z_ref must have the 3 features of z, got 4.",
+    ),
+    ({"z": unit(6, 2, 3), "reference": (unit(2, 2), Y[:2])}, "z_ref must have the 3 features of z, got 2."),
+    ({"reference": (unit(2, 3, 4), Y[:2])}, "z_ref must have the 3 features of z, got 4."),
     ({"reference": (Z, Y[:2])}, "y_ref must have shape (6,), one label per sample, got (2,)."),
     (
         {"reference": (Z, None)},
@@ -90,12 +96,16 @@ def test_bad_input_is_refused_in_one_sentence(bad, sentence):
     ("bad", "sentence"),
     [
         ({"eta": -3.0}, "eta must be >= 0 and finite, got -3.0. Use 0 for the symmetric loss."),
+        ({"gamma": -1.0}, "gamma must be >= 0 and finite, got -1.0. Use 0 for the loss without focusing."),
+        ({"temperature": 0.0}, "temperature must be > 0 and finite, got 0.0. The paper uses 0.07."),
+        ({"normalization": "Paper"}, "normalization must be one of 'paper', 'released', got 'Paper'."),
+        ({"reduction": "avg"}, "reduction must be one of 'mean', 'sum', 'none', got 'avg'."),
         ({"eta_unit": "batch"}, "eta_unit must be one of 'absolute', 'parity', got 'batch'."),
         ({"tile": -1}, "tile must be 'auto', None or an int >= 1, got -1. It is the number of rows per block."),
     ],
 )
 def test_a_module_refuses_bad_settings_when_it_is_made(bad, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         AsymmetricFocalContrastiveLoss(**bad)
 
 

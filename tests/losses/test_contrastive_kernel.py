@@ -145,6 +145,9 @@ def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
                 arguments = (z, unit(5, 6, seed=1), *labels, mask, None, *tile_options, True, True, True)
                 passed = torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments)
                 assert set(passed.values()) == {"SUCCESS"}
+    for wanted in ((True, False, False), (False, True, False)):
+        arguments = (unit(9, 6), unit(5, 6, seed=1), y, y_ref, None, None, *options, *wanted)
+        assert set(torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments).values()) == {"SUCCESS"}
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -183,6 +186,18 @@ def test_a_module_normalises_features_of_any_length(length):
     (grad,) = torch.autograd.grad(value, scaled)
     z.requires_grad_()
     assert_close(grad * length, torch.autograd.grad(loss(z, y), z)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e25])
+def test_a_module_normalises_each_view_and_rows_with_some_zeros(length):
+    directions = unit(4, 3, 5).float()
+    directions[0, 1] = torch.tensor([0.0, 0.6, 0.0, 0.0, -0.8])
+    y, eta = torch.tensor([0, 1, 0, 2]), 4.0
+    found = AsymmetricFocalContrastiveLoss(eta=eta)(directions * length, y)
+    assert_close(found, asymmetric_focal_contrastive_loss(directions, y, eta=eta), rtol=1e-5, atol=0.0)
+    signs = torch.tensor([[1.0], [-1.0], [1.0], [1.0]])  # all that is left of a direction in one dimension
+    found = AsymmetricFocalContrastiveLoss(eta=eta)(torch.tensor([[2.0], [-3.0], [0.1], [7.0]]) * length, y)
+    assert_close(found, asymmetric_focal_contrastive_loss(signs, y, eta=eta), rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("views", [1, 2])

@@ -290,3 +290,30 @@ def test_both_terms_weigh_the_same_for_uninformative_features_at_parity():
     push = asymmetric_contrastive_loss(z, y, eta=parity_eta(n)) - pull
     assert_close(pull, push, rtol=0.01, atol=0.0)
     assert parity_eta(1) == parity_eta(2) == 0.0
+
+
+@every_path
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_without_gradients_the_value_is_the_same_and_remembers_nothing(tile, with_reference):
+    z, y = unit(8, 5).requires_grad_(), torch.arange(8) % 3
+    reference = (unit(4, 5, seed=1).requires_grad_(), torch.arange(4) % 2) if with_reference else None
+    for reduction in ("mean", "none"):
+        options = {"eta": 9.0, "gamma": 2.0, "reference": reference, "reduction": reduction, "tile": tile}
+        expected = asymmetric_focal_contrastive_loss(z, y, **options)
+        with torch.no_grad():
+            found = asymmetric_focal_contrastive_loss(z, y, **options)
+        assert expected.requires_grad
+        assert not found.requires_grad
+        assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+@every_path
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_mask_may_concern_a_reference_in_views_without_labels(tile, views):
+    z, z_ref = unit(5, 6), unit(3, views, 6, seed=9)
+    mask = torch.rand(5, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    flat = torch.cat([mask[:, :5], mask[:, 5:].repeat_interleave(views, 1)], 1)
+    options = {"eta": 3.0, "gamma": 1.5, "tile": tile}
+    found = asymmetric_focal_contrastive_loss(z, None, positive=mask, reference=(z_ref, None), **options)
+    expected = reference_loss(z, positive=flat, reference=(z_ref.reshape(-1, 6), None), eta=3.0, gamma=1.5)
+    assert_close(found, expected, rtol=1e-9, atol=1e-11)

@@ -188,3 +188,20 @@ def test_features_that_are_not_contiguous_give_the_same():
     for z in (wide[:, ::2], wide[::2].expand(5, 12), wide.t().contiguous().t()):
         labels = y[: len(z)]
         assert torch.equal(contrastive_loss(z, labels), contrastive_loss(z.contiguous(), labels))
+
+
+@every_path
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_of_zeros_has_no_direction_to_be_pushed_in_and_leaves_the_others_their_gradient(tile, dtype):
+    z, y = (3 * unit(9, 6)).to(dtype), torch.arange(9) % 2
+    z[4] = 0.0
+    z.requires_grad_()
+    loss = AsymmetricFocalContrastiveLoss(eta=10.0, gamma=2.0, tile=tile)
+    (grad,) = torch.autograd.grad(loss(z, y), z)
+    assert (grad[4] == 0).all()
+    by_hand = z.detach().double().requires_grad_()
+    rows = [row if i == 4 else row / row.norm() for i, row in enumerate(by_hand)]
+    value = asymmetric_focal_contrastive_loss(torch.stack(rows), y, eta=10.0, gamma=2.0, tile=None)
+    others = torch.arange(9) != 4
+    expected = torch.autograd.grad(value, by_hand)[0][others]
+    torch.testing.assert_close(grad[others].double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-5)

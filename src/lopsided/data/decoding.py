@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -95,6 +96,7 @@ def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> I
     It has its own size, or, when ``image_size`` is given, a smaller one from which a square of that side can be made.
     """
     try:
+        check_regular(path)
         with Image.open(path, formats=_formats()) as image:
             _check_pixels(path, image.size)
             if image_size is not None and (factor := _reduction(image.size, image_size)) > 1:
@@ -110,6 +112,7 @@ def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> I
 def read_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], bool]:
     """Read an image's (height, width), as stored, and whether it is grey, without decoding it."""
     try:
+        check_regular(path)
         with Image.open(path, formats=_formats()) as image:
             _check_pixels(path, image.size)
             return (image.height, image.width), image.mode in _GREY_MODES or image.mode.startswith("I;16")
@@ -152,6 +155,12 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in wanted if name in Image.OPEN)
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise for what is there and no file: reading a pipe may wait for ever, and a device may never end."""
+    if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+        raise UnreadableImageError(path, "a pipe, a socket or a device, where a file is needed")
+
+
 def _check_pixels(path: str | os.PathLike[str], size: tuple[int, int]) -> None:
     if size[0] * size[1] > MAX_PIXELS:
         raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, where {MAX_PIXELS:,} are allowed")
@@ -186,6 +195,8 @@ def _reason(path: str | os.PathLike[str], error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         empty = os.path.getsize(path) == 0
         return "the file is empty" if empty else "its content is no image of a known format"
+    if isinstance(error, MemoryError):  # A length inside the file may ask for gigabytes.
+        return "it asks for more memory than there is"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split())

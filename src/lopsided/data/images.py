@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, fit_image, read_header, read_image
+from lopsided.data.decoding import (
+    Pixels,
+    UnreadableImageError,
+    check_regular,
+    decode_image,
+    fit_image,
+    read_header,
+    read_image,
+)
 from lopsided.errors import DataError, InputError, sentence
 
 if TYPE_CHECKING:
@@ -196,6 +204,7 @@ class FileImages(Images):
     @staticmethod
     def _digest(path: Path) -> str:
         try:
+            check_regular(path)
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

@@ -256,7 +256,8 @@ class AsymmetricContrastiveLoss(AsymmetricFocalContrastiveLoss):
 def _unit(z: Tensor) -> Tensor:
     """Features of length 1, in float32 at least: in half precision the length itself would be rounded.
 
-    Each row is first divided by its largest entry, so that no length overflows or vanishes. A row of zeros stays one.
+    Each row is first divided by its largest entry, so that no length overflows or vanishes. A row of zeros stays one,
+    and its gradient is zero: ``normalize`` would hand it 1e12 times what arrives, which half precision calls infinite.
     """
     if not isinstance(z, Tensor) or not z.is_floating_point():
         return z  # the check says what is wrong with it
@@ -264,4 +265,5 @@ def _unit(z: Tensor) -> Tensor:
     if z.shape[-1] == 0:
         return z
     largest = z.detach().abs().amax(-1, keepdim=True)
-    return nn.functional.normalize(z / torch.where(largest > 0, largest, 1.0), dim=-1)
+    unit = nn.functional.normalize(z / torch.where(largest > 0, largest, 1.0), dim=-1)
+    return torch.where(largest == 0, 0.0, unit)
