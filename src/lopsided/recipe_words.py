@@ -47,8 +47,11 @@ def to_toml(model: BaseModel) -> str:
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """Yield one sentence for each field that pydantic refused; it reports a union once for every member."""
-    seen = set()
+    """Yield a sentence for the first field that pydantic refused, and then the names of the others.
+
+    It reports a union once for every member. A sentence looks for what may have been meant: there may be thousands.
+    """
+    seen: set[str] = set()
     for item in error.errors(include_url=False, include_context=False):
         annotation: Any = model
         path: list[str] = []
@@ -62,6 +65,9 @@ def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         if dotted in seen:
             continue
         seen.add(dotted)
+        if len(seen) > 1:
+            yield dotted
+            continue
         got = shown(item["input"]) + (" in it" if any(isinstance(part, int) for part in item["loc"]) else "")
         yield unknown(dotted, model) if annotation is None else sentence(f"{dotted} must be {phrase(annotation)}", got)
 
