@@ -82,11 +82,13 @@ class Job:
             assert now in (OLD, self._new.get(name)), where
         if kind != "read-only":
             assert leftovers(work) == [], where
+        finished = (work / "run" / "metrics.json").exists()
         with self.around():
             ended = call(*self.arguments(work), *self.again)
         assert ended.code == 0, f"{where}; then {ended.err}"
         assert self.content(work) == self.reference, where
-        assert leftovers(work) == [], where
+        # Where nothing is left to do nothing is removed either: a lock that is nobody's may stay.
+        assert [name for name in leftovers(work) if not (finished and name == ".lock")] == [], where
         return said[-1]
 
     def _begin(self, work: Path) -> None:
@@ -168,7 +170,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
     assert ended.code == 0, ended.err
     recipe = folder / "tiny.toml"
     made = (run / "recipe.toml").read_text().replace("# scenario is unset", 'scenario = "50:50,total=12"')
-    recipe.write_text(made.replace("[data]\n", "[data]\n", 1))
+    recipe.write_text(made)
 
     @contextmanager
     def in_process() -> Iterator[None]:
@@ -213,7 +215,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
             "reproduce",
             lambda work: [
                 *("reproduce", "eta", "--out", work / "sweep", "--recipe", recipe, "--quiet"),
-                *("--scenarios", "90:10", "--values", "0,300", "--runs", "1"),
+                *("--scenarios", "50:50", "--values", "0,300", "--runs", "1"),
             ],
             lambda work: sweep_content(work / "sweep"),
             codes=(1, 2),

@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,19 +37,23 @@ def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], *, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
     """Yield a temporary name to write a file under; at the end of the block it takes the place of ``path``.
 
-    The content reaches the disk before the name does. If the block raises, ``path`` is as it was. For programs that
-    want to write a file by name themselves; ``atomic_write`` is for content at hand.
+    The content reaches the disk before the name does. If the block raises, ``path`` is as it was; if in the end the
+    file is not ``wanted``, there is none. For programs that want to write a file by name themselves; ``atomic_write``
+    is for content at hand.
     """
     target = Path(path)
     temporary = _temporary(target)
     try:
         with disk_errors(target):
             yield temporary
-            _flush(temporary)
-            os.replace(temporary, target)
+            if wanted():
+                _flush(temporary)
+                os.replace(temporary, target)
+            else:
+                target.unlink(missing_ok=True)
             _flush(target.parent)
     finally:
         with suppress(OSError):
@@ -147,12 +151,28 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
+def reason(error: BaseException) -> str:
+    """Say in a few words why content could not be read.
+
+    >>> reason(RecursionError("maximum recursion depth exceeded"))
+    'nested too deeply'
+    >>> reason(KeyError("format"))
+    "no 'format'"
+    """
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, KeyError):
+        return f"no {error}"
+    text = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
+    return text[:200] or type(error).__name__
+
+
 def _owner(descriptor: int) -> tuple[int, str] | None:
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)
         content = json.loads(os.read(descriptor, 4096))
         return int(content["pid"]), str(content["host"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -111,7 +111,12 @@ def write_predictions(
     """
     target = Path(out)
     beside = target.with_name(f"{target.stem}.unreadable.csv")
-    with files.replacing(beside) as other, files.replacing(target) as temporary:
+    summary = Summary({})
+    # The answers last: with new ones, the list beside them is never an old one.
+    with (
+        files.replacing(target) as temporary,
+        files.replacing(beside, wanted=lambda: summary.num_unreadable > 0) as other,
+    ):
         with _open(temporary) as table, _open(other) as broken:
             rows, reasons = csv.writer(table, lineterminator="\n"), csv.writer(broken, lineterminator="\n")
             rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
@@ -125,8 +130,6 @@ def write_predictions(
                 progress=progress,
             )
         check_any(summary)
-    if not summary.num_unreadable:
-        beside.unlink()
     return summary
 
 
