@@ -13,7 +13,7 @@ import typer
 from lopsided import __version__
 from lopsided.commands import look, report, reproduce, train, use
 from lopsided.commands.output import StoppedError
-from lopsided.errors import LopsidedError, SaidError, sentence
+from lopsided.errors import LopsidedError, SaidError, is_out_of_memory, sentence
 from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -107,8 +107,17 @@ def _end(error: BaseException) -> int:
         text, code = "interrupted.", 130
     elif _is_usage(error):
         text = f"{_usage_text(error)} {_usage_help(error)}"
+    elif is_out_of_memory(error):
+        text = sentence(
+            "the work must fit into the memory of this machine",
+            " ".join(str(error).split())[:200] or "no more of it",
+            "Take a smaller batch, image size or encoder, or encoder_training.chunk_size.",
+        )
     elif isinstance(error, OSError) and error.errno in _DISK:
-        text = sentence("the disk must be writable and have room", f"{error.filename or 'a file'} ({error.strerror})")
+        if error.filename is None:  # It was printed: the last flush would fail once more.
+            _silence_stdout()
+        what = error.filename or "the output"
+        text = sentence("the disk must be writable and have room", f"{what} ({error.strerror})")
     elif not isinstance(error, LopsidedError):
         reason = " ".join(str(error).split())
         told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
+from lopsided.files import check_regular
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -170,6 +171,7 @@ def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> N
     from safetensors.torch import load_file
 
     try:
+        check_regular(path)
         found = load_file(path)
     # Kinds of numbers that torch does not have are told in other classes than the library's own.
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,9 @@ from pathlib import Path
 from lopsided.errors import RunError, sentence
 
 LOCK_NAME = ".lock"
+MAX_BYTES = 1 << 28
+"""The most bytes of a text that is read at once, as JSON is; weights and tables may be larger."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LOCKED = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
@@ -64,6 +68,21 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file whole or not at all; text is written as UTF-8."""
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_whole(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
+    """Read a file that may come from someone else; a device, a pipe or too many bytes raise an OSError, unread."""
+    check_regular(path, most)
+    return Path(path).read_bytes()
+
+
+def check_regular(path: str | os.PathLike[str], most: int | None = None) -> None:
+    """Raise an OSError for what is no ordinary file, such as a link to a device without end, or is too large."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not an ordinary file", os.fspath(path))
+    if most is not None and found.st_size > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", os.fspath(path))
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from lopsided import recipe_words as words
 from lopsided.errors import InputError, sentence
+from lopsided.files import check_regular
 
 CONTRASTIVE_LOSSES = ("cl", "fcl", "acl", "afcl")
 CLASSIFICATION_LOSSES = ("ce", "weighted-ce", "focal")
@@ -281,6 +282,7 @@ class Recipe(_Section):
     def load(cls, path: str | Path) -> Recipe:
         """Read a TOML file."""
         try:
+            check_regular(path)
             with open(path, "rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:

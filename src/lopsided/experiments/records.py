@@ -289,7 +289,7 @@ def _append(path: Path, line: str, end: int | None) -> None:
 def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int | None]:
     """Return the lines of a file, notes, and where the whole lines end if a crash cut the last one in half."""
     try:
-        content = path.read_bytes()
+        content = files.read_whole(path)
     except OSError as error:
         raise RunError(sentence(f"{path.name} must be a readable file", f"{path} ({error.strerror})")) from None
     *lines, last = content.split(b"\n")

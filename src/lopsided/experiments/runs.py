@@ -90,6 +90,7 @@ class Run:
 
     def predictions(self) -> list[dict[str, str]]:
         """Return the rows of ``predictions.csv``."""
+        files.check_regular(self.folder / PREDICTIONS)
         with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
             return list(csv.DictReader(table))
 
@@ -298,7 +299,7 @@ def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
 def _read_metrics(folder: Path) -> dict[str, Any] | None:
     path = folder / METRICS
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_whole(path))
         written = content["format"]
     except FileNotFoundError:
         return None

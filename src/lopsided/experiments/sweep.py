@@ -106,7 +106,7 @@ def check_sweep(folder: str | os.PathLike[str]) -> bool:
     """Whether there is a sweep in a folder; what is something else, or of another version, is refused."""
     path = Path(folder)
     try:
-        content = json.loads((path / SWEEP).read_bytes())
+        content = json.loads(files.read_whole(path / SWEEP))
         written = content["format"]
     except FileNotFoundError:
         if _is_empty(path):

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, make_folder, reason
+from lopsided.files import atomic_write, check_regular, make_folder, reason
 from lopsided.training.distributed import Ranks
 
 FORMAT = 1
@@ -168,6 +168,7 @@ class Checkpoint:
         assert self.folder is not None
         path = self.folder / name
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  It is no mapping.
                 return tensors, (file.metadata() or {}).get(_KEY, "")

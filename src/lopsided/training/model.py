@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lopsided import __version__
 from lopsided.encoders import build_encoder, is_mlp
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, make_folder, reason
+from lopsided.files import atomic_write, check_regular, make_folder, reason
 from lopsided.heads import ClassifierHead
 from lopsided.recipe import MAX_SIDE
 from lopsided.training.checkpoint import all_finite
@@ -123,6 +123,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     card = load_card(folder)
     path = folder / WEIGHTS_NAME
     try:
+        check_regular(path)
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != card.sha256:
             raise RunError(
