@@ -66,12 +66,12 @@ def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     try:
         check_regular(table)
-        text = table.read_text(encoding="utf-8-sig")
+        text = table.read_bytes().decode("utf-8-sig")  # A line break inside a cell stays what it is.
     except OSError as error:
         raise DataError(sentence("a table must be readable", f"{table} ({error.strerror})")) from error
     except UnicodeDecodeError as error:
         raise DataError(sentence("a CSV table must be UTF-8", f"byte {error.start} of {table}")) from error
-    header = text.partition("\n")[0]
+    header = next(iter(text.splitlines()), "")
     delimiter = next((mark for mark in ",;\t" if mark in header), ",")
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
