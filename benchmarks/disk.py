@@ -24,15 +24,14 @@ from time import perf_counter
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 RECORD = ROOT / "docs" / "records" / "disk.json"
-STEPS = {"reproduce": 25}
-"""Of the many writes of a sweep with its tables and figures, one in so many is tried."""
+STEPS = {"demo": 9, "reproduce": 25}
+"""Of the many writes of several runs, their tables and figures, one in so many is tried."""
 
 
 def main() -> None:
     """Disturb each command at each of its writes."""
     from disk_faults import KINDS
     from disk_jobs import make_jobs
-
     from lopsided import __version__
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

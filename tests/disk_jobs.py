@@ -161,7 +161,7 @@ def always_due() -> Iterator[None]:
 
 
 def make_jobs(folder: Path) -> dict[str, Job]:
-    """The commands that write, on data and a run below a folder; export is not among them, it takes seconds."""
+    """The commands that write, on data and a run below a folder."""
     photos = write_photos(folder / "photos", {"cat": 14, "dog": 8})
     inbox = write_photos(folder / "inbox", {"cat": 2, "dog": 1}, start=50)
     (inbox / "cat" / "broken.png").write_bytes(b"no image")
@@ -177,6 +177,23 @@ def make_jobs(folder: Path) -> dict[str, Job]:
         with ExitStack() as stack:
             stack.enter_context(always_due())
             stack.enter_context(patch("lopsided.commands.reproduce._engine", lambda *_: InProcess()))
+            yield
+
+    @contextmanager
+    def exporting() -> Iterator[None]:
+        """Export in no time: what is exported is tested elsewhere."""
+        with ExitStack() as stack:
+            for name, value in {"_require": None, "_to_onnx": b"a graph", "_check": 0.0}.items():
+                stack.enter_context(patch(f"lopsided.experiments.export.{name}", lambda *_, value=value: value))
+            yield
+
+    @contextmanager
+    def small_demo() -> Iterator[None]:
+        from lopsided.recipe import Recipe
+
+        base = Recipe.load(recipe).override(**{"data.scenario": None})
+        small = {loss: base.override(**{"encoder_training.loss": loss}) for loss in ("ce", "cl")}
+        with always_due(), patch("lopsided.experiments.demo.demo_recipes", lambda seed: small):
             yield
 
     jobs = [
@@ -210,6 +227,19 @@ def make_jobs(folder: Path) -> dict[str, Job]:
             lambda work: ["report", run, "--out", work / "page.html", "--quiet"],
             lambda work: files_of(work, "page.html"),
             replaced=("page.html",),
+        ),
+        Job(
+            "export",
+            lambda work: ["export", run, "--out", work / "model.onnx", "--quiet"],
+            lambda work: files_of(work, "model.onnx"),
+            replaced=("model.onnx",),
+            around=exporting,
+        ),
+        Job(
+            "demo",
+            lambda work: ["demo", "--out", work / "demo", "--quiet"],
+            lambda work: [run_content(work / "demo" / loss) for loss in ("ce", "cl")],
+            around=small_demo,
         ),
         Job(
             "reproduce",
