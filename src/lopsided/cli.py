@@ -18,6 +18,9 @@ from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 
+_LONGEST = 2000
+"""The most characters of an error that are printed."""
+
 app = typer.Typer(
     name="lopsided",
     no_args_is_help=True,
@@ -126,6 +129,8 @@ def _end(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
+    if len(text) > _LONGEST:  # A name that someone made up can be of any length.
+        text = f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
     if not quiet:
         who = "lopsided" if rank == "0" else f"lopsided, rank {rank}"
         print(f"{who}: {printable(text)}", file=sys.stderr)

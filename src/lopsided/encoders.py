@@ -116,9 +116,9 @@ def _timm_config(name: str) -> Any:
     import timm
 
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, ["mlp", *timm.list_models()], n=3)
+        near = difflib.get_close_matches(name[:100], ["mlp", *timm.list_models()], n=3)
         do = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
-        raise InputError(sentence('encoder.name must be a timm model or "mlp"', repr(name), do))
+        raise InputError(sentence('encoder.name must be a timm model or "mlp"', f"{name!r:.100}", do))
     try:
         return timm.get_pretrained_cfg(name)
     except RuntimeError as error:

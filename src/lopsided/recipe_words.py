@@ -74,17 +74,18 @@ def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 def unknown(path: str, model: type[BaseModel]) -> str:
     """Say that a field does not exist, and which one may have been meant."""
+    given, path = path, path[:100]  # To look for what is near a name of a million letters takes for ever.
     known = [name for name, _, _ in leaves(model())] + list(model.model_fields)
     by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     close += [by_last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], by_last, n=1, cutoff=0.7)]
     do = f"Did you mean {close[0]}?" if close else "See `lopsided recipes default` for all fields."
-    return sentence("a recipe must hold known fields only", shown(path)[1:-1], do)
+    return sentence("a recipe must hold known fields only", shown(given)[1:-1], do)
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Ask for the nearest choice, if one is near."""
-    close = difflib.get_close_matches(word, choices, n=1)
+    close = difflib.get_close_matches(word[:100], choices, n=1)
     return f"Did you mean {close[0]}?" if close else ""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.commands.output import AllowOutside, Json, Quiet, shortened, show, show_json, table
+from lopsided.commands.output import LONGEST, AllowOutside, Json, Quiet, shortened, show, show_json, table
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _in_words(facts: Mapping[str, Any]) -> str:
         if listed:
             lines = [f"{len(listed):,} {what}:", *(f"  {_line(item)}" for item in listed[:10])]
             parts.append("\n".join(lines + (["  ..."] if len(listed) > 10 else [])))
-    return "\n\n".join([*parts, *map(printable, facts["notes"])])
+    return "\n\n".join([*parts, *(shortened(note, LONGEST) for note in facts["notes"])])
 
 
 def _line(item: Mapping[str, Any]) -> str:

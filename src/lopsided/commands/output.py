@@ -30,8 +30,8 @@ FIGURES = {
 }
 """The figures of an evaluation in the order in which they are shown, with their names in words."""
 
-_WIDEST = 60
-"""The most characters of a class's name in a table of words; JSON and files hold the whole names."""
+WIDEST, LONGEST = 60, 390
+"""The most characters of a class's name in a table, and of a note; JSON and files hold the whole names."""
 
 
 class StoppedError(LopsidedError):
@@ -61,14 +61,14 @@ def show_json(result: object) -> None:
     print(json.dumps(result, indent=2, allow_nan=False))
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = WIDEST) -> str:
     """Make one short line of a text that anyone may have written, such as the name of a class.
 
     >>> shortened("a\\nb"), shortened("x" * 1000) == "x" * 59 + "\N{HORIZONTAL ELLIPSIS}"
     ('a\N{REPLACEMENT CHARACTER}b', True)
     """
     text = printable(text)
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -123,6 +123,6 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
     parts = [
         table(["figure", f"value [{level}]", f"always {shortened(majority['label'])}"], rows),
         table(["class", "images", "recall", "precision", "F1"], classes),
-        *map(printable, evaluation["notes"]),
+        *(shortened(note, LONGEST) for note in evaluation["notes"]),
     ]
     return "\n\n".join(parts)

@@ -91,13 +91,13 @@ class Checkpoint:
             self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
         self._saved = perf_counter()
         self._cost, self._beside = self._beside + self._saved - begin, 0.0
-        if self.ranks.first:
-            self._remove_all_but(state)
+        self.tidy(state)
         self._last = State(**asdict(state))
 
-    def _remove_all_but(self, state: State) -> None:
+    def tidy(self, state: State) -> None:
         """Remove the files that a state does not name."""
-        assert self.folder is not None
+        if self.folder is None or not self.ranks.first:
+            return
         kept = {STATE_NAME, state.chosen, ENCODER_NAME if state.stage == "classifier" else None}
         for path in self.folder.iterdir():
             if path.name not in kept or (state.finished and path.name != STATE_NAME):

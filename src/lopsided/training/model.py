@@ -143,6 +143,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
             with torch.device("meta"):
                 _check_shapes(_build(card), state, card, path)
         model = _build(card)
+        _check_shapes(model, state, card, path)
     except RunError:
         raise
     except LopsidedError as error:
@@ -166,9 +167,11 @@ def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
+    """Raise for weights of another shape or kind of number; those that are missing are told when they are loaded."""
     for key, value in model.state_dict().items():
-        if key in state and state[key].shape != value.shape:
-            got = f"{key} of shape {tuple(state[key].shape)}, where {tuple(value.shape)} is needed"
+        if key in state and (state[key].shape != value.shape or state[key].dtype != value.dtype):
+            there, needed = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (state[key], value))
+            got = f"{key}, {there}, where {needed} is needed"
             raise RunError(sentence(f"{path} must fit the encoder {card.encoder:.80}", got))
 
 
@@ -191,7 +194,7 @@ def load_card(folder: Path) -> ModelCard:
     if version != FORMAT:
         wrote = content.get("lopsided") if isinstance(content, dict) else None
         do = f"It was written by lopsided {wrote}; use that version." if isinstance(wrote, str) else do
-        raise RunError(sentence(f"{path} must be of format {FORMAT}", repr(version), do))
+        raise RunError(sentence(f"{path} must be of format {FORMAT}", f"{version!r:.100}", do))
     try:
         card = ModelCard.model_validate(content)
     except ValidationError as error:
