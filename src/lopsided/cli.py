@@ -111,16 +111,9 @@ def _end(error: BaseException) -> int:
     elif _is_usage(error):
         text = f"{_usage_text(error)} {_usage_help(error)}"
     elif is_out_of_memory(error):
-        text = sentence(
-            "the work must fit into the memory of this machine",
-            " ".join(str(error).split())[:200] or "no more of it",
-            "Take a smaller batch, image size or encoder, or encoder_training.chunk_size.",
-        )
+        text = _memory_text(error)
     elif isinstance(error, OSError) and error.errno in _DISK:
-        if error.filename is None:  # It was printed: the last flush would fail once more.
-            _silence_stdout()
-        what = error.filename or "the output"
-        text = sentence("the disk must be writable and have room", f"{what} ({error.strerror})")
+        text = _disk_text(error)
     elif not isinstance(error, LopsidedError):
         reason = " ".join(str(error).split())
         told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -129,12 +122,27 @@ def _end(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
-    if len(text) > _LONGEST:  # A name that someone made up can be of any length.
-        text = f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
     if not quiet:
         who = "lopsided" if rank == "0" else f"lopsided, rank {rank}"
-        print(f"{who}: {printable(text)}", file=sys.stderr)
+        print(f"{who}: {printable(_cut(text))}", file=sys.stderr)
     return code
+
+
+def _memory_text(error: BaseException) -> str:
+    got = " ".join(str(error).split())[:200] or "no more of it"
+    do = "Take a smaller batch, image size or encoder, or encoder_training.chunk_size."
+    return sentence("the work must fit into the memory of this machine", got, do)
+
+
+def _disk_text(error: OSError) -> str:
+    if error.filename is None:  # It was printed: the last flush would fail once more.
+        _silence_stdout()
+    return sentence("the disk must be writable and have room", f"{error.filename or 'the output'} ({error.strerror})")
+
+
+def _cut(text: str) -> str:
+    """Leave out the middle of what is very long: a name that someone made up can be of any length."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
 
 
 def _is_usage(error: BaseException) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -25,6 +23,8 @@ from lopsided.training.machine import arrange
 FORMAT = 1
 CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
 _MAX_CARD_BYTES = 100_000_000
+_LEAST = 1e-30
+"""The smallest number by which pixels may be divided: in float32, all below would be infinite."""
 
 
 class ModelCard(BaseModel):
@@ -213,7 +213,9 @@ def _check_card(card: ModelCard, path: Path) -> None:
         side = card.image_size
         wrong = card.channels not in (1, 3) or card.shape[0] != card.channels or max(card.shape) > MAX_SIDE
         wrong = wrong or (side is not None and card.shape[1:] != (side, side))
-    if wrong or not all(0 < float(np.float32(value)) < math.inf for value in card.std):
+        wrong = wrong or not all(_LEAST < value < 1 / _LEAST for value in card.std)
+        wrong = wrong or not all(abs(value) < 1 / _LEAST for value in card.mean)
+    if wrong or min(card.std) <= 0:
         got = f"shape {card.shape!s:.80}, {len(card.mean)} means and {len(card.std)} deviations"
         raise RunError(
             sentence(
