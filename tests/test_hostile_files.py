@@ -565,3 +565,17 @@ def test_a_stem_and_a_scenario_of_any_text_are_harmless_in_latex() -> None:
     text = to_latex(compare(records, "eta", Protocol.of(records[0])), "a}\\input{x}%")
     assert "\\input" not in text
     assert escape("\\input{x}^\n") == "\\textbackslash{}input\\{x\\}\\textasciicircum{} "
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")]
+)
+def test_memory_that_is_exhausted_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def examine() -> None:
+        raise error
+
+    monkeypatch.setattr("lopsided.doctor.examine", examine)
+    ended = call("doctor")
+    assert ended.code == 2
+    assert ended.err.startswith("lopsided: the work must fit into the memory of this machine, got ")
+    assert ended.err.endswith("Take a smaller batch, image size or encoder, or encoder_training.chunk_size.\n")

@@ -79,6 +79,8 @@ def read_whole(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
 def check_regular(path: str | os.PathLike[str], most: int | None = None) -> None:
     """Raise an OSError for what is no ordinary file, such as a link to a device without end, or is too large."""
     found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not an ordinary file", os.fspath(path))
     if most is not None and found.st_size > most:

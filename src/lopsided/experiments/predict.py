@@ -125,7 +125,7 @@ def write_predictions(
         files.replacing(target) as temporary,
         files.replacing(beside, wanted=lambda: summary.num_unreadable > 0) as other,
     ):
-        with _open(temporary) as table, _open(other) as broken:
+        with files.disk_errors(target), _open(temporary) as table, _open(other) as broken:
             rows, reasons = csv.writer(table, lineterminator="\n"), csv.writer(broken, lineterminator="\n")
             rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
             reasons.writerow(["path", "reason"])
