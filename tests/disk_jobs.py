@@ -110,7 +110,8 @@ def files_of(folder: Path, *names: str) -> dict[str, bytes]:
 
 def run_content(folder: Path) -> dict[str, Any]:
     """All of a run that does not depend on the clock."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    there = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    names = sorted(path.relative_to(folder).as_posix() for path in there)  # Hidden ones are looked for elsewhere.
     metrics = json.loads((folder / "metrics.json").read_bytes())
     del metrics["seconds"]
     kept = files_of(folder, "recipe.toml", "predictions.csv", "model.safetensors", "model.json", "features.safetensors")
