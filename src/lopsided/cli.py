@@ -14,10 +14,13 @@ import typer
 from lopsided import __version__
 from lopsided.commands import look, report, reproduce, train, use
 from lopsided.commands.output import StoppedError
-from lopsided.errors import LopsidedError, SaidError, sentence
+from lopsided.errors import LopsidedError, SaidError, is_out_of_memory, sentence
 from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+
+_LONGEST = 2000
+"""The most characters of an error that are printed."""
 
 app = typer.Typer(
     name="lopsided",
@@ -111,8 +114,10 @@ def _end(error: BaseException) -> int:
         text, code = "interrupted.", 130
     elif _is_usage(error):
         text = f"{_usage_text(error)} {_usage_help(error)}"
+    elif is_out_of_memory(error):
+        text = _memory_text(error)
     elif isinstance(error, OSError) and error.errno in _DISK:
-        text = sentence("the disk must be writable and have room", f"{error.filename or 'a file'} ({error.strerror})")
+        text = _disk_text(error)
     elif not isinstance(error, LopsidedError):
         reason = " ".join(str(error).split())
         told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -123,8 +128,25 @@ def _end(error: BaseException) -> int:
         traceback.print_exception(error)
     if not quiet:
         who = "lopsided" if rank == "0" else f"lopsided, rank {rank}"
-        print(f"{who}: {printable(text)}", file=sys.stderr)
+        print(f"{who}: {printable(_cut(text))}", file=sys.stderr)
     return code
+
+
+def _memory_text(error: BaseException) -> str:
+    got = " ".join(str(error).split())[:200] or "no more of it"
+    do = "Take a smaller batch, image size or encoder, or encoder_training.chunk_size."
+    return sentence("the work must fit into the memory of this machine", got, do)
+
+
+def _disk_text(error: OSError) -> str:
+    if error.filename is None:  # It was printed: the last flush would fail once more.
+        _silence_stdout()
+    return sentence("the disk must be writable and have room", f"{error.filename or 'the output'} ({error.strerror})")
+
+
+def _cut(text: str) -> str:
+    """Leave out the middle of what is very long: a name that someone made up can be of any length."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
 
 
 def _is_usage(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
+from lopsided.files import check_regular
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -76,6 +77,11 @@ class MLPEncoder(nn.Sequential):
         self.num_features = in_features
 
 
+def is_mlp(name: str) -> bool:
+    """Whether a name is that of an MLP, whose layers it tells."""
+    return _MLP_NAME.fullmatch(name) is not None
+
+
 def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: int | None) -> nn.Module:
     match = _MLP_NAME.fullmatch(name)
     assert match is not None
@@ -110,9 +116,9 @@ def _timm_config(name: str) -> Any:
     import timm
 
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, ["mlp", *timm.list_models()], n=3)
+        near = difflib.get_close_matches(name[:100], ["mlp", *timm.list_models()], n=3)
         do = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
-        raise InputError(sentence('encoder.name must be a timm model or "mlp"', repr(name), do))
+        raise InputError(sentence('encoder.name must be a timm model or "mlp"', f"{name!r:.100}", do))
     try:
         return timm.get_pretrained_cfg(name)
     except RuntimeError as error:
@@ -129,7 +135,8 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
     do = "Set data.image_size to another size, or take another encoder."
     try:
         with torch.no_grad():
-            features = encoder.eval()(torch.zeros(1, channels, *size))
+            like = next(encoder.parameters(), torch.empty(0))
+            features = encoder.eval()(torch.zeros(1, channels, *size, device=like.device))
     except (RuntimeError, AssertionError, ValueError) as error:
         raise InputError(sentence(must, _first_line(error), do)) from error
     finally:
@@ -164,8 +171,10 @@ def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> N
     from safetensors.torch import load_file
 
     try:
+        check_regular(path)
         found = load_file(path)
-    except (OSError, SafetensorError) as error:
+    # Kinds of numbers that torch does not have are told in other classes than the library's own.
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
         raise InputError(
             sentence("encoder.weights must be a readable safetensors file", f"{path} ({reason})")
@@ -209,6 +218,9 @@ def _problem(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | No
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     if missing:
         return f"a file without {_some(missing)}"
+    broken = [key for key, value in state.items() if value.is_complex() or not value.float().isfinite().all()]
+    if broken:
+        return f"numbers in {_some(broken)} that are not finite"
     unknown = [key for key in state if key not in own]
     if unknown:
         return f"a file that also holds {_some(unknown)}"

@@ -35,6 +35,16 @@ class SaidError(LopsidedError):
     """An error, its cause, that another process of the same job says; this one ends without a word."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory; torch says so by a class of its own on accelerators only.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    told = isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    return isinstance(error, MemoryError) or told or type(error).__name__ == "OutOfMemoryError"
+
+
 def sentence(must: str, got: object, do: str = "") -> str:
     """Join what must hold, what was received and what to do.
 

@@ -13,9 +13,10 @@ import glob
 import json
 import os
 import socket
+import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,9 @@ from pathlib import Path
 from lopsided.errors import RunError, sentence
 
 LOCK_NAME = ".lock"
+MAX_BYTES = 1 << 28
+"""The most bytes of a text that is read at once, as JSON is; weights and tables may be larger."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LOCKED = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 _NAMED_SECONDS = 0.2
@@ -43,18 +47,22 @@ def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], *, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
     """Yield a temporary name to write a file under; at the end of the block it takes the place of ``path``.
 
-    The content reaches the disk before the name does. If the block raises, ``path`` is as it was. For programs that
-    want to write a file by name themselves; ``atomic_write`` is for content at hand.
+    The content reaches the disk before the name does. If the block raises, ``path`` is as it was; if in the end the
+    file is not ``wanted``, there is none. For programs that want to write a file by name themselves; ``atomic_write``
+    is for content at hand.
     """
     target = Path(path)
     remove_leftovers(target.parent, target.name)
     with disk_errors(target), _temporary(target) as temporary:
         yield temporary
-        _flush(temporary)
-        os.replace(temporary, target)
+        if wanted():
+            _flush(temporary)
+            os.replace(temporary, target)
+        else:
+            target.unlink(missing_ok=True)
         _flush(target.parent)
 
 
@@ -62,6 +70,23 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file whole or not at all; text is written as UTF-8."""
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_whole(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
+    """Read a file that may come from someone else; a device, a pipe or too many bytes raise an OSError, unread."""
+    check_regular(path, most)
+    return Path(path).read_bytes()
+
+
+def check_regular(path: str | os.PathLike[str], most: int | None = None) -> None:
+    """Raise an OSError for what is no ordinary file, such as a link to a device without end, or is too large."""
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not an ordinary file", os.fspath(path))
+    if most is not None and found.st_size > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", os.fspath(path))
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -190,12 +215,28 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
+def reason(error: BaseException) -> str:
+    """Say in a few words why content could not be read.
+
+    >>> reason(RecursionError("maximum recursion depth exceeded"))
+    'nested too deeply'
+    >>> reason(KeyError("format"))
+    "no 'format'"
+    """
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, KeyError):
+        return f"no {error}"
+    text = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
+    return text[:200] or type(error).__name__
+
+
 def _owner(descriptor: int) -> tuple[int, str] | None:
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)
         content = json.loads(os.read(descriptor, 4096))
         return int(content["pid"]), str(content["host"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

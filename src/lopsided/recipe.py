@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib import resources
@@ -19,14 +20,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from lopsided import recipe_words as words
 from lopsided.errors import InputError, sentence
+from lopsided.files import check_regular
 
 CONTRASTIVE_LOSSES = ("cl", "fcl", "acl", "afcl")
 CLASSIFICATION_LOSSES = ("ce", "weighted-ce", "focal")
 MAX_BYTES = 1_000_000
 """A recipe is a page; a larger file is something else."""
 
+MAX_SIDE = 8192
+"""The largest side of an image that a model may ask for: more pixels are not decoded either."""
+
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
+_MOST_DOTS = 32
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
 """Fields that do not decide the outcome of a run and stay out of its hash."""
 LATER_FIELDS = frozenset(
@@ -65,6 +71,10 @@ Weights = Annotated[
 ]
 Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
 Count = Annotated[int, Ge(1), Le(_MOST)]
+Side = Annotated[int, Ge(1), Le(MAX_SIDE)]
+Width = Annotated[int, Ge(1), Le(2**16)]
+Threads = Annotated[int, Ge(1), Le(1024)]
+Temperature = Annotated[float, Ge(1e-6), Le(1e6)]  # beyond, its inverse or a similarity is no float32
 Number = Annotated[float, Ge(0), AfterValidator(lambda x: x + 0.0)]  # + 0.0 makes -0.0 and 0.0 one recipe
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Lt(1), AfterValidator(lambda x: x + 0.0)]
@@ -104,7 +114,7 @@ class Data(_Section):
     redraw: bool = _field(
         True, f"Whether each run's seed draws its own images and split; false: those of seed 0 for every run. {_OPEN}"
     )
-    image_size: Count | None = _field(None, "Side in pixels to which images are resized; unset: the source's own size.")
+    image_size: Side | None = _field(None, "Side in pixels to which images are resized; unset: the source's own size.")
     channels: Literal[1, 3] | None = _field(None, "1 for grey, 3 for colour; unset: as the source has them.")
     cache: Literal["auto", "memory", "none"] = _field(
         "auto", "Where decoded images are kept between epochs; auto: in memory if they fit."
@@ -136,10 +146,10 @@ class Encoder(_Section):
 class Head(_Section):
     """The projection head: two layers, used in the first stage only."""
 
-    hidden: Count | Literal["auto"] = _field(
+    hidden: Width | Literal["auto"] = _field(
         "auto", "Width of the first layer; auto: the encoder's width, as in the paper."
     )
-    out: Count = _field(128, "Width of the second layer: the length of a feature vector.")
+    out: Width = _field(128, "Width of the second layer: the length of a feature vector.")
 
 
 # What each loss fixes of (eta, gamma); None: free.
@@ -166,7 +176,7 @@ class EncoderTraining(_Section):
         "absolute: the paper's eta. parity: times (n-1) log(n-1), where both terms weigh the same in a batch of n.",
     )
     gamma: Number = _field(2.0, "Focusing exponent of the positives' term; 0 for cl and acl, 1 for fcl.")
-    temperature: Positive = _field(0.07, "Divisor of the similarities in a contrastive loss.")
+    temperature: Temperature = _field(0.07, "Divisor of the similarities in a contrastive loss.")
     normalization: Literal["paper", "released"] = _field(
         "paper", "Divisor of a contrastive loss's sums: the printed formula's, or that of the authors' released code."
     )
@@ -239,7 +249,7 @@ class Recipe(_Section):
     )
     seed: Seed = _field(0, "Every random choice of the run follows from it.")
     device: Text = _field("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
-    threads: Count | None = _field(None, "CPU threads; unset: as torch decides.")
+    threads: Threads | None = _field(None, "CPU threads; unset: as torch decides.")
     fast: bool = _field(
         True, "Fast paths and memory layouts that change results by roundings at most; false: torch as it comes."
     )
@@ -257,7 +267,7 @@ class Recipe(_Section):
     classifier: Classifier = Classifier()
     selection: Selection = Selection()
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:  # The slash: a file may hold a field that is called self.
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -272,6 +282,7 @@ class Recipe(_Section):
     def load(cls, path: str | Path) -> Recipe:
         """Read a TOML file."""
         try:
+            check_regular(path)
             with open(path, "rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
@@ -291,7 +302,9 @@ class Recipe(_Section):
     @classmethod
     def _parse(cls, content: bytes, name: str, *, before: str = "") -> Recipe:
         try:
-            values = tomllib.loads(content.decode())
+            text = content.decode()
+            _check_depth(text)
+            values = tomllib.loads(text)
         except UnicodeDecodeError:
             raise InputError(sentence(f"{name} must be UTF-8 text", "other bytes")) from None
         except (ValueError, RecursionError) as error:  # tomllib lets Python's limits on digits and depth through
@@ -370,6 +383,13 @@ def find_recipe(name_or_path: str | Path) -> Recipe:
     if isinstance(name_or_path, str) and not name_or_path.endswith(".toml") and not Path(name_or_path).exists():
         return named_recipe(name_or_path)
     return Recipe.load(name_or_path)
+
+
+def _check_depth(text: str) -> None:
+    """Raise for keys of very many parts, which the parser visits as often as the square of their number."""
+    strings = r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"(?:[^"\\\n]|\\.)*+"?|\'[^\'\n]*+\'?|#[^\n]*'
+    if any(line.count(".") > _MOST_DOTS for line in re.sub(strings, "", text).split("\n")):
+        raise RecursionError
 
 
 def _shelf() -> resources.abc.Traversable:

@@ -47,8 +47,11 @@ def to_toml(model: BaseModel) -> str:
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """Yield one sentence for each field that pydantic refused; it reports a union once for every member."""
-    seen = set()
+    """Yield a sentence for the first field that pydantic refused, and then the names of the others.
+
+    It reports a union once for every member. A sentence looks for what may have been meant: there may be thousands.
+    """
+    seen: set[str] = set()
     for item in error.errors(include_url=False, include_context=False):
         annotation: Any = model
         path: list[str] = []
@@ -62,23 +65,27 @@ def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         if dotted in seen:
             continue
         seen.add(dotted)
+        if len(seen) > 1:
+            yield dotted
+            continue
         got = shown(item["input"]) + (" in it" if any(isinstance(part, int) for part in item["loc"]) else "")
         yield unknown(dotted, model) if annotation is None else sentence(f"{dotted} must be {phrase(annotation)}", got)
 
 
 def unknown(path: str, model: type[BaseModel]) -> str:
     """Say that a field does not exist, and which one may have been meant."""
+    given, path = path, path[:100]  # To look for what is near a name of a million letters takes for ever.
     known = [name for name, _, _ in leaves(model())] + list(model.model_fields)
     by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     close += [by_last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], by_last, n=1, cutoff=0.7)]
     do = f"Did you mean {close[0]}?" if close else "See `lopsided recipes default` for all fields."
-    return sentence("a recipe must hold known fields only", shown(path)[1:-1], do)
+    return sentence("a recipe must hold known fields only", shown(given)[1:-1], do)
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Ask for the nearest choice, if one is near."""
-    close = difflib.get_close_matches(word, choices, n=1)
+    close = difflib.get_close_matches(word[:100], choices, n=1)
     return f"Did you mean {close[0]}?" if close else ""
 
 

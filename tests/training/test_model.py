@@ -90,7 +90,10 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
         ({"shape": []}, r"must describe the inputs of a model of kind image"),
         ({"encoder": "hf-hub:evil/model"}, r"must describe a model that can be built: encoder\.name must be a timm"),
         ({"encoder": "lcnet_035"}, r"model\.safetensors must fit the encoder lcnet_035, got "),
-        ({"classes": ["a", "b"]}, r"model\.safetensors must fit the encoder test_resnet, got size mismatch for class"),
+        (
+            {"classes": ["a", "b"]},
+            r"model\.safetensors must fit the encoder test_resnet, got classifier\.weight, torch\.float32 of shape",
+        ),
     ],
 )
 def test_a_card_that_cannot_be_used_is_one_sentence(tmp_path: Path, changes: dict[str, object], text: str) -> None:

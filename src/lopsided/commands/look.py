@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.commands.output import AllowOutside, Json, Quiet, show, show_json, table
+from lopsided.commands.output import LONGEST, AllowOutside, Json, Quiet, shortened, show, show_json, table
+from lopsided.progress import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,12 +119,12 @@ def _yes(found: bool) -> str:
 def _in_words(facts: Mapping[str, Any]) -> str:
     total = facts["images"]
     parts = [
-        f"{facts['name']}: {total:,} images, {len(facts['classes'])} classes, "
+        f"{printable(facts['name'])}: {total:,} images, {len(facts['classes'])} classes, "
         f"{'grey' if facts['channels'] == 1 else 'colour'}, {facts['sizes']['words']}"
     ]
     splits = list(facts["splits"] or ())
     rows = [
-        [name, count, f"{100 * count / total:.1f} %", *(facts["splits"][split][name] for split in splits)]
+        [shortened(name), count, f"{100 * count / total:.1f} %", *(facts["splits"][split][name] for split in splits)]
         for name, count in facts["classes"].items()
     ]
     parts.append(table(["class", "images", "share", *splits], rows))
@@ -135,8 +136,8 @@ def _in_words(facts: Mapping[str, Any]) -> str:
         if listed:
             lines = [f"{len(listed):,} {what}:", *(f"  {_line(item)}" for item in listed[:10])]
             parts.append("\n".join(lines + (["  ..."] if len(listed) > 10 else [])))
-    return "\n\n".join([*parts, *facts["notes"]])
+    return "\n\n".join([*parts, *(shortened(note, LONGEST) for note in facts["notes"])])
 
 
 def _line(item: Mapping[str, Any]) -> str:
-    return f"{item['name']} ({item['reason']})" if "reason" in item else " = ".join(item["names"])
+    return printable(f"{item['name']} ({item['reason']})" if "reason" in item else " = ".join(item["names"]))

@@ -30,6 +30,9 @@ FIGURES = {
 }
 """The figures of an evaluation in the order in which they are shown, with their names in words."""
 
+WIDEST, LONGEST = 60, 390
+"""The most characters of a class's name in a table, and of a note; JSON and files hold the whole names."""
+
 
 class StoppedError(LopsidedError):
     """The user stopped the command; the text says how to go on."""
@@ -45,9 +48,27 @@ def show(text: str) -> None:
     print("\n".join(printable(line) for line in text.split("\n")))
 
 
+class Terminal:
+    """Standard output where someone looks at it: what could steer a terminal is replaced, lines stay lines."""
+
+    def write(self, text: str) -> int:
+        """Write a text of any number of lines."""
+        return sys.stdout.write("\n".join(map(printable, text.split("\n"))))
+
+
 def show_json(result: object) -> None:
     """Print a result for another program, on stdout."""
     print(json.dumps(result, indent=2, allow_nan=False))
+
+
+def shortened(text: str, most: int = WIDEST) -> str:
+    """Make one short line of a text that anyone may have written, such as the name of a class.
+
+    >>> shortened("a\\nb"), shortened("x" * 1000) == "x" * 59 + "\N{HORIZONTAL ELLIPSIS}"
+    ('a\N{REPLACEMENT CHARACTER}b', True)
+    """
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -59,7 +80,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     top         3
     """
     body = [list(row) for row in rows]
-    texts = [list(header), *([str(cell) for cell in row] for row in body)]
+    texts = [[printable(str(cell)) for cell in row] for row in (header, *body)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
     right = [bool(body) and all(isinstance(row[i], int | float) for row in body) for i in range(len(header))]
     lines = (
@@ -90,12 +111,18 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
             vote = majority.get(name)
             rows.append([words, interval(evaluation["figures"][name]), "" if vote is None else f"{vote:.3f}"])
     classes = [
-        [row["label"], row["support"], interval(row["recall"]), interval(row["precision"]), interval(row["f1"])]
+        [
+            shortened(row["label"]),
+            row["support"],
+            interval(row["recall"]),
+            interval(row["precision"]),
+            interval(row["f1"]),
+        ]
         for row in evaluation["per_class"]
     ]
     parts = [
-        table(["figure", f"value [{level}]", f"always {majority['label']}"], rows),
+        table(["figure", f"value [{level}]", f"always {shortened(majority['label'])}"], rows),
         table(["class", "images", "recall", "precision", "F1"], classes),
-        *evaluation["notes"],
+        *(shortened(note, LONGEST) for note in evaluation["notes"]),
     ]
     return "\n\n".join(parts)

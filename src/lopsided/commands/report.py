@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lopsided.commands.output import Json, Quiet, say, show, show_json
+from lopsided.commands.output import AllowOutside, Json, Quiet, say, show, show_json
 from lopsided.errors import InputError, sentence
 
 
@@ -31,6 +31,7 @@ def report(
     ] = "pca",
     runs: Annotated[bool, typer.Option("--runs", help="Of a sweep: also write the page of each of its runs.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    allow_outside: AllowOutside = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -60,8 +61,8 @@ def report(
         from lopsided.progress import counter
 
         with counter("writing pages", quiet=quiet) as progress:
-            pages = write_run_reports(folder, kind=map_kind, progress=progress)
-    written = write_report(folder, out, kind=map_kind)
+            pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
+    written = write_report(folder, out, kind=map_kind, allow_outside=allow_outside)
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}
         if runs:

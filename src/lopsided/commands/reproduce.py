@@ -186,7 +186,8 @@ def _check_data(base: Recipe) -> None:
     weights = settled.encoder.weights
     if weights not in ("none", "timm") and not Path(weights).is_file():
         raise InputError(sentence("--weights must be a file of weights", f"{weights}, which does not exist"))
-    source = open_source(settled.data.source or "", classes=settled.data.classes, group=settled.data.group)
+    data = settled.data
+    source = open_source(data.source or "", classes=data.classes, group=data.group, allow_outside=data.allow_outside)
     if settled.data.split == "group" and source.groups is None:
         got = f"none for {source.name}"
         raise DataError(sentence("a split by lesion needs the table of lesions", got, "Use --split image."))

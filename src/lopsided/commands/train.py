@@ -120,6 +120,9 @@ def fit(
     skip_unreadable: Annotated[
         bool, _option(DATA, "Leave out images that cannot be read, and list them in the run.", "--skip-unreadable")
     ] = False,
+    allow_outside: Annotated[
+        bool, _option(DATA, "Let a table name files outside its own folder.", "--allow-outside")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -166,6 +169,7 @@ def fit(
         "data.scenario": scenario,
         "data.cache": cache,
         "data.skip_unreadable": skip_unreadable or None,
+        "data.allow_outside": allow_outside or None,
     }
     if out is None:
         raise InputError(sentence("--out must name the folder of the run", "none", "Such as --out run."))

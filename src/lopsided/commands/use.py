@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.commands.output import AllowOutside, Json, Quiet, figures_table, say, show, show_json
+from lopsided.commands.output import AllowOutside, Json, Quiet, Terminal, figures_table, say, shortened, show, show_json
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -126,10 +127,12 @@ def predict(
     _check_parent(out)
     total, paths = stream.find_images(images)
     model, card = open_model(run, device)
+    _warn_of_formulas(card.classes)
     answers = stream.predict_images(model, card, paths, batch_size=batch_size)
     with counter("predicting", quiet=quiet) as progress:
         if out is None:
-            summary = stream.stream_predictions(answers, card.classes, sys.stdout, as_json=as_json)
+            target = Terminal() if sys.stdout.isatty() else sys.stdout
+            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json)
             stream.check_any(summary)
         else:
             summary = stream.write_predictions(answers, card.classes, out, total=total, progress=progress)
@@ -137,7 +140,7 @@ def predict(
     if out is not None and as_json:
         show_json({"out": str(out), **summary.to_dict()})
     elif out is not None:
-        numbers = ", ".join(f"{number:,} {name}" for name, number in summary.predicted.items())
+        numbers = ", ".join(f"{number:,} {shortened(name)}" for name, number in summary.predicted.items())
         show(f"{summary.num_predicted:,} images predicted ({numbers}), {summary.num_unreadable:,} unreadable: {out}")
 
 
@@ -188,6 +191,29 @@ def _check_parent(out: Path | None) -> None:
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         what = "which is a folder" if out.is_dir() else "whose folder does not exist"
         raise InputError(sentence("--out must be a file in a folder that exists", f"{out}, {what}"))
+
+
+def _warn_of_formulas(classes: Sequence[str]) -> None:
+    """Say which names a spreadsheet would compute; they are written as they are, because programs compare them."""
+    odd = [name for name in classes if is_formula(name)]
+    if odd:
+        say(
+            f"warning: a spreadsheet may take the class {shortened(odd[0])!r} for a formula; "
+            "import the columns of the CSV as text."
+        )
+
+
+def is_formula(text: str) -> bool:
+    """Whether a spreadsheet that opens a CSV file would compute a cell, and it is not just a number.
+
+    >>> is_formula("=1+1"), is_formula("@home"), is_formula("-1"), is_formula("cat")
+    (True, True, False, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return False
 
 
 def _tell_unreadable(summary: Summary, out: Path | None) -> None:

@@ -96,7 +96,7 @@ def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> I
     It has its own size, or, when ``image_size`` is given, a smaller one from which a square of that side can be made.
     """
     try:
-        check_regular(path)
+        check_image_file(path)
         with Image.open(path, formats=_formats()) as image:
             _check_pixels(path, image.size)
             if image_size is not None and (factor := _reduction(image.size, image_size)) > 1:
@@ -112,7 +112,7 @@ def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> I
 def read_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], bool]:
     """Read an image's (height, width), as stored, and whether it is grey, without decoding it."""
     try:
-        check_regular(path)
+        check_image_file(path)
         with Image.open(path, formats=_formats()) as image:
             _check_pixels(path, image.size)
             return (image.height, image.width), image.mode in _GREY_MODES or image.mode.startswith("I;16")
@@ -155,7 +155,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in wanted if name in Image.OPEN)
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
+def check_image_file(path: str | os.PathLike[str]) -> None:
     """Raise for what is there and no file: reading a pipe may wait for ever, and a device may never end."""
     if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
         raise UnreadableImageError(path, "a pipe, a socket or a device, where a file is needed")

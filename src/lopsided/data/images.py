@@ -18,7 +18,7 @@ from PIL import Image
 from lopsided.data.decoding import (
     Pixels,
     UnreadableImageError,
-    check_regular,
+    check_image_file,
     decode_image,
     fit_image,
     read_header,
@@ -204,7 +204,7 @@ class FileImages(Images):
     @staticmethod
     def _digest(path: Path) -> str:
         try:
-            check_regular(path)
+            check_image_file(path)
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 """How folders and tables may call the three splits, in any case of letters."""
+
+_MOST_DIGITS = 1000
+"""Python does not make a number of a text of several thousand digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +45,14 @@ class Listing:
         found = set(self.labels)
         if self.order is not None:
             return tuple(name for name in self.order if name in found)
-        if all(name.isdecimal() for name in found):
+        if all(name.isdecimal() and len(name) <= _MOST_DIGITS for name in found):
             return tuple(sorted(found, key=lambda name: (int(name), name)))
         return tuple(sorted(found))
 
 
 def check_files(paths: Sequence[Path], where: Path) -> None:
     """Raise when files that a table names are missing, with the first of them and their number."""
-    missing = [path for path in paths if not path.is_file()]
+    missing = [path for path in paths if not os.path.isfile(path)]  # Unlike a Path's method it raises for no name.
     if missing:
         got = f"{len(missing)} missing of {len(paths)}, the first {missing[0]}"
         raise DataError(sentence(f"every image that {where} names must exist", got))

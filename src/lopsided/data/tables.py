@@ -11,6 +11,7 @@ from pathlib import Path
 from lopsided.data.images import FileImages
 from lopsided.data.listing import SPLIT_NAMES, Listing, check_files
 from lopsided.errors import DataError, MissingDependencyError, sentence
+from lopsided.files import check_regular
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
 
@@ -18,9 +19,10 @@ TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
 def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bool) -> Listing:
     """List the images of a table.
 
-    Relative paths are relative to the table. A path that is absolute or climbs out of the table's folder needs
-    ``allow_outside``, because a table may come from someone else. Labels are text: 01 and 1 are two classes. ``group``
-    names the column of the groups; without it the column ``group`` is used when there is one.
+    Relative paths are relative to the table. A path that is absolute, climbs out of the table's folder or leads out of
+    it through a link needs ``allow_outside``, because a table may come from someone else. Labels are text: 01 and 1
+    are two classes. ``group`` names the column of the groups; without it the column ``group`` is used when there is
+    one.
     """
     columns, lines = _read(table)
     needed = ["path", "label"] + ([group] if group else [])
@@ -35,6 +37,8 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
         _check_filled(table, name, columns[name], lines)
     names = [_inside(table, line, text, allow_outside) for line, text in zip(lines, columns["path"], strict=True)]
     _check_once(table, names, lines)
+    if not allow_outside:
+        _check_links(table, names, lines)
     splits = _splits(table, columns["split"], lines) if "split" in columns else None
     paths = [table.parent / name for name in names]
     if check:
@@ -61,12 +65,13 @@ def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
         columns = _read_parquet(table)
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     try:
-        text = table.read_text(encoding="utf-8-sig")
+        check_regular(table)
+        text = table.read_bytes().decode("utf-8-sig")  # A line break inside a cell stays what it is.
     except OSError as error:
         raise DataError(sentence("a table must be readable", f"{table} ({error.strerror})")) from error
     except UnicodeDecodeError as error:
         raise DataError(sentence("a CSV table must be UTF-8", f"byte {error.start} of {table}")) from error
-    header = text.partition("\n")[0]
+    header = next(iter(text.splitlines()), "")
     delimiter = next((mark for mark in ",;\t" if mark in header), ",")
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -111,16 +116,41 @@ def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequ
         if not value:
             got = f"an empty cell in line {line} of {table}"
             raise DataError(sentence(f"the column {column} must be filled in every line", got))
+        if "\0" in value:  # No file is called so, and a name would end there in some programs and not in others.
+            got = f"one in line {line} of {table}"
+            raise DataError(sentence(f"the column {column} must hold no NUL", got))
 
 
 def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
     path = os.path.normpath(text)
     climbs = os.path.isabs(path) or Path(path).parts[:1] == ("..",)
     if climbs and not allow_outside:
-        repair = "Move the table above its images, or allow it (allow_outside, data.allow_outside = true in a recipe)."
-        got = f"{text} in line {line} of {table}"
-        raise DataError(sentence("paths must stay below the folder of the table", got, repair))
+        raise _outside(table, line, text)
     return Path(path).as_posix()
+
+
+def _check_links(table: Path, names: Sequence[str], lines: Sequence[int]) -> None:
+    """Raise when a link on the way to a file leads out of the table's folder; each folder is looked at once."""
+    root = os.path.realpath(table.parent)
+    folders: dict[str, str] = {}
+    for line, name in zip(lines, names, strict=True):
+        above, last = os.path.split(os.path.join(root, name))
+        if above not in folders:
+            folders[above] = os.path.realpath(above)
+        place = os.path.join(folders[above], last)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place != root and not place.startswith(os.path.join(root, "")):
+            raise _outside(table, line, f"{name}, which links to {place},")
+
+
+def _outside(table: Path, line: int, what: str) -> DataError:
+    repair = (
+        "Move the table above its images, or allow it: --allow-outside, allow_outside in Python, or "
+        "data.allow_outside = true in a recipe."
+    )
+    got = f"{what} in line {line} of {table}"
+    return DataError(sentence("paths must stay below the folder of the table", got, repair))
 
 
 def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
 """A path with the probabilities of its classes, or with the reason why it cannot be read."""
+
+
+class Stream(Protocol):
+    """What text can be written to."""
+
+    def write(self, text: str, /) -> int:
+        """Write a text."""
+
 
 SHOWN = 20
 """Unreadable images that are named one by one; the file beside the predictions has all of them."""
@@ -111,8 +119,13 @@ def write_predictions(
     """
     target = Path(out)
     beside = target.with_name(f"{target.stem}.unreadable.csv")
-    with files.replacing(beside) as other, files.replacing(target) as temporary:
-        with _open(temporary) as table, _open(other) as broken:
+    summary = Summary({})
+    # The answers last: with new ones, the list beside them is never an old one.
+    with (
+        files.replacing(target) as temporary,
+        files.replacing(beside, wanted=lambda: summary.num_unreadable > 0) as other,
+    ):
+        with files.disk_errors(target), _open(temporary) as table, _open(other) as broken:
             rows, reasons = csv.writer(table, lineterminator="\n"), csv.writer(broken, lineterminator="\n")
             rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
             reasons.writerow(["path", "reason"])
@@ -125,13 +138,11 @@ def write_predictions(
                 progress=progress,
             )
         check_any(summary)
-    if not summary.num_unreadable:
-        beside.unlink()
     return summary
 
 
 def stream_predictions(
-    answers: Iterable[Answer], classes: Sequence[str], stream: IO[str], *, as_json: bool = False
+    answers: Iterable[Answer], classes: Sequence[str], stream: Stream, *, as_json: bool = False
 ) -> Summary:
     """Write answers to an open text stream as CSV, or as one JSON object a line."""
     if as_json:
@@ -196,6 +207,8 @@ def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         path, absolute = Path(given), os.path.abspath(given)
         if not path.exists():
             raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
+        if not path.is_file() and not path.is_dir():  # To open a pipe would be to wait for whoever writes into it.
+            raise DataError(sentence("each path must be an image or a folder", f"{path}, which is neither"))
         above = {str(parent) for parent in Path(absolute).parents}
         if absolute not in seen and not (above & folders):
             seen.add(absolute)
@@ -208,5 +221,5 @@ def _open(path: Path) -> IO[str]:
     return path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
 
 
-def _line(stream: IO[str], content: object) -> None:
+def _line(stream: Stream, content: object) -> None:
     stream.write(json.dumps(content) + "\n")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from lopsided import files
 from lopsided.errors import RunError, sentence
@@ -39,6 +39,8 @@ VARIED_FIELDS = frozenset(
 
 _Line = TypeVar("_Line", "Record", "Failure")
 _Share = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -93,13 +95,13 @@ def proportion(scenario: str | None) -> str | None:
 class Figures:
     """The figures of one split of one run; ``recalls`` follow the source's classes, NaN for one without images."""
 
-    images: int
-    minority: int
-    accuracy: float
-    uwa: float
+    images: _Count
+    minority: _Count
+    accuracy: _Number
+    uwa: _Number
     recalls: tuple[_Share, ...]
-    auroc: float | None
-    majority_vote: float
+    auroc: _Number | None
+    majority_vote: _Number
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
@@ -133,17 +135,17 @@ class Record:
     scenario: str | None
     method: str
     loss: str
-    eta: float
-    gamma: float
+    eta: _Number
+    gamma: _Number
     normalization: str
     encoder: str
     image_size: int | None
     split: str
     weights: str
-    seed: int
+    seed: _Count
     test: Figures
     held_out: Figures | None
-    seconds: float
+    seconds: _Number
     threads: int
     lopsided: str
     torch: str
@@ -289,7 +291,7 @@ def _append(path: Path, line: str, end: int | None) -> None:
 def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int | None]:
     """Return the lines of a file, notes, and where the whole lines end if a crash cut the last one in half."""
     try:
-        content = path.read_bytes()
+        content = files.read_whole(path)
     except OSError as error:
         raise RunError(sentence(f"{path.name} must be a readable file", f"{path} ({error.strerror})")) from None
     *lines, last = content.split(b"\n")

@@ -90,6 +90,7 @@ class Run:
 
     def predictions(self) -> list[dict[str, str]]:
         """Return the rows of ``predictions.csv``."""
+        files.check_regular(self.folder / PREDICTIONS)
         with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
             return list(csv.DictReader(table))
 
@@ -99,9 +100,16 @@ class Run:
         if not path.is_file():
             return {}
         try:
-            return dict(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise RunError(sentence(f"{FEATURES} must be a readable safetensors file", f"{path} ({error})")) from None
+            found = dict(load_file(path))
+            odd = [name for name, part in found.items() if part.ndim != 2 or part.dtype != np.float32]
+        # Kinds of numbers that numpy does not have are told in other classes than the library's own.
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            got = f"{path} ({files.reason(error)})"
+            raise RunError(sentence(f"{FEATURES} must be a readable safetensors file", got)) from None
+        if odd:
+            got = f"{found[odd[0]].dtype} of shape {found[odd[0]].shape} for {odd[0]!r:.40} in {path}"
+            raise RunError(sentence(f"{FEATURES} must hold a float32 vector for each image", got))
+        return found
 
 
 def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
@@ -196,7 +204,8 @@ def _train(
         if writes and not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
             shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
             for name in (RECIPE, LOG):
-                (folder / name).unlink(missing_ok=True)
+                with suppress(OSError):  # A disk that refuses this, too, is not what is to be said.
+                    (folder / name).unlink()
         raise
 
 
@@ -293,15 +302,17 @@ def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
 def _read_metrics(folder: Path) -> dict[str, Any] | None:
     path = folder / METRICS
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_whole(path))
         written = content["format"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(sentence(f"{METRICS} must be a readable record of a run", f"{path} ({error})")) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        got = f"{path} ({files.reason(error)})"
+        raise RunError(sentence(f"{METRICS} must be a readable record of a run", got)) from None
     if written != FORMAT:
-        do = f"Open it with lopsided {content.get('lopsided', 'of that version')}, which wrote it."
-        raise RunError(sentence(f"a run must have format {FORMAT}", f"format {written} in {path}", do))
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
+        got = f"format {words.shown(written)} in {path}"
+        raise RunError(sentence(f"a run must have format {FORMAT}", got, do))
     return dict(content)
 
 

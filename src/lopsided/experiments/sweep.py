@@ -37,6 +37,7 @@ from lopsided.experiments.records import (
 )
 from lopsided.experiments.sweep_view import View, sweep_view
 from lopsided.recipe import Recipe
+from lopsided.recipe_words import shown
 
 __all__ = [
     "Cell",
@@ -105,7 +106,7 @@ def check_sweep(folder: str | os.PathLike[str]) -> bool:
     """Whether there is a sweep in a folder; what is something else, or of another version, is refused."""
     path = Path(folder)
     try:
-        content = json.loads((path / SWEEP).read_bytes())
+        content = json.loads(files.read_whole(path / SWEEP))
         written = content["format"]
     except FileNotFoundError:
         if _is_empty(path):
@@ -116,11 +117,13 @@ def check_sweep(folder: str | os.PathLike[str]) -> bool:
         raise RunError(sentence("a sweep must have a new folder, an empty one or its own", got, do)) from None
     except NotADirectoryError:
         raise RunError(sentence("a sweep must have a folder", f"{path}, which is a file")) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(sentence(f"{SWEEP} must be readable and say its format", f"{path / SWEEP} ({error})")) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        got = f"{path / SWEEP} ({files.reason(error)})"
+        raise RunError(sentence(f"{SWEEP} must be readable and say its format", got)) from None
     if written != FORMAT:
-        do = f"Open it with lopsided {content.get('lopsided', 'of that version')}, which wrote it."
-        raise RunError(sentence(f"a sweep must have format {FORMAT}", f"format {written} in {path}", do))
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
+        got = f"format {shown(written)} in {path}"
+        raise RunError(sentence(f"a sweep must have format {FORMAT}", got, do))
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from lopsided.experiments.compare import Comparison
@@ -22,7 +23,10 @@ ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}
 """The paper's order of figures."""
 
 MISSING = "--"
-_SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
+_SPECIAL = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": " ", "\r": " "}
+)
 
 
 def to_latex(comparison: Comparison, label: str) -> str:
@@ -32,6 +36,7 @@ def to_latex(comparison: Comparison, label: str) -> str:
     Bold is not the highest mean, as in the paper, but what differs from CL over the same seeds.
     """
     lines = [r"% Needs \usepackage{booktabs}."]
+    label = re.sub(r"[^\w-]", "-", label)  # It may be the name of any file.
     for split in comparison.splits:
         name = f"{label}-{split.replace('_', '-')}"
         if comparison.table == "isic":
@@ -85,7 +90,7 @@ def _by_scenario(comparison: Comparison, split: str, figure: str) -> Iterator[st
     for scenario in comparison.scenarios:
         yield r"    \midrule"
         means = [_mean(comparison, scenario, setting, split, figure) for setting in comparison.settings]
-        yield _row([str(scenario), ORDER[figure], *means])
+        yield _row([escape(str(scenario)), ORDER[figure], *means])
         printed = [published_text(comparison, scenario, s, figure, MISSING) for s in comparison.settings]
         yield _row(["", r"\textit{published}", *printed])
     yield r"    \bottomrule"
@@ -99,7 +104,7 @@ def _by_loss(comparison: Comparison, split: str) -> Iterator[str]:
     yield _row(["Loss function", *(cell for word in ORDER.values() for cell in (word, r"\textit{published}"))])
     yield r"    \midrule"
     for setting in comparison.settings:
-        cells = [str(setting)]
+        cells = [escape(str(setting))]
         for figure in ORDER:
             cells += [
                 _mean(comparison, None, setting, split, figure),

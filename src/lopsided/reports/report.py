@@ -38,16 +38,23 @@ class RunReports:
 
 
 def write_report(
-    folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, kind: str = "pca"
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    kind: str = "pca",
+    allow_outside: bool = False,
 ) -> Report:
-    """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA."""
+    """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA.
+
+    ``allow_outside`` lets pictures be made of files that a run's table names outside its folder.
+    """
     check_kind(kind)
     path = Path(folder)
     target = path / PAGE if out is None else Path(out)
     if (path / SWEEP).is_file():
         about, page = "sweep", sweep_page(path, target.parent)
     elif (path / RECIPE).is_file():
-        about, page = "run", run_page(path, kind)
+        about, page = "run", run_page(path, kind, allow_outside=allow_outside)
     else:
         got = f"{path}, which {'is neither' if path.exists() else 'does not exist'}"
         raise RunError(sentence("FOLDER must be the folder of a run or of a sweep", got))
@@ -57,7 +64,11 @@ def write_report(
 
 
 def write_run_reports(
-    folder: str | os.PathLike[str], *, kind: str = "pca", progress: Progress | None = None
+    folder: str | os.PathLike[str],
+    *,
+    kind: str = "pca",
+    allow_outside: bool = False,
+    progress: Progress | None = None,
 ) -> RunReports:
     """Write the page of every finished run of a sweep into its folder; one that cannot be read stops no other."""
     check_kind(kind)
@@ -68,7 +79,7 @@ def write_run_reports(
     failed: list[tuple[Path, str]] = []
     for number, cell in enumerate(cells, start=1):
         try:
-            write_report(cell, kind=kind)
+            write_report(cell, kind=kind, allow_outside=allow_outside)
         except LopsidedError as error:
             failed.append((cell, str(error)))
         if progress is not None:

@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
@@ -24,6 +25,15 @@ JUDGED = ("test", "val", "held_out")
 """The splits that a run may be judged on, in the order in which a page prefers them."""
 _FIGURE = ("value", "low", "high")
 _ROW = ("recall", "precision", "f1", "auroc", "average_precision")
+_KINDS: dict[str, Any] = {
+    "counts": dict[str, dict[str, NonNegativeInt]],
+    "leaks.groups": list[str],
+    "leaks.duplicates": list[Annotated[list[str], Field(min_length=4, max_length=4)]],
+    "warnings": list[str],
+    "unreadable": list[dict[str, str]],
+    "environment.packages": dict[str, str],
+}
+"""What metrics hold inside their lists and tables, as far as a page looks there."""
 _SUM = 1e-3
 """How far the probabilities of an image may be from 1 together; those of a cut line are farther."""
 
@@ -120,6 +130,9 @@ def _missing(metrics: Mapping[str, Any]) -> Iterator[str]:
         yield "classes"
     yield from _without(metrics["counts"], {"train": dict}, "counts.")
     yield from _without(metrics["leaks"], {"groups": list, "duplicates": list}, "leaks.")
+    yield from _otherwise(metrics, _KINDS, "")
+    if not _is_number(metrics["seconds"]):
+        yield "seconds"
     for split in JUDGED:
         if metrics.get(split) is not None:
             yield from _missing_figures(metrics, split)
@@ -130,6 +143,9 @@ def _missing_figures(metrics: Mapping[str, Any], split: str) -> Iterator[str]:
     part = metrics[split]
     kinds = {"num_images": int, "level": float, "figures": dict, "per_class": list, "confusion": list}
     yield from _without(part, {**kinds, "majority": dict, "notes": list}, f"{split}.")
+    yield from _otherwise(part, {"notes": list[str], "confusion": list[list[int]]}, f"{split}.")
+    if any(len(row) != len(metrics["classes"]) for row in part["confusion"]):
+        yield f"{split}.confusion of {len(metrics['classes'])} classes"
     shares: dict[str, type | tuple[type, ...]] = {"label": str, "uwa": (int, float), "accuracy": (int, float)}
     yield from _without(part["majority"], shares, f"{split}.majority.")
     needed = dict.fromkeys(("uwa", "accuracy", "calibration_error"), dict)
@@ -144,6 +160,20 @@ def _missing_figures(metrics: Mapping[str, Any], split: str) -> Iterator[str]:
         yield from _without(row, {"label": str, "support": int, "predicted": int, **dict.fromkeys(_ROW, dict)}, where)
         for name in _ROW:
             yield from _without(row[name], dict.fromkeys(_FIGURE, (int, float, type(None))), f"{where}{name}.")
+
+
+def _otherwise(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Yield the places of what is there and holds other things than it should."""
+    for path, kind in kinds.items():
+        value: Any = values
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            continue
+        try:
+            TypeAdapter(kind).validate_python(value, strict=True)
+        except ValidationError:
+            yield f"{where}{path}"
 
 
 def _without(values: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str) -> Iterator[str]:

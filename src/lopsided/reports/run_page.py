@@ -63,13 +63,18 @@ class Listed:
         return _rows(self.judged, np.arange(self.number))
 
 
-def run_page(folder: Path, kind: str = "pca") -> str:
-    """Write the page of a finished run; ``kind`` is the map of features beside PCA."""
+def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) -> str:
+    """Write the page of a finished run; ``kind`` is the map of features beside PCA.
+
+    Pictures are made of files that a table names outside its folder only with ``allow_outside``, whatever the recipe
+    says: a run folder may come from someone else, who would have pictures of this machine put into a page.
+    """
     run, metrics = open_finished(folder)
     classes = tuple(metrics["classes"])
     judged = read_judged(run, classes)
     split = next((name for name in JUDGED if name in judged and metrics.get(name)), None)
-    facts = Facts(run.recipe, metrics, classes, split, None if split is None else metrics[split])
+    recipe = run.recipe.override(**{"data.allow_outside": allow_outside})
+    facts = Facts(recipe, metrics, classes, split, None if split is None else metrics[split])
     stages, notes = read_stages(run)
     context: dict[str, Any] = {
         **_head(facts),

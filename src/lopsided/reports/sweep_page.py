@@ -27,6 +27,7 @@ from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, duration,
 PAPER_SOURCES = {"fashion-mnist-tops": "eta", "fashion-mnist": "eta", "isic2018": "isic"}
 """The sources of the paper, whose published figures and claims may stand beside the runs."""
 _HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # Of a negative number.
+_KEY = re.compile(r"[\w-]{1,64}")
 PAGE = "report.html"
 """A page's name in the folder that it is about."""
 
@@ -93,7 +94,8 @@ def _setting(record: Record) -> Setting:
 
 def _find_pages(folder: Path, beside: Path, records: Iterable[Record]) -> dict[str, str]:
     """Return the addresses of those runs' pages that are there, by cell, as seen from ``beside``."""
-    found = {record.cell: folder / CELLS / record.cell / PAGE for record in records}
+    cells = {record.cell for record in records if _KEY.fullmatch(record.cell)}  # Not a path that leads elsewhere.
+    found = {cell: folder / CELLS / cell / PAGE for cell in cells}
     return {
         cell: quote(os.path.relpath(page, beside).replace(os.sep, "/"))
         for cell, page in found.items()

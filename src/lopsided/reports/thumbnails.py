@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, check_regular, read_image
+from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, check_image_file, read_image
 from lopsided.data.images import ArrayImages, FileImages, ordered_map
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import LopsidedError
@@ -146,7 +146,7 @@ def _read(source: Source, row: int, side: int) -> Image.Image:
 def _draft(path: Path, side: int) -> Image.Image | None:
     """Decode a JPEG at a fraction of its size, which is several times as fast; None for all that is not so simple."""
     try:
-        check_regular(path)
+        check_image_file(path)
         with Image.open(path, formats=("JPEG",)) as image:
             if image.width * image.height > MAX_PIXELS or image.mode not in ("L", "RGB"):
                 return None

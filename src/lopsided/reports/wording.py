@@ -11,17 +11,20 @@ DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 ETA, GAMMA = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER GAMMA}"
 
 _LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # Surrogates that stand for no byte of a file name.
+# Control characters, and those that turn the direction of the text around them; a mark of a letter's own is none.
+_STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str) -> str:
-    """Make a name that may come from a file name of any bytes fit for a UTF-8 page.
+    """Make a name that may be anyone's, and come from a file name of any bytes, fit for a UTF-8 page.
 
     >>> clean("caf\\udce9.png")
     'caf\ufffd.png'
     >>> clean("\\ud800")
     '\ufffd'
     """
-    return _LONE.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = _STEERING.sub("\ufffd", _LONE.sub("\ufffd", text))
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def quoted(name: str) -> str:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from lopsided.errors import RunError, sentence
-from lopsided.files import atomic_write, disk_errors, make_folder
+from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.files import atomic_write, check_regular, make_folder, reason
 from lopsided.training.distributed import Ranks
 
 FORMAT = 1
@@ -32,6 +34,8 @@ FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "enco
 TIMES_AS_LONG = 20.0
 """Seconds of training for a second of writing."""
 _KEY = "lopsided"
+_STAGES = ("encoder", "classifier", "end-to-end")
+_CHOSEN = re.compile(r"chosen-[a-z-]+-\d+\.safetensors")
 _AGAIN = "Remove the checkpoint folder to start the run anew."
 
 
@@ -87,10 +91,10 @@ class Checkpoint:
             self._write(STATE_NAME, tensors, json.dumps(asdict(state)))
         self._saved = perf_counter()
         self._cost, self._beside = self._beside + self._saved - begin, 0.0
-        self.remove_all_but(state)
+        self.tidy(state)
         self._last = State(**asdict(state))
 
-    def remove_all_but(self, state: State) -> None:
+    def tidy(self, state: State) -> None:
         """Remove the files that a state does not name."""
         if self.folder is None or not self.ranks.first:
             return
@@ -115,12 +119,15 @@ class Checkpoint:
         try:
             content = json.loads(text)
             if content["format"] != FORMAT:
-                got = f"format {content['format']!r}"
+                got = f"format {content['format']!r:.80}"
                 raise RunError(sentence(f"{self.folder} must be of format {FORMAT}", got, _AGAIN))
-            self._last = State(**content)
-        except (ValueError, KeyError, TypeError) as error:
+            state = _read_state(content)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, RunError):
+                raise
             raise RunError(sentence(f"{self.folder} must hold the state of a run", "another file", _AGAIN)) from error
-        return State(**content), tensors
+        self._last = State(**asdict(state))
+        return state, tensors
 
     def load_weights(self, name: str) -> dict[str, Tensor]:
         """Read weights that the state names."""
@@ -161,11 +168,25 @@ class Checkpoint:
         assert self.folder is not None
         path = self.folder / name
         try:
-            with disk_errors(path), safe_open(path, framework="pt") as file:
+            check_regular(path)
+            with safe_open(path, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  It is no mapping.
                 return tensors, (file.metadata() or {}).get(_KEY, "")
-        except SafetensorError as error:
-            raise RunError(sentence(f"{path} must be a whole safetensors file", error, _AGAIN)) from error
+        except OSError as error:
+            raise RunError(sentence(f"{path} must be readable", reason(error), _AGAIN)) from error
+        # Kinds of numbers that torch does not have are told in other classes than the library's own.
+        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise RunError(sentence(f"{path} must be a whole safetensors file", reason(error), _AGAIN)) from error
+
+
+def _read_state(content: object) -> State:
+    """Check a state field by field: a folder may come from someone else."""
+    state = TypeAdapter(State).validate_python(content)
+    if state.stage not in _STAGES or state.epoch < 0 or not math.isfinite(state.seconds):
+        raise ValueError("a stage or a number that there is not")
+    if state.chosen is not None and not _CHOSEN.fullmatch(state.chosen):  # It is the name of a file to be read.
+        raise ValueError("another name of a file")
+    return state
 
 
 def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -178,6 +199,9 @@ def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Bring a module and its optimizer into the state that ``training_tensors`` took."""
+    if not all_finite(tensors.values()):
+        must, got = "a checkpoint must hold finite numbers", "NaN or infinite ones"
+        raise RunError(sentence(must, got, _AGAIN))
     load_strictly(module, {key[7:]: value for key, value in tensors.items() if key.startswith("module.")})
     content = optimizer.state_dict()
     content["state"] = {}
@@ -186,10 +210,24 @@ def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensor
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             like = parameters[int(index)]
+            if value.shape != like.shape and value.ndim:  # A count of steps is one number.
+                raise ValueError(f"a state of shape {tuple(value.shape)} for a weight of {tuple(like.shape)}")
             # In memory as the weight lies there: a vector unit rounds its last elements otherwise than the rest.
             laid = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
             content["state"].setdefault(int(index), {})[name] = laid
     optimizer.load_state_dict(content)
+
+
+@contextmanager
+def restoring() -> Iterator[None]:
+    """Say in a sentence that what was read from a checkpoint does not fit."""
+    try:
+        yield
+    except LopsidedError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        must, got = "a checkpoint must fit the recipe that it is resumed with", f"another one ({reason(error)})"
+        raise RunError(sentence(must, got, _AGAIN)) from error
 
 
 def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,15 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from lopsided import __version__
-from lopsided.encoders import build_encoder
+from lopsided.encoders import build_encoder, is_mlp
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, make_folder
+from lopsided.files import atomic_write, check_regular, make_folder, reason
 from lopsided.heads import ClassifierHead
+from lopsided.recipe import MAX_SIDE
+from lopsided.training.checkpoint import all_finite
 from lopsided.training.machine import arrange
 
 FORMAT = 1
 CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
 _MAX_CARD_BYTES = 100_000_000
+_LEAST = 1e-30
+"""The smallest number by which pixels may be divided: in float32, all below would be infinite."""
 
 
 class ModelCard(BaseModel):
@@ -119,6 +123,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     card = load_card(folder)
     path = folder / WEIGHTS_NAME
     try:
+        check_regular(path)
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != card.sha256:
             raise RunError(
@@ -127,10 +132,20 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
         state = load(content)
     except OSError as error:
         raise RunError(sentence(f"{path} must be readable", error.strerror, "Train the model again.")) from error
-    except SafetensorError as error:
-        raise RunError(sentence(f"{path} must be a safetensors file", error)) from error
+    except RunError:
+        raise
+    # Kinds of numbers that torch does not have are told in other classes than the library's own.
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise RunError(sentence(f"{path} must be a safetensors file", reason(error))) from error
+    _check_numbers(state, path)
     try:
+        if is_mlp(card.encoder):  # Its size is whatever the card says, so that it is compared before it is made.
+            with torch.device("meta"):
+                _check_shapes(_build(card), state, card, path)
         model = _build(card)
+        _check_shapes(model, state, card, path)
+    except RunError:
+        raise
     except LopsidedError as error:
         raise RunError(f"{folder / CARD_NAME} must describe a model that can be built: {error}") from error
     try:
@@ -141,6 +156,23 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     if fast and card.shape == (card.channels, card.image_size, card.image_size):  # as the encoder was just tried with
         arrange(model.encoder, torch.device(device), card.shape)
     return model.to(device).eval(), card
+
+
+def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights that are no finite real numbers: all that they answer would be nonsense."""
+    odd = [key for key, value in state.items() if value.is_complex() or value.is_quantized]
+    if odd or not all_finite(value.float() for value in state.values() if value.is_floating_point()):
+        got = f"complex ones in {odd[0]}" if odd else "NaN or infinite ones"
+        raise RunError(sentence(f"{path} must hold finite numbers", got, "Train the model again."))
+
+
+def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
+    """Raise for weights of another shape or kind of number; those that are missing are told when they are loaded."""
+    for key, value in model.state_dict().items():
+        if key in state and (state[key].shape != value.shape or state[key].dtype != value.dtype):
+            there, needed = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (state[key], value))
+            got = f"{key}, {there}, where {needed} is needed"
+            raise RunError(sentence(f"{path} must fit the encoder {card.encoder:.80}", got))
 
 
 def load_card(folder: Path) -> ModelCard:
@@ -162,7 +194,7 @@ def load_card(folder: Path) -> ModelCard:
     if version != FORMAT:
         wrote = content.get("lopsided") if isinstance(content, dict) else None
         do = f"It was written by lopsided {wrote}; use that version." if isinstance(wrote, str) else do
-        raise RunError(sentence(f"{path} must be of format {FORMAT}", repr(version), do))
+        raise RunError(sentence(f"{path} must be of format {FORMAT}", f"{version!r:.100}", do))
     try:
         card = ModelCard.model_validate(content)
     except ValidationError as error:
@@ -174,8 +206,21 @@ def load_card(folder: Path) -> ModelCard:
 
 
 def _check_card(card: ModelCard, path: Path) -> None:
-    dims, numbers = (1, card.shape[0]) if card.kind == "vector" and card.shape else (3, card.channels)
+    vector = card.kind == "vector"
+    dims, numbers = (1, card.shape[0]) if vector and card.shape else (3, card.channels)
     wrong = len(card.shape) != dims or min(card.shape) < 1 or not len(card.mean) == len(card.std) == numbers
+    if not wrong and not vector:
+        side = card.image_size
+        wrong = card.channels not in (1, 3) or card.shape[0] != card.channels or max(card.shape) > MAX_SIDE
+        wrong = wrong or (side is not None and card.shape[1:] != (side, side))
+        wrong = wrong or not all(_LEAST < value < 1 / _LEAST for value in card.std)
+        wrong = wrong or not all(abs(value) < 1 / _LEAST for value in card.mean)
     if wrong or min(card.std) <= 0:
-        got = f"shape {card.shape}, {len(card.mean)} means and {len(card.std)} deviations for {card.channels} channels"
-        raise RunError(sentence(f"{path} must describe the inputs of a model of kind {card.kind}", got))
+        got = f"shape {card.shape!s:.80}, {len(card.mean)} means and {len(card.std)} deviations"
+        raise RunError(
+            sentence(
+                f"{path} must describe the inputs of a model of kind {card.kind}", f"{got} for {card.channels} channels"
+            )
+        )
+    if len(set(card.classes)) < len(card.classes):
+        raise RunError(sentence(f"{path} must name each class once", f"{len(card.classes)} names, some of them twice"))

@@ -65,4 +65,8 @@ class FeatureQueue:
         if (_FEATURES in tensors) != (_LABELS in tensors):
             raise RunError(sentence("a checkpoint must hold features and labels of its queue", "one of them"))
         if _FEATURES in tensors:
-            self.features, self.labels = tensors[_FEATURES].to(device), tensors[_LABELS].to(device)
+            features, labels = tensors[_FEATURES], tensors[_LABELS]
+            if features.ndim != 2 or labels.shape != features.shape[:1] or labels.dtype != torch.int64:
+                got = f"shapes {tuple(features.shape)} and {tuple(labels.shape)} of {labels.dtype}"
+                raise RunError(sentence("a checkpoint must hold one label for each feature of its queue", got))
+            self.features, self.labels = features.to(device), labels.to(device)

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,6 +24,7 @@ from lopsided.training.checkpoint import (
     State,
     all_finite,
     load_strictly,
+    restoring,
 )
 from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
@@ -141,10 +143,13 @@ class Training:
         selection = Selection(patience=self.recipe.selection.patience)
         best: dict[str, Tensor] = {}
         if tensors:
-            trainer.restore(tensors)
-            selection = Selection(**state.selection)
-            if state.chosen is not None:
-                best = self.checkpoint.load_weights(state.chosen)
+            with restoring():
+                trainer.restore(tensors)
+                selection = TypeAdapter(Selection).validate_python(state.selection)
+                if state.chosen is not None:
+                    best = self.checkpoint.load_weights(state.chosen)
+                    if selection.best is None or not all_finite(best.values()):
+                        raise ValueError("chosen weights that were never judged, or are not finite")
         written = state.chosen
         self.log.stage(stage.name, epochs, len(stage.sampler))
         while state.epoch < epochs and not selection.exhausted(state.epoch):

@@ -180,7 +180,7 @@ def _complete(training: Training, state: State, tensors: dict[str, torch.Tensor]
     """Train what is left to train and write the model, or read back the one that is finished."""
     ranks = training.ranks
     if state.finished and folder is not None:
-        training.checkpoint.remove_all_but(state)  # A process may have been killed before it did.
+        training.checkpoint.tidy(state)  # It may have been broken off before it came to that.
         if ranks.first:
             training.model, training.card = load_model(folder, training.device, fast=training.recipe.fast)
         if ranks.size > 1:

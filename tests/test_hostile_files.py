@@ -1,0 +1,581 @@
+"""Folders and files from a stranger: they run no code, and what is wrong with them is one sentence."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save, save_file
+
+from disk_jobs import TINY, call
+from hostile import broken_safetensors, mutated, pickles, safetensors
+from lopsided import TwoStageClassifier
+from lopsided.data.sources import open_source
+from lopsided.encoders import build_encoder
+from lopsided.errors import DataError, InputError, LopsidedError, RunError
+from lopsided.experiments.records import read_failures, read_records
+from lopsided.experiments.runs import Run, open_model
+from lopsided.experiments.sweep import check_sweep
+from lopsided.recipe import Recipe
+from lopsided.reports.run_page import run_page
+from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME, Checkpoint, restore_training
+from made_runs import make_run
+from synthetic_records import make_records
+from tiny import write_model, write_photos
+
+SOURCE = Path(__file__).parents[1] / "src"
+FUZZ = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+# No code
+
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "runpy"}
+UNSAFE_CALLS = {
+    "eval", "exec", "compile", "__import__", "torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load",
+    "np.load", "numpy.load", "np.fromfile", "pd.read_pickle", "pandas.read_pickle", "onnx.load", "os.system",
+    "dist.broadcast_object_list", "dist.all_gather_object", "dist.gather_object", "load_state_dict_from_url",
+}  # fmt: skip
+
+
+def dotted(node: ast.expr) -> str:
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def unsafe(text: str) -> list[str]:
+    """What a source could run a stranger's code with."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [name for name in names if name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.Call):
+            found += [dotted(node.func)] if dotted(node.func) in UNSAFE_CALLS else []
+            for keyword in node.keywords:
+                on = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+                found += [keyword.arg] if on and keyword.arg in ("allow_pickle", "pretrained", "shell") else []
+    return found
+
+
+def test_no_source_has_what_could_run_a_strangers_code() -> None:
+    sources = sorted(SOURCE.rglob("*.py"))
+    assert len(sources) > 90
+    assert {path.name: unsafe(path.read_text()) for path in sources if unsafe(path.read_text())} == {}
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    text = "import pickle.x\nfrom joblib import load\ntorch.load(f)\nnp.load(f, allow_pickle=True)\neval('1')\nm.eval()"
+    assert sorted(unsafe(text)) == ["allow_pickle", "eval", "joblib", "np.load", "pickle.x", "torch.load"]
+
+
+def with_card(folder: Path, content: bytes) -> Path:
+    """Put weights into a model's folder, and their hash into its card, as a stranger would."""
+    card = json.loads((folder / "model.json").read_text())
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "model.json").write_text(json.dumps({**card, "sha256": hashlib.sha256(content).hexdigest()}))
+    return folder
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A run, a model, a sweep, a table and an estimator that all can be read."""
+    make_run(tmp_path / "run", test=(6, 4), val=(4, 3), pictures=False)
+    write_model(tmp_path / "model", encoder="mlp-4", image_size=4)
+    checkpoint = tmp_path / "run" / FOLDER_NAME
+    checkpoint.mkdir()
+    state = {"recipe": "r", "data": "d", "stage": "encoder", "format": 1}
+    save_file({"module.x": torch.ones(2)}, checkpoint / STATE_NAME, {"lopsided": json.dumps(state)})
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text('{"format": 1}')
+    records = make_records("eta", runs=1, scenarios=["90:10"])
+    (tmp_path / "sweep" / "records.jsonl").write_text("".join(f"{record.to_json()}\n" for record in records))
+    photos = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
+    rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
+    (photos / "table.csv").write_text("\n".join(["path,label", *rows]))
+    shutil.copy(photos / "table.csv", photos / "table.parquet")
+    save_file(build_encoder("mlp-4", in_features=3)[0].state_dict(), tmp_path / "weights.safetensors")
+    return tmp_path
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "model/model.safetensors": lambda root: open_model(root / "model", "cpu"),
+    "model/model.json": lambda root: open_model(root / "model", "cpu"),
+    "model/estimator.json": lambda root: TwoStageClassifier.load(root / "model", "cpu"),
+    "run/recipe.toml": lambda root: Run.open(root / "run"),
+    "run/metrics.json": lambda root: run_page(root / "run"),
+    "run/predictions.csv": lambda root: run_page(root / "run"),
+    "run/features.safetensors": lambda root: run_page(root / "run"),
+    "run/checkpoint/state.safetensors": lambda root: Checkpoint(root / "run").load(),
+    "sweep/sweep.json": lambda root: check_sweep(root / "sweep"),
+    "sweep/records.jsonl": lambda root: read_records(root / "sweep" / "records.jsonl"),
+    "photos/table.csv": lambda root: open_source(root / "photos" / "table.csv"),
+    "photos/table.parquet": lambda root: open_source(root / "photos" / "table.parquet"),
+    "weights.safetensors": lambda root: build_encoder(
+        "mlp-4", in_features=3, weights=root / "weights.safetensors"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pickle_under_any_name_that_is_read_is_refused_and_runs_nothing(stranger: Path, name: str) -> None:
+    mark = stranger / "was here"
+    if name not in ("model/estimator.json", "photos/table.parquet"):
+        READERS[name](stranger)  # As it is, it can be read.
+    for kind, content in pickles(mark).items():
+        if name == "model/model.safetensors":
+            with_card(stranger / "model", content)
+        (stranger / name).write_bytes(content)
+        with pytest.raises(LopsidedError) as caught:
+            READERS[name](stranger)
+        assert "\n" not in str(caught.value), kind
+        assert not mark.exists(), kind
+
+
+def test_the_pickles_would_have_run_and_lines_of_a_log_are_passed_over(stranger: Path) -> None:
+    mark = stranger / "was here"
+    content = pickles(mark)
+    (stranger / "run" / "log.jsonl").write_bytes(content["pickle 0"])
+    run_page(stranger / "run")
+    (stranger / "sweep" / "failures.jsonl").write_bytes(content["pickle 2"] + b"\n")
+    with pytest.raises(RunError, match=r"a line must be a failure of a sweep"):
+        read_failures(stranger / "sweep" / "failures.jsonl")
+    assert not mark.exists()
+    pickle.loads(content["pickle 5"])
+    assert mark.exists()
+
+
+WITHOUT = {"model/estimator.json", "photos/table.parquet", "run/features.safetensors"}
+"""What may be missing: features that are no ordinary file are none."""
+
+
+@pytest.mark.parametrize("name", sorted(set(READERS) - WITHOUT))
+def test_a_link_to_a_device_without_end_and_a_pipe_are_refused_unread(stranger: Path, name: str) -> None:
+    path = stranger / name
+    for make in (lambda: path.symlink_to("/dev/zero"), lambda: os.mkfifo(path)):
+        path.unlink()
+        make()
+        with pytest.raises((LopsidedError, OSError)) as caught:
+            READERS[name](stranger)
+        assert isinstance(caught.value, LopsidedError), caught.value
+
+
+def test_predict_does_not_wait_for_a_pipe(stranger: Path) -> None:
+    os.mkfifo(stranger / "image.png")
+    ended = call("predict", stranger / "model", stranger / "image.png")
+    assert (ended.code, "image.png, which is neither." in ended.err) == (2, True)
+
+
+# safetensors
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model/model.safetensors", "run/features.safetensors", "run/checkpoint/state.safetensors", "weights.safetensors"],
+)
+def test_a_safetensors_file_that_is_broken_or_lies_is_refused(stranger: Path, name: str) -> None:
+    whole = (stranger / name).read_bytes()
+    tried = 0
+    for what, content in broken_safetensors(whole):
+        if name == "model/model.safetensors":
+            with_card(stranger / "model", content)
+        (stranger / name).write_bytes(content)
+        with pytest.raises(LopsidedError) as caught:
+            READERS[name](stranger)
+        assert len(str(caught.value)) < 1000, what
+        tried += 1
+    assert tried > 30
+
+
+def test_weights_that_do_not_fit_or_are_no_finite_numbers_are_refused(stranger: Path) -> None:
+    model = stranger / "model"
+    state = load_file(model / "model.safetensors")
+    first = next(iter(state))
+    nan, huge = state[first].clone(), state[first].clone()
+    nan.view(-1)[0], huge.view(-1)[-1] = float("nan"), float("inf")
+    for changed, told in (
+        ({**state, first: state[first][..., :-1].contiguous()}, f"got {first}, torch.float32 of shape "),
+        ({**state, first: state[first].long()}, f"got {first}, torch.int64 of shape "),
+        ({**state, first: state[first].half()}, f"got {first}, torch.float16 of shape "),
+        ({**state, first: state[first].to(torch.complex64)}, f"finite numbers, got complex ones in {first}"),
+        ({key: value for key, value in state.items() if key != first}, "Missing key"),
+        ({**state, "more": torch.ones(3)}, "Unexpected key"),
+        ({**state, first: nan}, "must hold finite numbers, got NaN or infinite ones"),
+        ({**state, first: huge}, "must hold finite numbers, got NaN or infinite ones"),
+    ):
+        with pytest.raises(RunError) as caught:
+            open_model(with_card(model, save(changed)), "cpu")
+        assert told in str(caught.value)
+
+
+def test_kinds_of_numbers_that_numpy_or_torch_do_not_have_are_refused(stranger: Path) -> None:
+    for kind, size in (("BF16", 2), ("F8_E4M3", 1), ("F8_E8M0", 1), ("F4", 1), ("I64", 8)):
+        header = {"test": {"dtype": kind, "shape": [2, 4], "data_offsets": [0, 8 * size]}}
+        (stranger / "run" / "features.safetensors").write_bytes(safetensors(header, b"\1" * (8 * size)))
+        with pytest.raises(RunError, match=r"features\.safetensors must "):
+            Run.open(stranger / "run").features()
+
+
+def test_weights_to_start_from_must_be_finite(stranger: Path) -> None:
+    state = load_file(stranger / "weights.safetensors")
+    first = next(iter(state))
+    state[first].view(-1)[0] = float("nan")
+    save_file(state, stranger / "weights.safetensors")
+    with pytest.raises(InputError, match=rf"got numbers in {first} that are not finite"):
+        READERS["weights.safetensors"](stranger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": [3, 9000, 9000], "image_size": 9000},
+        {"shape": [3, 8000, 8000], "image_size": 8000},
+        {"encoder": "mlp-99999-99999-99999"},
+        {"channels": 0, "mean": [], "std": []},
+        {"channels": 7, "shape": [7, 4, 4], "mean": [0.5] * 7, "std": [0.5] * 7},
+        {"image_size": 5},
+        {"std": [1e-60, 1, 1]},
+        {"classes": ["cat", "cat"]},
+        {"encoder": "x" * 100_000},
+        {"encoder": "hf-hub:someone/model"},
+        {"format": "9" * 10_000},
+    ],
+)
+def test_a_card_that_asks_for_the_impossible_is_refused_before_it_is_built(
+    stranger: Path, changes: dict[str, Any]
+) -> None:
+    path = stranger / "model" / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(RunError) as caught:
+        open_model(stranger / "model", "cpu")
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_checkpoint_of_a_stranger_is_checked_field_by_field(stranger: Path) -> None:
+    path = stranger / "run" / FOLDER_NAME / STATE_NAME
+    good = {"recipe": "r", "data": "d", "stage": "encoder", "format": 1}
+    for changes in (
+        {"epoch": "many"}, {"epoch": -1}, {"stage": "other"}, {"history": 3}, {"seconds": "NaN"},
+        {"chosen": "../../../model.safetensors"}, {"chosen": "/etc/passwd"}, {"selection": []}, {"format": [[]] * 999},
+    ):  # fmt: skip
+        save_file({"module.x": torch.ones(2)}, path, {"lopsided": json.dumps({**good, **changes})})
+        with pytest.raises(RunError, match=r"Remove the checkpoint folder to start the run anew\.$"):
+            Checkpoint(stranger / "run").load()
+    save_file({"x": torch.ones(1)}, path, {"lopsided": "[" * 100_000})
+    with pytest.raises(RunError, match=r"must hold the state of a run"):
+        Checkpoint(stranger / "run").load()
+    module = torch.nn.Linear(2, 2)
+    tensors = {f"module.{key}": value for key, value in module.state_dict().items()}
+    with pytest.raises(RunError, match=r"a checkpoint must hold finite numbers, got NaN"):
+        restore_training(module, torch.optim.Adam(module.parameters()), {**tensors, "a": torch.tensor(float("nan"))})
+
+
+def test_resuming_from_a_checkpoint_that_does_not_fit_is_one_sentence(stranger: Path) -> None:
+    from lopsided.training import checkpoint
+
+    photos, run = write_photos(stranger / "more", {"cat": 14, "dog": 8}), stranger / "fitted"
+    arguments = ["fit", photos, "--out", run, *TINY, "--quiet"]
+    assert call(*arguments).code == 0
+    (run / "metrics.json").unlink()
+    path = run / FOLDER_NAME / STATE_NAME
+    state, _ = Checkpoint(run).load() or (None, None)
+    assert state is not None
+    state.finished, state.stage, state.epoch = False, "encoder", 0
+    text = json.dumps(checkpoint.asdict(state))
+    for tensors in (
+        {"optimizer.99.exp_avg": torch.ones(1)},
+        {"optimizer.x.y": torch.ones(1)},
+        {"module.x": torch.ones(1)},
+    ):
+        save_file(tensors, path, {"lopsided": text})
+        ended = call(*arguments, "--resume")
+        said = [line for line in ended.err.splitlines() if not line.startswith("warning")]
+        assert (ended.code, len(said)) == (2, 1)
+        assert "a checkpoint must fit the recipe that it is resumed with" in said[0]
+
+
+# Text
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shelf")
+    make_run(folder / "run", test=(6, 4), val=(4, 3), pictures=False)
+    write_model(folder / "model", encoder="mlp-4", image_size=4)
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "sweep.json").write_text('{"format": 1, "lopsided": "0.1.0"}\n')
+    records = make_records("eta", runs=1, scenarios=["90:10"])[:3]
+    (folder / "sweep" / "records.jsonl").write_text("".join(f"{record.to_json()}\n" for record in records))
+    photos = write_photos(folder / "photos", {"cat": 2, "dog": 2})
+    rows = [f"{path.relative_to(photos)},{path.parent.name},g,train" for path in sorted(photos.rglob("*.png"))]
+    (photos / "table.csv").write_text("\n".join(["path,label,group,split", *rows]))
+    return folder
+
+
+FUZZED = [
+    "model/model.json", "run/recipe.toml", "run/metrics.json", "run/predictions.csv", "sweep/sweep.json",
+    "sweep/records.jsonl", "photos/table.csv",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_a_text_of_any_bytes_is_read_or_refused_in_a_sentence(shelf: Path, name: str) -> None:
+    whole = (shelf / name).read_bytes()
+    refused: list[bytes] = []
+
+    @FUZZ
+    @given(mutated(whole))
+    def check(content: bytes) -> None:
+        (shelf / name).write_bytes(content)
+        try:
+            READERS[name](shelf)
+        except LopsidedError:
+            refused.append(content)
+
+    try:
+        check()
+    finally:
+        (shelf / name).write_bytes(whole)
+    assert len(refused) > 5, "What was changed was looked at."
+
+
+ODD: list[Any] = [
+    None, True, -1, 0, 10**30, 1e308, float("nan"), float("-inf"), "", "x", "\ud800", [], {}, [[]], {"a": 1}, ["x"],
+    "9" * 5000, [None] * 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["model/model.json", "run/metrics.json", "sweep/records.jsonl"])
+def test_a_record_with_any_value_in_any_place_is_read_or_refused_in_a_sentence(shelf: Path, name: str) -> None:
+    whole = (shelf / name).read_text()
+    values = json.loads(whole.splitlines()[0] if name.endswith("jsonl") else whole)
+    refused: list[Any] = []
+
+    @FUZZ
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        changed = inner = json.loads(json.dumps(values))
+        while True:
+            key = data.draw(st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner))))
+            if not (isinstance(inner[key], dict | list) and inner[key] and data.draw(st.integers(0, 9))):
+                break
+            inner = inner[key]
+        inner[key] = data.draw(st.sampled_from(ODD))
+        (shelf / name).write_text(json.dumps(changed) + "\n")
+        try:
+            READERS[name](shelf)
+        except LopsidedError:
+            refused.append(changed)
+
+    try:
+        check()
+    finally:
+        (shelf / name).write_text(whole)
+    assert len(refused) > 5, "What was changed was looked at."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self = 1",
+        ".".join("a" * 300_000) + " = 1",
+        "[" + ".".join("a" * 300_000) + "]",
+        "a" * 400_000 + " = 1",
+        '"\\' * 200_000,
+        "".join(f"[t{i}]\n" for i in range(2000)),
+        "a = " + "[" * 100_000,
+        "seed = " + "9" * 5000,
+        "\ufeffseed = 1",
+        "seed = 1\nseed = 2",
+        "[data]\nimage_size = 1000000",
+        "[encoder_training]\nepochs = 1000000000000",
+        "[encoder_training]\nbatch_size = 1000000000000",
+        "[encoder_training]\nbatch_size = -8",
+        "[encoder_training]\ntemperature = 5e-324",
+        "[encoder_training]\nlr = nan",
+        "[encoder_training]\neta = inf",
+        "[head]\nout = 2147483647",
+        "threads = 2147483647",
+    ],
+)
+def test_a_recipe_that_would_take_for_ever_or_all_memory_is_refused_at_once(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Recipe.from_toml(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_many_dots_in_texts_and_comments_are_no_nesting() -> None:
+    dots = "." * 500
+    text = (
+        f'description = """\n{dots}\n\'{dots}"""  # {dots}\n[data]\nsource = \'{dots}\'\nclasses = ["{dots}\\"", "b"]'
+    )
+    assert Recipe.from_toml(text).data.source == dots
+
+
+# Tables and names
+
+
+def test_a_path_that_a_link_leads_out_of_the_folder_of_its_table_needs_to_be_allowed(tmp_path: Path) -> None:
+    outside = write_photos(tmp_path / "outside", {"cat": 2, "dog": 2})
+    inside = write_photos(tmp_path / "inside", {"dog": 1})
+    (inside / "cat").symlink_to(outside / "cat")
+    (inside / "one.png").symlink_to(outside / "cat" / "000.png")
+    (inside / "own.png").symlink_to(inside / "dog" / "000.png")
+    for path in (
+        "cat/001.png",
+        "one.png",
+        str(outside / "cat" / "000.png"),
+        "../outside/cat/000.png",
+        "dog/../../x.png",
+    ):
+        table = inside / "table.csv"
+        table.write_text(f"path,label\n{path},cat\nown.png,dog\n")
+        with pytest.raises(DataError, match=r"^paths must stay below the folder of the table, got .* --allow-outside"):
+            open_source(table)
+    table.write_text("path,label\ncat/000.png,cat\nown.png,dog\n")
+    assert len(open_source(table, allow_outside=True)) == 2
+    (tmp_path / "linked").symlink_to(inside)
+    table.write_text("path,label\nown.png,cat\ndog/000.png,dog\n")
+    assert len(open_source(tmp_path / "linked" / "table.csv")) == 2, "The folder itself may be a link."
+
+
+def test_every_command_that_takes_a_table_asks_for_the_flag_and_a_recipe_cannot_speak_for_report(
+    tmp_path: Path,
+) -> None:
+    outside = write_photos(tmp_path / "outside", {"cat": 14, "dog": 8})
+    rows = [f"{path},{path.parent.name}" for path in sorted(outside.rglob("*.png"))]
+    table = tmp_path / "tables" / "table.csv"
+    table.parent.mkdir()
+    table.write_text("\n".join(["path,label", *rows]))
+    run = tmp_path / "run"
+    told = "paths must stay below the folder of the table"
+    for arguments in (["data", table], ["fit", table, "--out", run, *TINY], ["evaluate", run, table]):
+        refused = call(*arguments, "--quiet") if arguments[0] != "evaluate" or run.exists() else None
+        assert refused is not None
+        assert (refused.code, told in refused.err) == (2, True)
+        allowed = call(*arguments, "--quiet", "--allow-outside")
+        assert allowed.code == 0, allowed.err
+    assert Run.open(run).recipe.data.allow_outside, "It is kept, so that the run can be resumed and repeated."
+    pages = []
+    for flags in ([], ["--allow-outside"]):
+        assert call("report", run, "--quiet", *flags).code == 0
+        pages.append((run / "report.html").read_text())
+    assert f"Pictures are left out: {told}" in pages[0]
+    assert "data:image/webp" not in pages[0]
+    assert "data:image/webp" in pages[1]
+
+
+NAMES = {
+    "html": "<script>alert(1)</script>",
+    "lines": "a\nlopsided: all is well",
+    "direction": "abc\u202etxt.exe",
+    "escape": "\x1b[2J\x1b]0;title\x07",
+    "long": "x" * 10_000,
+    "digits": "1" * 10_000,
+    "formula": '=HYPERLINK("x")',
+    "latex": "\\input{x}%",
+    "path": "../../etc",
+    "template": "{{7*7}}",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_class_of_any_name_goes_through_every_command(tmp_path: Path, kind: str) -> None:
+    name = NAMES[kind]
+    other = "2" if kind == "digits" else "dog"
+    photos = write_photos(tmp_path / "photos", {"cat": 14, "dog": 8})
+    table = photos / "table.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label"])
+        for path in sorted(photos.rglob("*.png")):
+            writer.writerow([path.relative_to(photos), name if path.parent.name == "cat" else other])
+    run, answers = tmp_path / "run", tmp_path / "answers.csv"
+    for arguments in (
+        ["data", table], ["fit", table, "--out", run, *TINY], ["evaluate", run, table], ["report", run],
+        ["predict", run, photos, "--out", answers],
+    ):  # fmt: skip
+        ended = call(*arguments, "--quiet")
+        assert ended.code == 0, ended.err
+        assert all(c.isprintable() or c == "\n" for c in ended.out + ended.err)
+        assert "lopsided: all is well" not in [line.strip() for line in ended.out.splitlines()], "A line of its own."
+        assert max(map(len, ended.out.splitlines())) < 400
+    assert set(json.loads((run / "model.json").read_text())["classes"]) == {name, other}
+    with answers.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {f"p:{name}", f"p:{other}"} <= set(rows[0]), "A file holds the name as it is."
+    assert {row["predicted"] for row in rows} <= {name, other}
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for never in ("<script>alert", "\u202e", "\x1b", "{{7*7}}</script>"):
+        assert never not in page
+    assert ("a spreadsheet may take the class" in call("predict", run, photos).err) == (kind == "formula")
+
+
+def test_a_nul_in_a_table_is_refused_with_its_line(tmp_path: Path) -> None:
+    for row in ("a.png,x\0", "a\0.png,x"):
+        (tmp_path / "t.csv").write_bytes(f"path,label\n{row}\n".encode())
+        with pytest.raises(DataError, match=r"the column (label|path) must hold no NUL, got one in line 2 of "):
+            open_source(tmp_path / "t.csv")
+
+
+def test_a_path_that_is_too_long_is_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"path,label\n{'x' * 5000}.png,x\n")
+    with pytest.raises(DataError, match=r"must exist, got 1 missing of 1"):
+        open_source(tmp_path / "t.csv")
+
+
+def test_a_line_break_inside_a_cell_stays_what_it_is(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 1, "dog": 1})
+    (photos / "t.csv").write_bytes(b'path,label\r\ncat/000.png,"a\rb"\r\ndog/000.png,"c\nd"\r\n')
+    assert open_source(photos / "t.csv").classes == ("a\rb", "c\nd")
+
+
+def test_a_terminal_gets_no_control_characters_from_predict(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    from lopsided.cli import run
+
+    path = stranger / "model" / "model.json"
+    names = ["\x1b[2J", "a\nb"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "classes": names}))
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        assert run(["predict", str(stranger / "model"), str(stranger / "photos"), "--quiet"]) == 0
+        assert ("\x1b" in capsys.readouterr().out) == (not terminal)
+
+
+def test_a_stem_and_a_scenario_of_any_text_are_harmless_in_latex() -> None:
+    from lopsided.experiments.compare import Protocol, compare
+    from lopsided.reports.latex import escape, to_latex
+
+    records = make_records("eta", runs=1, scenarios=["90:10"])
+    text = to_latex(compare(records, "eta", Protocol.of(records[0])), "a}\\input{x}%")
+    assert "\\input" not in text
+    assert escape("\\input{x}^\n") == "\\textbackslash{}input\\{x\\}\\textasciicircum{} "
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")]
+)
+def test_memory_that_is_exhausted_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def examine() -> None:
+        raise error
+
+    monkeypatch.setattr("lopsided.doctor.examine", examine)
+    ended = call("doctor")
+    assert ended.code == 2
+    assert ended.err.startswith("lopsided: the work must fit into the memory of this machine, got ")
+    assert ended.err.endswith("Take a smaller batch, image size or encoder, or encoder_training.chunk_size.\n")
