@@ -585,7 +585,7 @@ BOTH = (*FOCAL, *ASYMMETRIC)
         (ASYMMETRIC, {"margin": -0.1}, "margin must be a number from 0 to 1, got -0.1."),
         (ASYMMETRIC, {"margin": True}, "margin must be a number from 0 to 1, got True."),
     ],
-    ids=str,
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_functions_and_modules_refuse_the_same_settings(calls, bad, text):
     for call in calls:
