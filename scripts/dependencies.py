@@ -26,7 +26,7 @@ from pathlib import Path
 from oldest import ROOT, direct, read
 
 RECORD = ROOT / "docs" / "records" / "dependencies.json"
-INDIRECT = ("click", "filelock", "fsspec", "hf-xet", "joblib", "protobuf", "pydantic-core", "requests", "urllib3")
+INDIRECT = ("click", "filelock", "fsspec", "hf-xet", "httpx2", "joblib", "protobuf", "pydantic-core", "requests", "urllib3")
 _AGREED = {date(1980, 1, 1), date(2016, 1, 1), date(2020, 2, 2)}
 
 
