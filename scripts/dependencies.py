@@ -26,7 +26,18 @@ from pathlib import Path
 from oldest import ROOT, direct, read
 
 RECORD = ROOT / "docs" / "records" / "dependencies.json"
-INDIRECT = ("click", "filelock", "fsspec", "hf-xet", "httpx2", "joblib", "protobuf", "pydantic-core", "requests", "urllib3")
+INDIRECT = (
+    "click",
+    "filelock",
+    "fsspec",
+    "hf-xet",
+    "httpx2",
+    "joblib",
+    "protobuf",
+    "pydantic-core",
+    "requests",
+    "urllib3",
+)
 _AGREED = {date(1980, 1, 1), date(2016, 1, 1), date(2020, 2, 2)}
 
 
@@ -59,8 +70,11 @@ def licence(metadata: email.message.Message) -> str:
     """The licence as the metadata has it: the expression, else the classifier, else the first line of the old field."""
     if metadata["License-Expression"]:
         return str(metadata["License-Expression"])
-    classifiers = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License")]
-    return ", ".join(classifiers) or (metadata["License"] or "not told").strip().splitlines()[0]
+    classifiers = [line.split(" :: ")[2:] for line in metadata.get_all("Classifier", []) if line.startswith("License")]
+    return (
+        ", ".join(words[0] for words in classifiers if words)
+        or (metadata["License"] or "not told").strip().splitlines()[0]
+    )
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import email
+import json
 import re
 import shutil
 import subprocess
@@ -103,6 +104,17 @@ def test_the_page_on_dependencies_tells_of_each_and_names_only_files_that_import
         named = re.findall(r"`([\w/]+\.py)`", rows[name])
         assert named, name
         assert [file for file in named if module not in files[file]] == [], name
+
+
+def test_the_page_on_dependencies_has_the_licences_and_releases_of_its_record() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    cells = re.findall(r"^\| `([\w.-]+)` \| [^|]* \| ([^|]*) \| ([^|]*) \|", page, flags=re.MULTILINE)
+    record = json.loads((ROOT / "docs" / "records" / "dependencies.json").read_text())["newest"]
+    found = {name: (licence, newest) for name, licence, newest in cells}
+    assert found == {
+        name: (entry["licence"], f"{entry['version']}, {entry['built'] or 'not told'}")
+        for name, entry in record.items()
+    }
 
 
 def test_the_oldest_versions_are_those_that_the_package_admits() -> None:
