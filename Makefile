@@ -1,11 +1,12 @@
 # `make demo` and `make test` set up all they need. One virtual environment can serve several clones: make VENV=... test
 VENV ?= .venv
+VENV_OLDEST ?= .venv-oldest
 PYTHON ?= python3.11
 BIN = $(VENV)/bin
 APT = apt-get install --yes --quiet --no-install-recommends chromium
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: setup browser demo test lint types contracts check clean
+.PHONY: setup browser demo test lint types contracts check oldest clean
 
 setup: $(VENV)/.lopsided-stamp
 
@@ -40,5 +41,15 @@ check: setup browser
 
 test: lint types contracts check
 
+# The same tests with the oldest versions that pyproject.toml admits, in an environment of their own.
+$(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
+	test -x $(VENV_OLDEST)/bin/python || $(PYTHON) -m venv $(VENV_OLDEST)
+	$(VENV_OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV_OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[dev,umap]"
+	touch $@
+
+oldest: $(VENV_OLDEST)/.lopsided-stamp browser
+	OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n 2 --dist loadfile
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV_OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -82,6 +82,8 @@ def run(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
         with warnings.catch_warnings():
             # What Pillow says of damaged metadata, forty lines for one TIFF, helps nobody; errors have their sentence.
@@ -92,6 +94,8 @@ def run(arguments: list[str] | None = None) -> int:
         return _end(error)
     if code == 130:  # What typer makes of a KeyboardInterrupt.
         return _end(KeyboardInterrupt())
+    if not arguments:  # The help has been printed; click before 8.2 regards that as a success.
+        return 2
     return code if isinstance(code, int) else 0
 
 

@@ -99,3 +99,18 @@ def test_a_convolutional_encoder_is_exported_without_a_word(tmp_path: Path, capf
     model = open_model(write_model(tmp_path, encoder="resnet10t", image_size=32), "cpu")
     assert export.export_onnx(*model, tmp_path / "model.onnx")["difference"] <= 1e-4
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_cannot_be_written_as_onnx_is_one_sentence_and_no_file(
+    model: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Program:
+        @property
+        def model_proto(self) -> None:
+            raise TypeError("expected an int, got a boolean\nand a page about it")
+
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Program())
+    must = r"^the encoder must be one that torch can export, got \S+ \(expected an int, got a boolean\)\.$"
+    with pytest.raises(RunError, match=must):
+        export.export_onnx(*model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

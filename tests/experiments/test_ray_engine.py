@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -50,8 +52,16 @@ def cluster() -> Iterator[Any]:
     cluster = Cluster()
     try:
         node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
-        cluster.add_node(**node, include_dashboard=False)
-        cluster.second = cluster.add_node(**node)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Older versions leave a log open when a node has started.
+            cluster.add_node(**node, include_dashboard=False)
+            # Older versions let the driver use a node with the address that is noted last, which cannot be killed then.
+            note = Path(cluster.head_node.get_session_dir_path(), "node_ip_address.json")
+            noted = note.read_bytes() if note.exists() else None
+            cluster.second = cluster.add_node(**node | {"node_ip_address": "127.0.0.2"})
+            if noted is not None:
+                note.write_bytes(noted)
+            gc.collect()
         assert cluster.address.startswith("127.0.0.1:")
         yield cluster
     finally:

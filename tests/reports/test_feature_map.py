@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -76,9 +78,36 @@ def test_the_share_of_neighbours_is_that_of_a_search_by_hand() -> None:
     assert neighbour_share(x, labels, 7) is None
 
 
-def test_a_map_that_cannot_be_drawn_is_refused_in_a_sentence() -> None:
+def test_umap_is_asked_for_no_more_neighbours_than_there_are_and_for_the_same_map_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, int]] = []
+
+    class Umap:
+        def __init__(self, n_neighbors: int, random_state: int, n_jobs: int) -> None:
+            asked.append({"n_neighbors": n_neighbors, "random_state": random_state, "n_jobs": n_jobs})
+
+        def fit_transform(self, x: np.ndarray) -> np.ndarray:
+            return x[:, :2].astype(np.float32)
+
+    # A stand-in, because the package brings a compiler along.
+    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Umap))
+    found = lay_out(features(9, 5), "umap", 0)
+    assert (found.title, found.xy.shape) == ("UMAP", (9, 2))
+    assert np.isfinite(found.xy).all()
+    lay_out(features(40, 5), "umap", 0)
+    lay_out(features(40, 5), "umap", 1)
+    assert [each["n_neighbors"] for each in asked] == [8, 15, 15]
+    assert [each["n_jobs"] for each in asked] == [1, 1, 1]  # With more, umap-learn says that the seed forbids it.
+    assert asked[0]["random_state"] == asked[1]["random_state"] != asked[2]["random_state"]
+
+
+def test_a_map_that_cannot_be_drawn_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"^--map must be one of pca, tsne, umap, got pcb\.$"):
         check_kind("pcb")
-    if importlib.util.find_spec("umap") is None:
-        with pytest.raises(MissingDependencyError, match=r"^--map umap must have the package umap-learn, got none\. "):
-            check_kind("umap")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    must = r"^--map umap must have the package umap-learn, got none\. "
+    with pytest.raises(
+        MissingDependencyError, match=must + r"Run pip install 'lopsided\[umap\]', or use --map tsne\.$"
+    ):
+        check_kind("umap")

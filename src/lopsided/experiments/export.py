@@ -97,13 +97,13 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 verbose=False,
             )
+            assert program is not None  # With dynamo=True it never is.
+            proto = program.model_proto  # Made here and now, with errors of its own.
     except Exception as error:  # The exporter wraps whatever it stumbles over in classes of its own.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RunError(
             sentence("the encoder must be one that torch can export", f"{card.encoder} ({reason})")
         ) from error
-    assert program is not None  # With dynamo=True it never is.
-    proto = program.model_proto
     proto.producer_name, proto.producer_version = "lopsided", __version__
     for node in proto.graph.node:  # Names of classes and lines of code of the machine that exported it.
         del node.metadata_props[:]

@@ -41,9 +41,8 @@ def check_kind(kind: str) -> None:
         from importlib.util import find_spec
 
         if find_spec("umap") is None:
-            raise MissingDependencyError(
-                sentence("--map umap must have the package umap-learn", "none", "Install it, or use --map tsne.")
-            )
+            do = "Run pip install 'lopsided[umap]', or use --map tsne."
+            raise MissingDependencyError(sentence("--map umap must have the package umap-learn", "none", do))
 
 
 def lay_out(features: Floats, kind: str, seed: int) -> FeatureMap:

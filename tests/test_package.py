@@ -1,0 +1,176 @@
+"""What the package declares, against what it is: dependencies, their bounds, and the content of the wheel."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import email
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import lopsided
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "lopsided"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = {"pillow": "PIL", "scikit-learn": "sklearn", "umap-learn": "umap"}
+"""The module of a distribution, where its name is not the distribution's with underscores."""
+
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+
+
+def module_of(requirement: str) -> str:
+    name = Requirement(requirement).name
+    return MODULES.get(name, name.replace("-", "_"))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Top modules that a file imports, late imports and ``import_module("name")`` among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("import_module", "importlib.import_module", "__import__")
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield str(node.args[0].value).partition(".")[0]
+
+
+def imports_by_file() -> dict[str, set[str]]:
+    """What each file imports that is neither of the standard library nor of this package."""
+    known = sys.stdlib_module_names | {"lopsided"}
+    files = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): set(imported(ast.parse(path.read_text()))) - known for path in files}
+
+
+def mentions(module: str) -> bool:
+    """Whether a string of the source is the name of a module, as those are that only another package imports."""
+    return any(re.search(rf'"{module}"', path.read_text()) for path in SOURCE.rglob("*.py"))
+
+
+def extras() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = PROJECT["optional-dependencies"]
+    return found
+
+
+def test_every_import_of_the_package_is_declared() -> None:
+    optional = [line for name, lines in extras().items() if name != "dev" for line in lines]
+    declared = {module_of(line) for line in PROJECT["dependencies"] + optional}
+    undeclared = {file: names - declared for file, names in imports_by_file().items() if names - declared}
+    assert undeclared == {}
+
+
+def test_every_dependency_is_imported_and_every_extra_is_asked_for() -> None:
+    used = set().union(*imports_by_file().values())
+    assert {module_of(line) for line in PROJECT["dependencies"]} - used == set()
+    optional = {module_of(line) for name, lines in extras().items() if name != "dev" for line in lines}
+    assert {name for name in optional - used if not mentions(name)} == set()
+
+
+def test_an_optional_package_is_imported_only_where_it_is_needed_not_when_the_module_is() -> None:
+    optional = {module_of(line) for name, lines in extras().items() if name != "dev" for line in lines}
+    for path in SOURCE.rglob("*.py"):
+        at_top = {
+            name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in imported(node)
+        }
+        assert at_top & optional == set(), path.name
+
+
+def test_the_page_on_dependencies_tells_of_each_and_names_only_files_that_import_it() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.-]+)` \| ([^|]*) \|", page, flags=re.MULTILINE))
+    lines = PROJECT["dependencies"] + [line for lines in extras().values() for line in lines]
+    names = {Requirement(line).name for line in lines} - {"lopsided"}
+    assert names - rows.keys() == set()
+    files = imports_by_file()
+    for line in PROJECT["dependencies"]:
+        name, module = Requirement(line).name, module_of(line)
+        named = re.findall(r"`([\w/]+\.py)`", rows[name])
+        assert named, name
+        assert [file for file in named if module not in files[file]] == [], name
+
+
+def test_the_page_on_dependencies_has_the_licences_and_releases_of_its_record() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    cells = re.findall(r"^\| `([\w.-]+)` \| [^|]* \| ([^|]*) \| ([^|]*) \|", page, flags=re.MULTILINE)
+    record = json.loads((ROOT / "docs" / "records" / "dependencies.json").read_text())["newest"]
+    found = {name: (licence, newest) for name, licence, newest in cells}
+    assert found == {
+        name: (entry["licence"], f"{entry['version']}, {entry['built'] or 'not told'}")
+        for name, entry in record.items()
+    }
+
+
+def test_the_oldest_versions_are_those_that_the_package_admits() -> None:
+    check = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "oldest.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """The wheel of a copy of the repository, because the build leaves folders beside the source."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    built = subprocess.run(
+        [sys.executable, "-c", BUILD, copy / "dist"], cwd=copy, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (path,) = (copy / "dist").glob("lopsided-*-py3-none-any.whl")
+    with zipfile.ZipFile(path) as content:
+        yield content
+
+
+def test_the_wheel_holds_every_file_of_the_package_with_its_bytes_and_no_other(wheel: zipfile.ZipFile) -> None:
+    files = {
+        f"lopsided/{path.relative_to(SOURCE).as_posix()}": path.read_bytes()
+        for path in SOURCE.rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    found = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
+    assert found.keys() == files.keys()
+    assert [name for name in files if files[name] != found[name]] == []
+    kinds = {Path(name).suffix for name in found}
+    assert {".py", ".typed", ".toml", ".png", ".txt", ".j2", ".css", ".js"} <= kinds
+
+
+def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
+    (info,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    card = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
+    assert (card["Name"], card["Version"]) == ("lopsided", lopsided.__version__)
+    assert (card["License-Expression"], card["Requires-Python"]) == ("MIT", PROJECT["requires-python"])
+    assert set(card.get_all("License-File", [])) == {"LICENSE", "src/lopsided/data/assets/LICENSE-fashion-mnist.txt"}
+    licences = {name for name in wheel.namelist() if name.startswith(f"{info}/licenses/")}
+    assert licences == {f"{info}/licenses/{name}" for name in card.get_all("License-File", [])}
+    needed = {Requirement(line) for line in card.get_all("Requires-Dist", []) if "extra ==" not in line}
+    assert needed == {Requirement(line) for line in PROJECT["dependencies"]}
+    assert set(card.get_all("Provides-Extra", [])) == set(extras())
+    assert card.get_payload() == (ROOT / "README.md").read_text()
+    commands = configparser.ConfigParser()
+    commands.read_string(wheel.read(f"{info}/entry_points.txt").decode())
+    assert dict(commands["console_scripts"]) == {"lopsided": "lopsided.cli:main"}
+
+
+def test_the_page_of_the_citation_has_the_version_and_licence_of_the_package() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {lopsided.__version__}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
