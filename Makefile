@@ -3,10 +3,10 @@ VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 PYTHON ?= python3.11
 BIN = $(VENV)/bin
-APT = apt-get install --yes --quiet --no-install-recommends chromium
+APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: setup browser demo test lint types contracts check oldest clean
+.PHONY: setup programs demo test lint types contracts check oldest clean
 
 setup: $(VENV)/.lopsided-stamp
 
@@ -29,14 +29,15 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports
 
-# The pages of reports are tested in Debian's chromium. Where it cannot be installed, those tests say so and are skipped.
-browser:
-	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+# Pages of reports are tested in Debian's chromium, tables in its LaTeX. Where these cannot be installed, those tests say so
+# and are skipped.
+programs:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } && command -v pdflatex || { \
 	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
-	} || echo "No chromium, and it could not be installed: tests of reports in a browser will be skipped."
+	} || echo "No chromium or no pdflatex, and they could not be installed: tests that need them will be skipped."
 
 # Each worker has one thread of its own, so that two cores run two tests.
-check: setup browser
+check: setup programs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: lint types contracts check
@@ -48,7 +49,7 @@ $(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
 	$(VENV_OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[dev,umap]"
 	touch $@
 
-oldest: $(VENV_OLDEST)/.lopsided-stamp browser
+oldest: $(VENV_OLDEST)/.lopsided-stamp programs
 	OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n 2 --dist loadfile
 
 clean:
