@@ -232,6 +232,10 @@ class MutatedImport:
         stem = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         self.name, self.mutant = f"lopsided.{stem}", mutant
 
+    def pytest_collection(self) -> None:
+        """Come before pytest, which imports for itself the modules whose doctests it collects."""
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The spec of the mutated module alone."""
         if name != self.name:
@@ -292,7 +296,7 @@ class Runner:
         return not self.failed
 
 
-def start_pytest(work: Callable[[Runner], None]) -> None:
+def start_pytest(work: Callable[[Runner], None], *plugins: object) -> None:
     """Collect all tests, quietly and repeatably, and hand them to ``work``."""
     from hypothesis import Phase, settings
 
@@ -301,7 +305,7 @@ def start_pytest(work: Callable[[Runner], None]) -> None:
     options = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     options += [f"--deselect={test}" for test in DESELECTED]
-    pytest.main([*options, *[str(ROOT / test) for test in TESTS]], plugins=[Runner(work)])
+    pytest.main([*options, *[str(ROOT / test) for test in TESTS]], plugins=[Runner(work), *plugins])
 
 
 def fork(work: Callable[[], int], seconds: float) -> int | None:
@@ -398,7 +402,8 @@ def run_patched(runner: Runner, mutant: Mutant, tests: list[str], living: list[F
 
 def run_imported(mutant: Mutant, tests: list[str]) -> int:
     """In a child that has not imported the package: the same with a mutated module."""
-    sys.meta_path.insert(0, MutatedImport(mutant))  # type: ignore[arg-type]
+    finder = MutatedImport(mutant)
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  For what pytest imports before it collects.
     wanted, verdict = set(tests), [1]  # A module that cannot be imported fails its tests.
 
     def work(runner: Runner) -> None:
@@ -406,7 +411,7 @@ def run_imported(mutant: Mutant, tests: list[str]) -> int:
         if len(items) == len(wanted):
             verdict[0] = 0 if all(runner.run(items[name]) for name in tests) else 1
 
-    start_pytest(work)
+    start_pytest(work, finder)
     return verdict[0]
 
 
