@@ -54,6 +54,21 @@ def values(evaluation):
 # Parity with scikit-learn
 
 
+def test_the_figures_of_a_confusion_are_those_of_scikit_learn_whatever_its_scale():
+    confusion = np.array([[40, 3, 9], [1, 6, 2], [7, 0, 3]])
+    y = np.repeat(np.arange(3), confusion.sum(axis=1))
+    predicted = np.concatenate([np.repeat(np.arange(3), row) for row in confusion])
+    expected = {
+        "accuracy": peer.accuracy_score(y, predicted),
+        "uwa": peer.balanced_accuracy_score(y, predicted),
+        "macro_f1": peer.f1_score(y, predicted, average="macro"),
+        "g_mean": np.prod(np.diagonal(confusion) / confusion.sum(axis=1)) ** (1 / 3),
+        "mcc": peer.matthews_corrcoef(y, predicted),
+    }
+    assert confusion_figures(confusion) == pytest.approx(expected)
+    assert confusion_figures(confusion / 1000) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("num_classes", [2, 3, 7])
 @pytest.mark.parametrize("step", [None, 1.0])
 def test_every_figure_is_that_of_scikit_learn(num_classes, step):
@@ -450,6 +465,33 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
             lambda: confusion_figures([[0, 0], [0, 0]]),
             "confusion must be a square matrix of counts, not all 0, got shape (2, 2).",
         ),
+        (
+            lambda: score([0, 1], [[1.0, 0.0], [0.2, 0.8015]]),
+            "probabilities must sum to 1 in each row, got 1.002 in row 1. Apply softmax to logits.",
+        ),
+        (
+            lambda: score([0], [[1.0015, 0.0]]),
+            "probabilities must be finite and between 0 and 1, got values from 0 to 1.002. Apply softmax to logits.",
+        ),
+        (
+            lambda: score([0, 0], [[1.0, 0.0], [1.1, -0.1]]),
+            "probabilities must be finite and between 0 and 1, got values from -0.1 to 1.1. Apply softmax to logits.",
+        ),
+        (lambda: score([0, 1], y_pred=[0, 3]), "y_pred must hold only classes of [0, 1, 2], got 3."),
+        (lambda: score([0, 1], y_pred=[0]), "y_pred must be as long as y_true (2), got 1."),
+        (lambda: accuracy([1], [[1]]), "y_pred must be one label per image, got an array of shape (1, 1)."),
+        (
+            lambda: accuracy(np.array(["a", 1], dtype=object), ["a", "b"]),
+            "y_true must hold integers or texts, got an array of object.",
+        ),
+        (
+            lambda: accuracy(np.array([0, 1], dtype=object), ["a", "b"]),
+            "y_true must hold integers or texts, got an array of object.",
+        ),
+        (
+            lambda: score([0], y_pred=[0], classes=[0.5, 1.5]),
+            "classes must hold integers or texts, got an array of float64.",
+        ),
         (lambda: mean_interval([]), "values must be a list of at least one number, got shape (0,)."),
         (
             lambda: paired_difference([1, 2], [1]),
@@ -461,3 +503,86 @@ def test_input_that_cannot_be_used_is_refused_in_one_sentence(call, message):
     with pytest.raises(InputError) as caught:
         call()
     assert str(caught.value) == message
+
+
+# Each of these holds a line to its word that the tests above would let change.
+
+
+def test_an_evaluation_as_a_dictionary_has_its_fields_and_lists_in_place_of_tuples():
+    y, p = task()
+    result = score(y, p, classes=["a", "b", "c"])
+    told = result.to_dict()
+    assert set(told) == set(vars(result))
+    assert told["classes"] == ["a", "b", "c"]
+    assert told["notes"] == []
+    assert told["confusion"] == [list(row) for row in result.confusion]
+
+
+def test_the_defaults_are_those_of_the_documentation():
+    result = evaluate([0, 1], y_pred=[0, 1], classes=["a", "b"])
+    assert (result.bootstrap, result.level, result.seed) == (2000, 0.95, 0)
+
+
+def test_the_interval_of_accuracy_counts_the_images_of_all_classes():
+    y, p = task()
+    found = score(y, p).figures["accuracy"]
+    assert found == share_interval(np.mean(p.argmax(axis=1) == y), len(y), 0.95)
+
+
+def test_a_class_of_one_image_has_an_auroc():
+    y, p = [0, 0, 0, 1], [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]]
+    assert score(y, p).per_class[1].auroc.value == pytest.approx(2 / 3)
+
+
+def test_groups_of_one_image_each_change_no_interval_that_has_a_formula():
+    y, p = task()
+    p = np.concatenate([p, np.zeros((len(y), 1))], axis=1)  # A class without test images.
+    alone, grouped = score(y, p), score(y, p, groups=np.arange(len(y)))
+    for name in ("accuracy", "uwa", "auroc", "average_precision"):
+        assert grouped.figures[name] == alone.figures[name]
+
+
+def test_classes_without_test_images_are_all_named():
+    result = score([0, 1], y_pred=[0, 1], classes=["a", "b", "c", "d"])
+    assert result.notes == ("No test image of c, d: the means over classes leave such classes out.",)
+
+
+def test_a_probability_may_be_above_1_by_a_thousandth():
+    assert score([0, 1], [[1.001, 0.0], [0.0, 1.0]]).figures["accuracy"].value == 1.0
+
+
+def test_each_of_the_fifteen_bins_is_apart_from_its_neighbours():
+    confidence = np.array([0.06, 0.1, 0.17, 0.24, 0.3, 0.37, 0.44, 0.5, 0.57, 0.63, 0.7, 0.77, 0.84, 0.9, 0.97])
+    hit = np.arange(15) % 2 == 0
+    p = np.tile((1 - confidence[:, None]) / 19, (1, 20))
+    p[:, 0] = confidence
+    y = np.where(hit, 0, 1)
+    assert p.argmax(axis=1).tolist() == [0] * 15
+    assert score(y, p).figures["calibration_error"].value == pytest.approx(np.abs(confidence - hit).mean())
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_the_bootstrap_interval_of_a_mean_has_the_width_of_its_standard_error(level):
+    y, p = task(num=600)
+    found = score(y, p, level=level, bootstrap=20_000).figures
+    for name, parts in {
+        "brier": ((p - np.eye(3)[y]) ** 2).sum(axis=1) / 2,
+        "log_loss": -np.log(p[np.arange(len(y)), y]),
+    }.items():
+        half = stats.norm.ppf((1 + level) / 2) * parts.std() / math.sqrt(len(y))
+        assert found[name].value - found[name].low == pytest.approx(half, rel=0.08)
+        assert found[name].high - found[name].value == pytest.approx(half, rel=0.08)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_the_interval_of_g_mean_leaves_out_as_many_posterior_draws_below_as_above(level):
+    y, p = task()
+    result = score(y, p, level=level, bootstrap=5000)
+    counts, support = np.array(result.confusion), np.array(result.confusion).sum(axis=1)
+    hits = np.concatenate(
+        [hits for hits, _ in confusion_draws(counts, support * 1.0, 50_000, np.random.default_rng(1))]
+    )
+    drawn = np.prod(hits / support, axis=1) ** (1 / 3)
+    found = result.figures["g_mean"]
+    assert np.mean(drawn < found.low) == pytest.approx((1 - level) / 2, rel=0.25)
+    assert np.mean(drawn > found.high) == pytest.approx((1 - level) / 2, rel=0.25)
