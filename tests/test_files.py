@@ -88,10 +88,11 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_file(
     assert names(tmp_path) == ["model.safetensors"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_is_named_when_a_line_is_appended() -> None:
-    with pytest.raises(RunError, match=r"^/dev/full must fit on the disk, got no space left on device\."):
-        append_line("/dev/full", "{}")
+def test_a_full_disk_is_named_when_a_line_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_RDWR)
+    monkeypatch.setattr(files, "_open_plain", lambda *_: full)
+    with pytest.raises(RunError, match=r"log\.jsonl must fit on the disk, got no space left on device\."):
+        append_line(tmp_path / "log.jsonl", "{}")
 
 
 def test_a_file_below_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -274,3 +275,84 @@ def test_a_lock_file_with_other_content_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / files.LOCK_NAME).write_text("not JSON")
     with lock(tmp_path):
         assert json.loads((tmp_path / files.LOCK_NAME).read_text())["pid"] == os.getpid()
+
+
+# A folder may come from someone else: what is written into it must not land elsewhere
+
+
+def test_a_line_is_not_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine\n")
+    (tmp_path / "log.jsonl").symlink_to(mine)
+    with pytest.raises(RunError, match="a link, where a file is to be"):
+        append_line(tmp_path / "log.jsonl", "theirs")
+    with pytest.raises(RunError, match="a link, where a file is to be"):
+        files.cut(tmp_path / "log.jsonl", 0)
+    assert mine.read_text() == "mine\n"
+
+
+def test_a_lock_is_not_written_to_what_a_link_leads_to(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine\n")
+    folder = make_folder(tmp_path / "run")
+    (folder / ".lock").symlink_to(mine)
+    with pytest.raises(RunError, match="a link, where a file is to be"), lock(folder):
+        raise AssertionError
+    remove_left_lock(folder)
+    check_free(folder)
+    assert mine.read_text() == "mine\n"
+
+
+def test_a_pipe_in_place_of_a_lock_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    check_free(tmp_path)
+    with pytest.raises(RunError, match="not an ordinary file"), lock(tmp_path):
+        raise AssertionError
+
+
+def test_a_link_under_a_temporary_name_is_not_followed_and_goes(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside.txt", make_folder(tmp_path / "run")
+    for more in ("", "-1"):
+        (folder / f".report.html.{os.getpid()}{more}.tmp").symlink_to(outside)
+    with replacing(folder / "report.html") as temporary:
+        assert not temporary.is_symlink()
+        temporary.write_text("page")
+    assert not outside.exists()
+    assert names(folder) == ["report.html"]
+    assert not (folder / "report.html").is_symlink()
+
+
+def test_a_link_under_a_temporary_name_that_cannot_be_removed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside.txt"
+    (tmp_path / f".a.{os.getpid()}.tmp").symlink_to(outside)
+    monkeypatch.setattr(files, "remove_leftovers", lambda *_: None)
+    atomic_write(tmp_path / "a", "content")
+    assert (tmp_path / "a").read_text() == "content"
+    assert not outside.exists()
+
+
+def test_only_what_has_the_name_of_a_temporary_file_is_removed(tmp_path: Path) -> None:
+    for name in (".notes.tmp", ".a.17.tmp", ".b.17-2.tmp"):
+        (tmp_path / name).write_text("x")
+    remove_leftovers(tmp_path, "a")
+    assert names(tmp_path) == [".b.17-2.tmp", ".notes.tmp"]
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".notes.tmp"]
+
+
+def test_looking_whether_a_folder_is_free_does_not_keep_another_process_out(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text('{"pid": 999999999, "host": "here"}')
+    descriptor = os.open(tmp_path / ".lock", os.O_RDWR)
+    assert files._try_lock(descriptor)
+    timer = threading.Timer(0.02, os.close, [descriptor])  # One who looks lets go within a moment.
+    timer.start()
+    try:
+        with pytest.raises(RunError, match="held by process 999999999 on here"):  # Another machine's; not a live one.
+            check_free(tmp_path)
+        (tmp_path / ".lock").write_text("")
+        with lock(tmp_path):
+            assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    finally:
+        timer.join()

@@ -247,6 +247,8 @@ def test_weights_to_start_from_must_be_finite(stranger: Path) -> None:
         {"image_size": 5},
         {"std": [1e-60, 1, 1]},
         {"classes": ["cat", "cat"]},
+        {"classes": ["cat", "a\ud800"]},
+        {"kind": "vector", "shape": [48], "mean": [0.0] * 48, "std": [1.0] * 48},
         {"encoder": "x" * 100_000},
         {"encoder": "hf-hub:someone/model"},
         {"format": "9" * 10_000},

@@ -9,9 +9,9 @@ whoever writes the file next: a temporary file is locked as long as somebody wri
 from __future__ import annotations
 
 import errno
-import glob
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -29,8 +29,13 @@ MAX_BYTES = 1 << 28
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LOCKED = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
-_NAMED_SECONDS = 0.2
-"""How long whoever locks a file may take to write its name there."""
+_PATIENCE = 0.2
+"""Seconds that a lock may be held by one who only looks at it, or before its owner has written its name there."""
+
+_TEMPORARY = re.compile(r"\.(.+)\.\d+(?:-\d+)?\.tmp", flags=re.DOTALL)
+"""The names of temporary files: that of the file, the process, and a number if there are several."""
+
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @contextmanager
@@ -96,12 +101,26 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def check_no_links(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder of which a part lies elsewhere: a stranger's link would have other files written or removed."""
+    with disk_errors(folder), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                must = "a folder that is gone on with must hold no links"
+                raise RunError(sentence(must, f"{entry.path}, which is one", "Remove it, or put a copy in its place."))
+
+
 def remove_leftovers(folder: str | os.PathLike[str], name: str | None = None) -> None:
     """Remove temporary files that killed processes left in a folder, of one file or of all; nobody's else."""
-    pattern = ".*.tmp" if name is None else f".{glob.escape(name)}.[0-9]*.tmp"
-    for path in Path(folder).glob(pattern):
+    for path in Path(folder).glob(".*.tmp"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is None or found[1] != (name or found[1]):
+            continue
         with suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR)
+            if path.is_symlink():  # No temporary file is one.
+                path.unlink()
+                continue
+            descriptor = _open_plain(path, os.O_RDWR)
             try:
                 if _try_lock(descriptor) and _is_at(descriptor, path):
                     path.unlink()
@@ -109,11 +128,17 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str | None = None) ->
                 os.close(descriptor)
 
 
+def cut(path: str | os.PathLike[str], end: int) -> None:
+    """Leave only so many bytes of a file."""
+    with disk_errors(path), open(path, "rb+", opener=_open_plain) as file:
+        file.truncate(end)
+
+
 def append_line(path: str | os.PathLike[str], text: str) -> None:
     """Append one line, in a single write. A line that a killed process left unfinished stays a line of its own."""
     if "\n" in text:
         raise ValueError(sentence("a line must not contain a line break", repr(text)))
-    with disk_errors(path), open(path, "ab+", buffering=0) as file:
+    with disk_errors(path), open(path, "ab+", buffering=0, opener=_open_plain) as file:
         end = file.seek(0, os.SEEK_END)
         torn = False
         if end:
@@ -148,7 +173,7 @@ def check_free(folder: str | os.PathLike[str]) -> None:
     """Refuse a folder that ``lock`` would refuse, in the same words; nothing in it is touched."""
     path = Path(folder) / LOCK_NAME
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = _open_plain(path, os.O_RDWR)
     except OSError:  # There is none, or none that this process could take; whoever locks the folder will be told.
         return
     try:
@@ -164,9 +189,23 @@ def remove_left_lock(folder: str | os.PathLike[str]) -> None:
             pass
 
 
+def _open_plain(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file itself: not what a link leads to, nor a pipe or a device."""
+    try:
+        descriptor = os.open(path, flags | _PLAIN, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, where a file is to be", os.fspath(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not an ordinary file", os.fspath(path))
+    return descriptor
+
+
 def _open_locked(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open_plain(path, os.O_RDWR | os.O_CREAT)
         try:
             _check_owner(descriptor, path)
             # The file may have been removed by its owner between opening and locking.
@@ -180,12 +219,10 @@ def _open_locked(path: Path) -> int:
 
 def _check_owner(descriptor: int, path: Path) -> None:
     """Lock an open lock file, or say who has it."""
-    free = _try_lock(descriptor)
-    owner = _owner(descriptor)
-    end = time.monotonic() + _NAMED_SECONDS
-    while not free and owner is None and time.monotonic() < end:
+    end = time.monotonic() + _PATIENCE
+    while not (free := _try_lock(descriptor)) and time.monotonic() < end:
         time.sleep(0.005)
-        owner = _owner(descriptor)
+    owner = _owner(descriptor)
     if not free or (owner is not None and owner[1] != socket.gethostname()):
         raise RunError(_taken(path, owner, alive=not free))
 
@@ -193,7 +230,7 @@ def _check_owner(descriptor: int, path: Path) -> None:
 def _is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file is still the one of this name."""
     with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     return False
 
 
@@ -236,7 +273,7 @@ def _owner(descriptor: int) -> tuple[int, str] | None:
         os.lseek(descriptor, 0, os.SEEK_SET)
         content = json.loads(os.read(descriptor, 4096))
         return int(content["pid"]), str(content["host"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -267,7 +304,10 @@ def _open_temporary(target: Path) -> tuple[Path, int | None]:
         path = target.with_name(f".{target.name}.{os.getpid()}{more}.tmp")
         if sys.platform == "win32":  # An open file can be neither renamed nor removed there.
             return path, None
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = _open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            continue
         try:
             if _try_lock(descriptor) and _is_at(descriptor, path):
                 kept, descriptor = descriptor, -1

@@ -334,3 +334,18 @@ def test_features_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> Non
     (folder / "features.safetensors").write_bytes(b"not that")
     with pytest.raises(RunError, match=r"features\.safetensors must be a readable safetensors file"):
         Run.open(folder).features()
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "checkpoint", "notes"])
+def test_a_run_folder_with_a_link_in_it_is_not_gone_on_with(name: str, run: Run, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    (folder / "metrics.json").unlink()
+    shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink(missing_ok=True)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    (folder / name).symlink_to(mine if name == "checkpoint" else mine / "thesis.txt")
+    with pytest.raises(RunError, match="must hold no links"):
+        run_recipe(SMALL, folder, data=photos, resume=True)
+    assert (mine / "thesis.txt").read_text() == "mine"

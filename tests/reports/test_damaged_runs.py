@@ -160,6 +160,12 @@ def test_a_hash_of_another_version_is_warned_of(tmp_path: Path) -> None:
         ("test.figures.uwa.low", None),
         ("test.notes", 3),
         ("val.confusion", None),
+        ("seconds", -1.0),
+        ("counts", {"train": {}}),
+        ("test.confusion", [[10**400, 0], [0, 0]]),
+        ("test.confusion", [[1, -5], [0, 0]]),
+        ("test.figures.uwa.value", 10**400),
+        ("test.figures.uwa.value", float("nan")),
     ],
 )
 def test_a_key_that_the_metrics_lack_is_named(tmp_path: Path, path: str, value: Any) -> None:

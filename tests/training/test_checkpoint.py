@@ -159,3 +159,14 @@ def test_a_state_is_due_when_writing_the_last_took_a_twentieth_of_the_time_since
     now[0] += 1.0
     assert checkpoint.due()
     assert not Checkpoint(None).due()
+
+
+def test_only_the_checkpoints_own_files_are_removed(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(State("r", "d", "encoder", epoch=1, chosen="chosen-encoder-1.safetensors"), {})
+    folder = tmp_path / FOLDER_NAME
+    weights = ("chosen-encoder-1.safetensors", "chosen-encoder-2.safetensors", ENCODER_NAME)
+    for name in ("notes.txt", ".notes.tmp", *weights):
+        (folder / name).write_text("x")
+    checkpoint.save(State("r", "d", "encoder", epoch=2, chosen="chosen-encoder-2.safetensors"), {})
+    assert names(tmp_path) == {STATE_NAME, "notes.txt", ".notes.tmp", "chosen-encoder-2.safetensors"}

@@ -283,8 +283,7 @@ def append_failure(path: str | os.PathLike[str], failure: Failure) -> None:
 
 def _append(path: Path, line: str, end: int | None) -> None:
     if end is not None:
-        with files.disk_errors(path):
-            os.truncate(path, end)
+        files.cut(path, end)
     files.append_line(path, line)
 
 

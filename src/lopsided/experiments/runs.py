@@ -113,14 +113,20 @@ class Run:
 
 
 def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
-    """Load the model of a finished run, or of any folder that holds ``model.safetensors`` and ``model.json``."""
+    """Load the model of a finished run, or of any folder that holds ``model.safetensors`` and ``model.json``.
+
+    It must be a model of images; the estimator loads its own models, those of vectors too.
+    """
     from lopsided.training.machine import pick_device
-    from lopsided.training.model import load_model
+    from lopsided.training.model import load_card, load_model
 
     path = Path(folder)
     if (path / RECIPE).is_file() and not (path / CARD).is_file():
         do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
         raise RunError(sentence("a run must be finished before its model can be used", f"{path}, which is not", do))
+    if (kind := load_card(path).kind) != "image":
+        do = "Load it with lopsided.TwoStageClassifier."
+        raise RunError(sentence("the model must be one of images", f"one of kind {kind} in {path}", do))
     return load_model(path, pick_device(device))
 
 
@@ -154,6 +160,7 @@ def run_recipe(
     def told(make: Callable[[], Any]) -> Any:
         return make() if ranks is None else ranks.told(make)
 
+    told(lambda: files.check_no_links(folder))
     told(lambda: files.check_free(folder))  # Before the data are read, which may take long.
     if told(state) != "finished":
         sources = prepare_sources(recipe, progress)

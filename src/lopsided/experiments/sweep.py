@@ -86,6 +86,8 @@ def run_sweep(
     SIGTERM, ends the workers at once and raises ``KeyboardInterrupt``; nothing is lost but the epochs in work.
     """
     check_sweep(folder)
+    for part in (Path(folder), Path(folder) / CELLS, Path(folder) / CLAIMS):
+        files.check_no_links(part)
     wanted = {cell.key: cell for cell in map(Cell.of, cells)}
     driver = _Driver(Path(folder), list(wanted.values()), engine, view or View(), retries)
     driver.kept = "models" if keep_models else keep

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,9 @@ JUDGED = ("test", "val", "held_out")
 """The splits that a run may be judged on, in the order in which a page prefers them."""
 _FIGURE = ("value", "low", "high")
 _ROW = ("recall", "precision", "f1", "auroc", "average_precision")
+_Count = Annotated[NonNegativeInt, Field(le=2**53)]
 _KINDS: dict[str, Any] = {
-    "counts": dict[str, dict[str, NonNegativeInt]],
+    "counts": dict[str, Annotated[dict[str, _Count], Field(min_length=1)]],
     "leaks.groups": list[str],
     "leaks.duplicates": list[Annotated[list[str], Field(min_length=4, max_length=4)]],
     "warnings": list[str],
@@ -79,7 +80,7 @@ class Stage:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def open_finished(folder: Path) -> tuple[Run, dict[str, Any]]:
@@ -131,7 +132,7 @@ def _missing(metrics: Mapping[str, Any]) -> Iterator[str]:
     yield from _without(metrics["counts"], {"train": dict}, "counts.")
     yield from _without(metrics["leaks"], {"groups": list, "duplicates": list}, "leaks.")
     yield from _otherwise(metrics, _KINDS, "")
-    if not _is_number(metrics["seconds"]):
+    if not _is_number(metrics["seconds"]) or metrics["seconds"] < 0:
         yield "seconds"
     for split in JUDGED:
         if metrics.get(split) is not None:
@@ -143,7 +144,7 @@ def _missing_figures(metrics: Mapping[str, Any], split: str) -> Iterator[str]:
     part = metrics[split]
     kinds = {"num_images": int, "level": float, "figures": dict, "per_class": list, "confusion": list}
     yield from _without(part, {**kinds, "majority": dict, "notes": list}, f"{split}.")
-    yield from _otherwise(part, {"notes": list[str], "confusion": list[list[int]]}, f"{split}.")
+    yield from _otherwise(part, {"notes": list[str], "confusion": list[list[_Count]]}, f"{split}.")
     if any(len(row) != len(metrics["classes"]) for row in part["confusion"]):
         yield f"{split}.confusion of {len(metrics['classes'])} classes"
     shares: dict[str, type | tuple[type, ...]] = {"label": str, "uwa": (int, float), "accuracy": (int, float)}
@@ -151,7 +152,7 @@ def _missing_figures(metrics: Mapping[str, Any], split: str) -> Iterator[str]:
     needed = dict.fromkeys(("uwa", "accuracy", "calibration_error"), dict)
     yield from _without(part["figures"], needed, f"{split}.figures.")
     for name, figure in part["figures"].items():
-        yield from _without(figure, dict.fromkeys(_FIGURE, (int, float, type(None))), f"{split}.figures.{name}.")
+        yield from _without_numbers(figure, f"{split}.figures.{name}.")
     for name in ("per_class", "confusion"):
         if len(part[name]) != len(metrics["classes"]):
             yield f"{split}.{name} of {len(metrics['classes'])} classes"
@@ -159,7 +160,12 @@ def _missing_figures(metrics: Mapping[str, Any], split: str) -> Iterator[str]:
         where = f"{split}.per_class[{number}]."
         yield from _without(row, {"label": str, "support": int, "predicted": int, **dict.fromkeys(_ROW, dict)}, where)
         for name in _ROW:
-            yield from _without(row[name], dict.fromkeys(_FIGURE, (int, float, type(None))), f"{where}{name}.")
+            yield from _without_numbers(row[name], f"{where}{name}.")
+
+
+def _without_numbers(figure: Any, where: str) -> Iterator[str]:
+    yield from _without(figure, dict.fromkeys(_FIGURE, (int, float, type(None))), where)
+    yield from (f"{where}{name}" for name in _FIGURE if figure[name] is not None and not _is_number(figure[name]))
 
 
 def _otherwise(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> Iterator[str]:

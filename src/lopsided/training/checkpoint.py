@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, make_folder, reason
+from lopsided.files import atomic_write, check_regular, make_folder, reason, remove_leftovers
 from lopsided.training.distributed import Ranks
 
 FORMAT = 1
@@ -95,14 +95,15 @@ class Checkpoint:
         self._last = State(**asdict(state))
 
     def tidy(self, state: State) -> None:
-        """Remove the files that a state does not name."""
+        """Remove the weights that a state does not name, and what a killed process left."""
         if self.folder is None or not self.ranks.first:
             return
-        kept = {STATE_NAME, state.chosen, ENCODER_NAME if state.stage == "classifier" else None}
+        kept = set() if state.finished else {state.chosen, ENCODER_NAME if state.stage == "classifier" else None}
         for path in self.folder.iterdir():
-            if path.name not in kept or (state.finished and path.name != STATE_NAME):
+            if path.name not in kept and (path.name == ENCODER_NAME or _CHOSEN.fullmatch(path.name)):
                 with suppress(OSError):
                     path.unlink()
+        remove_leftovers(self.folder)
 
     def save_weights(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write weights beside the state, which is to name them next."""

@@ -222,5 +222,9 @@ def _check_card(card: ModelCard, path: Path) -> None:
                 f"{path} must describe the inputs of a model of kind {card.kind}", f"{got} for {card.channels} channels"
             )
         )
+    try:
+        "".join(card.classes).encode("utf-8", "surrogateescape")  # A folder's name need not be UTF-8.
+    except UnicodeEncodeError:
+        raise RunError(sentence(f"{path} must name classes in Unicode", "half of a pair of surrogates")) from None
     if len(set(card.classes)) < len(card.classes):
         raise RunError(sentence(f"{path} must name each class once", f"{len(card.classes)} names, some of them twice"))
