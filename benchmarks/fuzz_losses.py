@@ -263,7 +263,8 @@ def contrastive_case(seed: int) -> tuple[dict[str, Any], Callable[[], Found]]:
     uneven = module and rng.random() < 0.3
     if uneven:
         z = z * 10.0 ** (6 * torch.rand(m, 1, generator=generator, dtype=torch.float64) - 3)
-    z = (z * scale).to(dtype)
+    largest = torch.finfo(dtype).max
+    z = (z * scale).clamp(-largest, largest).to(dtype)
     z, layout = laid_out(rng, z[:anchors].reshape(shape)), z[anchors:].reshape(r_shape)
     (z, layout), z_ref = z, layout
     y, classes = labels(rng, generator, n)
