@@ -477,6 +477,10 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
             lambda: score([0, 0], [[1.0, 0.0], [1.1, -0.1]]),
             "probabilities must be finite and between 0 and 1, got values from -0.1 to 1.1. Apply softmax to logits.",
         ),
+        (
+            lambda: score([0], [[1.0005, -0.0005]]),
+            "probabilities must be finite and between 0 and 1, got values from -0.0005 to 1. Apply softmax to logits.",
+        ),
         (lambda: score([0, 1], y_pred=[0, 3]), "y_pred must hold only classes of [0, 1, 2], got 3."),
         (lambda: score([0, 1], y_pred=[0]), "y_pred must be as long as y_true (2), got 1."),
         (lambda: accuracy([1], [[1]]), "y_pred must be one label per image, got an array of shape (1, 1)."),
