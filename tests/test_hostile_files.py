@@ -331,25 +331,31 @@ FUZZED = [
 ]  # fmt: skip
 
 
+def is_refused(shelf: Path, name: str) -> bool:
+    """Read a file of a stranger; any other error than a sentence is the test's failure."""
+    try:
+        READERS[name](shelf)
+    except LopsidedError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("name", FUZZED)
 def test_a_text_of_any_bytes_is_read_or_refused_in_a_sentence(shelf: Path, name: str) -> None:
     whole = (shelf / name).read_bytes()
-    refused: list[bytes] = []
+    refused: list[bool] = []
 
     @FUZZ
     @given(mutated(whole))
     def check(content: bytes) -> None:
         (shelf / name).write_bytes(content)
-        try:
-            READERS[name](shelf)
-        except LopsidedError:
-            refused.append(content)
+        refused.append(is_refused(shelf, name))
 
     try:
         check()
     finally:
         (shelf / name).write_bytes(whole)
-    assert len(refused) > 5, "What was changed was looked at."
+    assert sum(refused) > 5, "What was changed was looked at."
 
 
 ODD: list[Any] = [
@@ -362,7 +368,7 @@ ODD: list[Any] = [
 def test_a_record_with_any_value_in_any_place_is_read_or_refused_in_a_sentence(shelf: Path, name: str) -> None:
     whole = (shelf / name).read_text()
     values = json.loads(whole.splitlines()[0] if name.endswith("jsonl") else whole)
-    refused: list[Any] = []
+    refused: list[bool] = []
 
     @FUZZ
     @given(st.data())
@@ -375,16 +381,13 @@ def test_a_record_with_any_value_in_any_place_is_read_or_refused_in_a_sentence(s
             inner = inner[key]
         inner[key] = data.draw(st.sampled_from(ODD))
         (shelf / name).write_text(json.dumps(changed) + "\n")
-        try:
-            READERS[name](shelf)
-        except LopsidedError:
-            refused.append(changed)
+        refused.append(is_refused(shelf, name))
 
     try:
         check()
     finally:
         (shelf / name).write_text(whole)
-    assert len(refused) > 5, "What was changed was looked at."
+    assert sum(refused) > 5, "What was changed was looked at."
 
 
 @pytest.mark.parametrize(

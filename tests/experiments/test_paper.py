@@ -272,7 +272,7 @@ def test_tables_are_read_without_torch() -> None:
         "paper.published('eta'), paper.make_plan('eta', paper.base_recipe('eta')).cells()\n"
         "sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
 
 
 def test_every_published_figure_is_a_share_in_per_cent() -> None:

@@ -118,16 +118,17 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
     It must be a model of images; the estimator loads its own models, those of vectors too.
     """
     from lopsided.training.machine import pick_device
-    from lopsided.training.model import load_card, load_model
+    from lopsided.training.model import load_model
 
     path = Path(folder)
     if (path / RECIPE).is_file() and not (path / CARD).is_file():
         do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
         raise RunError(sentence("a run must be finished before its model can be used", f"{path}, which is not", do))
-    if (kind := load_card(path).kind) != "image":
+    model, card = load_model(path, pick_device(device))
+    if card.kind != "image":
         do = "Load it with lopsided.TwoStageClassifier."
-        raise RunError(sentence("the model must be one of images", f"one of kind {kind} in {path}", do))
-    return load_model(path, pick_device(device))
+        raise RunError(sentence("the model must be one of images", f"one of kind {card.kind} in {path}", do))
+    return model, card
 
 
 def run_recipe(
