@@ -10,9 +10,10 @@ Its value and gradients are compared with the formulas of the paper in float64, 
 
 The tolerance is derived, not chosen. A similarity s = z_i . z_j / temperature of d products is known to e = (d + 8) u
 |z_i| |z_j| / temperature, u being half the distance from 1 to the next number of the type. Every term of the value and
-of the gradient is a product of powers of p, 1 - p and their logarithms, which changes by at most (2 gamma + 8) e
-relative to itself; adding m terms costs m u of their sum of sizes. The tolerance is that, times 2. Where e exceeds
-1/20, which is where the type does not know the similarities, only the Lipschitz bound of the loss is left. Half
+of the gradient is a product of powers of p, 1 - p and their logarithms, which changes by at most (2 gamma + 8) (e + 2u)
+relative to itself, 2u being the rounding of the exponents; adding m terms costs m u of their sum of sizes. The
+tolerance is that, times 2. Where e exceeds 1/20, which is where the type does not know the similarities, any entry can
+be the largest of its row, and only the Lipschitz bound of the loss is left, (1 + gamma) times its weights' sum. Half
 precision is computed in float32; its gradients are rounded once more at the end. A result that the type cannot hold by
 the specification, as a gradient of 1e5 in float16, is counted apart and not judged.
 """
@@ -125,9 +126,9 @@ def specification(
     lengths = z.norm(dim=1)
     e = (d + 8) * u * (lengths[:n, None] * lengths).masked_fill(itself, 0.0).amax(1, keepdim=True) / temperature
     knowable = e < MODEST
-    relative = (2 * gamma + 8) * e + (m + 16) * u
+    relative = (2 * gamma + 8) * (e + 2 * u) + (m + 16) * u
     floor = 4 * tiny * (1 + eta) * (1 + gamma) * m
-    slope = (w_p + w_n) * (1 + gamma) * torch.ones_like(p)
+    slope = (w_p * positive.sum(1, keepdim=True) + w_n * negative.sum(1, keepdim=True)) * (1 + gamma)
     value_tolerance = torch.where(
         knowable[:, 0],
         relative[:, 0] * terms.abs().sum(1) + 2 * e[:, 0] * size.sum(1),
@@ -353,7 +354,7 @@ def judge_contrastive(
     u = torch.finfo(compute).eps / 2
     if module:
         along = (expected * rows).sum(1, keepdim=True) * rows
-        size = tolerance.norm(dim=1, keepdim=True) + 16 * u * expected.norm(dim=1, keepdim=True)
+        size = length(tolerance) + 16 * u * length(expected)
         expected = torch.where(lengths > 0, (expected - along) / lengths.clamp(min=1e-300), 0.0)
         tolerance = torch.where(lengths > 0, 2 * size / lengths.clamp(min=1e-300), 0.0).expand_as(expected)
     half = torch.finfo(dtype)
@@ -379,6 +380,12 @@ def judge_contrastive(
         raise WrongError(f"the gradient has {int((~found.isfinite()).sum())} numbers that are not finite")
     flat = value.flatten().double(), values.flatten(), value_tolerance.flatten()
     return compare(told, *flat, found, expected, tolerance, exact.knowable)
+
+
+def length(x: Tensor) -> Tensor:
+    """The length of each row, whose squares may be less than any number."""
+    largest = x.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    return (x / largest).norm(dim=1, keepdim=True) * largest
 
 
 def check_specification(

@@ -205,3 +205,14 @@ def test_a_row_of_zeros_has_no_direction_to_be_pushed_in_and_leaves_the_others_t
     others = torch.arange(9) != 4
     expected = torch.autograd.grad(value, by_hand)[0][others]
     torch.testing.assert_close(grad[others].double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-5)
+
+
+@every_path
+def test_what_a_large_gamma_leaves_of_small_batches_keeps_its_digits(tile):
+    """(1 - p)^30 is about 5e-6 where p is 1/3, and must not be added to anything of size 1 on the way."""
+    generator = torch.Generator().manual_seed(0)
+    z, y = 0.1 * torch.randn(4, 8, generator=generator), torch.tensor([0, 0, 1, 1])
+    exact = gradient(z.double(), y, eta=0.0, gamma=30.0, temperature=1.0, tile=None)
+    found = gradient(z, y, eta=0.0, gamma=30.0, temperature=1.0, tile=tile)
+    assert 0 < exact.norm() < 1e-4
+    assert (found - exact).norm() < 100 * ROUNDING * exact.norm()

@@ -94,9 +94,17 @@ def negative_part(
 
 
 def positive_part(
-    p: Tensor, log_p: Tensor, positives: Tensor | None, terms: Terms, scratch: Scratch, i: int
+    p: Tensor,
+    log_p: Tensor,
+    positives: Tensor | None,
+    terms: Terms,
+    scratch: Scratch,
+    i: int,
+    itself: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """-q/w+ of the positives where gamma > 0, and the row sums of (1-p)^gamma log p and of -q/w+; spends ``log_p``.
+
+    ``itself`` is the column of each anchor where there is one among columns that are all positives: it is none.
 
     With V = (1-p)^gamma, the first is V - gamma p/(1-p) V log p: few passes over few buffers, which is what the time
     goes into. exp(gamma log(1-p)) is several times faster than torch.pow and as exact, 1-p being at least 1/2.
@@ -118,6 +126,8 @@ def positive_part(
         return None, values, nothing
     if positives is not None:
         minus_q.mul_(positives)
+    elif itself is not None:  # Before the sum: beside its 1, what a large gamma leaves of the others would be lost.
+        minus_q.scatter_(1, itself, 0.0)
     return minus_q, values, minus_q.sum(1)
 
 

@@ -287,11 +287,12 @@ def _finish_smooth(
             push_qs.append(q)
         if s is not None:
             log_p = s.sub_(row.total.log().unsqueeze(1))
-            if segment.own:
-                log_p.scatter_(1, row.own - segment.start, 0.0)
-            minus_q, value, q = positive_part(p, log_p, positives, terms, scratch, i)
+            itself = row.own - segment.start if segment.own else None
+            if itself is not None:
+                log_p.scatter_(1, itself, 0.0)
+            minus_q, value, q = positive_part(p, log_p, positives, terms, scratch, i, itself)
             pulls.append(value)
-            pull_qs.append(1.0 - q if segment.own and positives is None else -q)  # the anchor itself counted as -1
+            pull_qs.append(-q)
         found.append((ratio, minus_q))
     q_sum, w_pos, w_neg = _store_values(batch, terms, here, row.w_pos, row.w_neg, pulls, pushes, pull_qs, push_qs)
     if not terms.want_grad:
