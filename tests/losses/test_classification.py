@@ -248,6 +248,14 @@ class TestAsymmetricLoss:
         assert loss == 0
         assert not gradient.any()
 
+    @pytest.mark.parametrize("gamma", [0.0, 0.5, 4.0])
+    def test_a_negative_at_the_margin_itself_is_silent(self, gamma):
+        x = torch.zeros(1, 1, requires_grad=True)
+        loss = asymmetric_loss(x, torch.zeros_like(x), gamma_negative=gamma, margin=0.5)
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert loss == 0
+        assert gradient == 0
+
     @quick
     @given(st.floats(-1e4, 1e4, width=32), st.floats(0, 1), st.floats(0, 1), st.floats(0, 8))
     def test_a_larger_margin_never_costs_more(self, x, margin, other, gamma):
@@ -450,7 +458,7 @@ Y = torch.tensor([0, 1, 1, 0])
             "target must be a tensor of shape (4,) or (4, 1) for logits (4,), got list. Give one 0 or 1 per sample.",
         ),
         (
-            lambda: focal_loss(X1, torch.full((4,), 0.5)),
+            lambda: focal_loss(X1, torch.tensor([0.0, 0.5, 0.25, 1.0])),
             ValueError,
             "target must hold 0s and 1s only, got 0.5. Soft labels are not supported.",
         ),
@@ -479,6 +487,12 @@ Y = torch.tensor([0, 1, 1, 0])
         ),
         (
             lambda: focal_loss(X3, torch.tensor([0, 1, 3, 0])),
+            ValueError,
+            "target must hold class indices from 0 to 2, got 3. "
+            "Drop samples without a class and number the classes from 0.",
+        ),
+        (
+            lambda: focal_loss(X3[:1], torch.tensor([3])),
             ValueError,
             "target must hold class indices from 0 to 2, got 3. "
             "Drop samples without a class and number the classes from 0.",
@@ -540,6 +554,11 @@ Y = torch.tensor([0, 1, 1, 0])
             ValueError,
             "target must be a tensor of the shape of logits (4, 3), got (4,). "
             "Give a 0 or a 1 for every label of every sample.",
+        ),
+        (
+            lambda: asymmetric_loss(X3[:0], X3[:0]),
+            ValueError,
+            "logits must hold at least one sample and label, got shape (0, 3). Skip empty batches.",
         ),
         (
             lambda: asymmetric_loss(X3, X3 + 2),

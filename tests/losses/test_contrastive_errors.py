@@ -52,6 +52,10 @@ REFUSALS = [
     ({"y": Y[:, None]}, "y must have shape (6,), one label per sample, got (6, 1)."),
     ({"y": Y.to("meta")}, "y must be on the device of z, cpu, got meta."),
     ({"reference": Z}, "reference must be a pair (z_ref, y_ref), got Tensor."),
+    (
+        {"reference": ([[0.0] * 3] * 2, Y[:2])},
+        "z_ref must be a tensor of features, got list. Wrap it in torch.as_tensor.",
+    ),
     ({"reference": (unit(2, 4), Y[:2])}, "z_ref must have the 3 features of z, got 4."),
     (
         {"z": unit(6, 2, 3), "reference": (unit(2, 4), Y[:2])},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from lopsided.losses import (
     AsymmetricFocalContrastiveLoss,
     ContrastiveLoss,
     FocalContrastiveLoss,
+    asymmetric_contrastive_loss,
     asymmetric_focal_contrastive_loss,
     contrastive_loss,
     parity_eta,
 )
+from lopsided.losses.plan import rows_per_block, sorted_plan
 
 every_path = pytest.mark.parametrize("tile", PATHS.values(), ids=PATHS)
 
@@ -263,7 +266,53 @@ def test_a_module_survives_pickling_and_shows_its_settings(name):
     again = pickle.loads(pickle.dumps(loss))
     z, y = unit(9, 6), torch.arange(9) % 2
     assert torch.equal(again(z, y), loss(z, y))
-    assert "temperature=0.25" in repr(loss)
+    assert repr(loss) == (
+        f"{module.__name__}(eta={loss.eta}, gamma={loss.gamma}, temperature=0.25, eta_unit='absolute', "
+        "normalize=True, normalization='paper', reduction='sum', tile='auto')"
+    )
+
+
+def test_features_without_dimensions_are_all_the_same():
+    """A p is 1/3 where three others are equally near: one of them is a positive, two are negatives."""
+    y = torch.tensor([0, 1])
+    loss = AsymmetricContrastiveLoss(eta=60.0)
+    expected = torch.tensor(math.log(3) - 60 * math.log(2 / 3))
+    assert_close(loss(torch.zeros(2, 2, 0), y), expected)
+    assert_close(loss(torch.zeros(4, 0), y.repeat(2)), expected)
+
+
+def test_parity_is_where_both_terms_weigh_the_same_for_equal_features():
+    assert parity_eta(2) == 0
+    assert parity_eta(3) == pytest.approx(2 * math.log(2))
+    assert parity_eta(128) == pytest.approx(127 * math.log(127))
+    y = torch.arange(1000) % 2
+    pull = contrastive_loss(torch.ones(1000, 1), y)
+    both = asymmetric_contrastive_loss(torch.ones(1000, 1), y, eta=parity_eta(1000))
+    assert_close(both / pull, torch.tensor(2.0), rtol=1e-3, atol=0)
+
+
+def test_blocks_have_at_most_a_tile_of_rows_and_whole_classes_or_parts_of_one():
+    y = torch.tensor([0] * 9 + [1] + [2] * 2 + [3] + [4] * 3 + [5] * 4)
+    y_reference = torch.tensor([0, 2, 2, 5])
+    blocks = list(sorted_plan(y, y_reference, 4))
+    assert [(block.start, block.stop) for block in blocks] == [(0, 3), (3, 6), (6, 9), (9, 13), (13, 16), (16, 20)]
+    for block in blocks:
+        ends = [(segment.start, segment.stop) for segment in block.segments]
+        assert [0, *(stop for _, stop in ends)] == [*(start for start, _ in ends), 24]
+        for segment in block.segments:
+            columns = torch.cat([y, y_reference])[segment.columns]
+            same = y[block.start : block.stop, None] == columns
+            assert segment.kind == "mixed" or same.all() == same.any() == (segment.kind == "positive")
+    assert [any(segment.kind == "mixed" for segment in block.segments) for block in blocks] == [
+        False, False, False, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(1, 256), (4096, 256), (6000, 128), (8192, 128), (16384, 64), (10**7, 64)]
+)
+def test_a_block_has_from_64_to_256_rows_and_about_a_million_entries(columns, rows):
+    assert rows_per_block(columns) == rows
 
 
 def test_in_units_of_parity_eta_follows_the_number_of_contrast_samples():
