@@ -43,9 +43,10 @@ class Disk:
         opened, own_open, own_close = os.open, io.open, os.close
 
         def open_descriptor(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-            writes = bool(flags & _WRITING) and self._is_below(path)
-            if writes:
-                self._may("open", path)
+            # What is not there and not to be made is told first, whatever the disk; what is there takes no new room.
+            writes = bool(flags & os.O_CREAT) or (bool(flags & _WRITING) and os.path.lexists(path))
+            if writes and self._is_below(path):
+                self._may("open", path, takes_room=bool(flags & os.O_CREAT))
             descriptor = opened(path, flags, *rest, **more)
             if self._is_below(path):
                 self._open[descriptor] = os.fspath(path)
@@ -79,16 +80,16 @@ class Disk:
         place = os.path.abspath(os.fspath(path))
         return place == self.root or place.startswith(self.root + os.sep)
 
-    def _may(self, what: str, path: Any, *, removes: bool = False) -> None:
+    def _may(self, what: str, path: Any, *, takes_room: bool = True) -> None:
         """Raise if the disk refuses this one."""
-        if removes and self.kind != "read-only":
+        if not takes_room and self.kind != "read-only":
             return
-        if not removes:  # Only what writes is counted, so that every kind has the same places.
+        if takes_room:  # Only that is counted, so that every kind has the same places.
             self.operations.append(f"{what} {os.path.relpath(os.fspath(path), self.root)}")
         number = len(self.operations)
         if self.at is None or number <= self.at or (self.kind == "once" and number > self.at + 1):
             return
-        if removes and not self.refused:
+        if not takes_room and not self.refused:
             return
         self.refused += 1
         code = errno.EROFS if self.kind == "read-only" else errno.ENOSPC
@@ -100,7 +101,7 @@ class Disk:
         def wrapped(*arguments: Any, **more: Any) -> Any:
             there = name == "mkdir" and os.path.isdir(arguments[0])  # Which a system says first, whatever the disk.
             if self._is_below(arguments[paths - 1]) and not there:
-                self._may(name, arguments[paths - 1], removes=removes)
+                self._may(name, arguments[paths - 1], takes_room=not removes)
             return own(*arguments, **more)
 
         self._stack.enter_context(patch.object(place, name, wrapped))

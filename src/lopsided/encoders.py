@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
-from lopsided.files import check_regular
+from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -167,18 +167,15 @@ def _download(name: str) -> Path:
 
 def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> None:
     """Load a safetensors file into an encoder; every weight must be there, in the right shape, and nothing else."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         check_regular(path)
-        found = load_file(path)
-    # Kinds of numbers that torch does not have are told in other classes than the library's own.
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
-        raise InputError(
-            sentence("encoder.weights must be a readable safetensors file", f"{path} ({reason})")
-        ) from None
+        with reading_tensors():
+            found = load_file(path)
+    except (OSError, ValueError) as error:
+        got = f"{path} ({reason(error)})"
+        raise InputError(sentence("encoder.weights must be a readable safetensors file", got)) from None
     own = encoder.state_dict()
     state = _fitted(found, own, encoder)
     problem = _problem(state, own)

@@ -94,6 +94,20 @@ def check_regular(path: str | os.PathLike[str], most: int | None = None) -> None
         raise OSError(errno.EFBIG, f"more than {most:,} bytes", os.fspath(path))
 
 
+@contextmanager
+def reading_tensors() -> Iterator[None]:
+    """Turn what the reader of safetensors says of a file's content into a ``ValueError``; the disk's errors stay."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError:
+        raise
+    # Kinds of numbers that torch or numpy do not have are told in other classes than the library's own.
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ValueError(reason(error)) from error
+
+
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Make a folder and those above it; nothing happens when it is there."""
     with disk_errors(path):

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, make_folder, reason, remove_leftovers
+from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, reason, remove_leftovers
 from lopsided.training.distributed import Ranks
 
 FORMAT = 1
@@ -164,19 +164,18 @@ class Checkpoint:
         return tensors, self.ranks.told(lambda: texts[0])
 
     def _read_file(self, name: str) -> tuple[dict[str, Tensor], str]:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         assert self.folder is not None
         path = self.folder / name
         try:
             check_regular(path)
-            with safe_open(path, framework="pt") as file:
+            with reading_tensors(), safe_open(path, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  It is no mapping.
                 return tensors, (file.metadata() or {}).get(_KEY, "")
         except OSError as error:
             raise RunError(sentence(f"{path} must be readable", reason(error), _AGAIN)) from error
-        # Kinds of numbers that torch does not have are told in other classes than the library's own.
-        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        except ValueError as error:
             raise RunError(sentence(f"{path} must be a whole safetensors file", reason(error), _AGAIN)) from error
 
 

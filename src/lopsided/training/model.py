@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lopsided import __version__
 from lopsided.encoders import build_encoder, is_mlp
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, make_folder, reason
+from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, reason
 from lopsided.heads import ClassifierHead
 from lopsided.recipe import MAX_SIDE
 from lopsided.training.checkpoint import all_finite
@@ -116,7 +116,6 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
 
     With ``fast`` its encoder takes the paths and layouts of a training with ``fast``, whose numbers it then gives.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     folder = Path(folder)
@@ -125,17 +124,15 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     try:
         check_regular(path)
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != card.sha256:
-            raise RunError(
-                sentence(f"{path} must be the weights that {CARD_NAME} was written for", "a changed or truncated file")
-            )
-        state = load(content)
     except OSError as error:
         raise RunError(sentence(f"{path} must be readable", error.strerror, "Train the model again.")) from error
-    except RunError:
-        raise
-    # Kinds of numbers that torch does not have are told in other classes than the library's own.
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+    if hashlib.sha256(content).hexdigest() != card.sha256:
+        must = f"{path} must be the weights that {CARD_NAME} was written for"
+        raise RunError(sentence(must, "a changed or truncated file"))
+    try:
+        with reading_tensors():
+            state = load(content)
+    except ValueError as error:
         raise RunError(sentence(f"{path} must be a safetensors file", reason(error))) from error
     _check_numbers(state, path)
     try:
