@@ -21,7 +21,6 @@ from lopsided.losses import (
     AsymmetricFocalContrastiveLoss,
     ContrastiveLoss,
     FocalContrastiveLoss,
-    asymmetric_contrastive_loss,
     asymmetric_focal_contrastive_loss,
     contrastive_loss,
     parity_eta,
@@ -279,16 +278,6 @@ def test_features_without_dimensions_are_all_the_same():
     expected = torch.tensor(math.log(3) - 60 * math.log(2 / 3))
     assert_close(loss(torch.zeros(2, 2, 0), y), expected)
     assert_close(loss(torch.zeros(4, 0), y.repeat(2)), expected)
-
-
-def test_parity_is_where_both_terms_weigh_the_same_for_equal_features():
-    assert parity_eta(2) == 0
-    assert parity_eta(3) == pytest.approx(2 * math.log(2))
-    assert parity_eta(128) == pytest.approx(127 * math.log(127))
-    y = torch.arange(1000) % 2
-    pull = contrastive_loss(torch.ones(1000, 1), y)
-    both = asymmetric_contrastive_loss(torch.ones(1000, 1), y, eta=parity_eta(1000))
-    assert_close(both / pull, torch.tensor(2.0), rtol=1e-3, atol=0)
 
 
 def test_blocks_have_at_most_a_tile_of_rows_and_whole_classes_or_parts_of_one():

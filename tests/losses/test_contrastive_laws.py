@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from batches import BATCHES, LOSSES, PATHS, unit
@@ -290,6 +292,8 @@ def test_both_terms_weigh_the_same_for_uninformative_features_at_parity():
     push = asymmetric_contrastive_loss(z, y, eta=parity_eta(n)) - pull
     assert_close(pull, push, rtol=0.01, atol=0.0)
     assert parity_eta(1) == parity_eta(2) == 0.0
+    assert parity_eta(3) == pytest.approx(2 * math.log(2))
+    assert parity_eta(128) == pytest.approx(127 * math.log(127))
 
 
 @every_path
@@ -317,3 +321,26 @@ def test_a_mask_may_concern_a_reference_in_views_without_labels(tile, views):
     found = asymmetric_focal_contrastive_loss(z, None, positive=mask, reference=(z_ref, None), **options)
     expected = reference_loss(z, positive=flat, reference=(z_ref.reshape(-1, 6), None), eta=3.0, gamma=1.5)
     assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@every_path
+@pytest.mark.parametrize("d", [1, 2])
+def test_few_dimensions_are_no_few_samples(tile, d):
+    z, y, z_ref = unit(3, d), torch.tensor([0, 1, 0]), 0.3 * unit(3, d, seed=1)
+    options = {"eta": 60.0, "gamma": 2.0, "temperature": 0.5}
+    assert_close(asymmetric_focal_contrastive_loss(z, y, **options, tile=tile), reference_loss(z, y, **options))
+    reference = (z_ref, y)
+    ours = asymmetric_focal_contrastive_loss(z[:1], y[:1], **options, reference=reference, tile=tile)
+    assert_close(ours, reference_loss(z[:1], y[:1], **options, reference=reference))
+
+
+@every_path
+def test_with_a_mask_labels_of_either_side_may_be_left_out(tile):
+    z, y, z_ref = unit(4, 3), torch.tensor([0, 1, 0, 1]), unit(2, 3, seed=1)
+    positive = torch.eye(4, 6).roll(1, dims=1).bool()
+    options = {"positive": positive, "eta": 3.0, "temperature": 0.5}
+    expected = reference_loss(z, reference=(z_ref, None), **options)
+    for ours, theirs in ((y, None), (None, y[:2]), (y, y[:2])):
+        assert_close(reference_loss(z, ours, reference=(z_ref, theirs), **options), expected)
+        found = asymmetric_focal_contrastive_loss(z, ours, reference=(z_ref, theirs), **options, tile=tile)
+        assert_close(found, expected)
