@@ -51,7 +51,8 @@ REFUSALS = [
     ({"y": Y[:5]}, "y must have shape (6,), one label per sample, got (5,)."),
     ({"y": Y[:, None]}, "y must have shape (6,), one label per sample, got (6, 1)."),
     ({"y": Y.to("meta")}, "y must be on the device of z, cpu, got meta."),
-    ({"reference": Z}, "reference must be a pair (z_ref, y_ref), got Tensor."),
+    ({"reference": Z[:2]}, "reference must be a pair (z_ref, y_ref), got Tensor."),
+    ({"reference": (Z, Y, Y)}, "reference must be a pair (z_ref, y_ref), got tuple of length 3."),
     (
         {"reference": ([[0.0] * 3] * 2, Y[:2])},
         "z_ref must be a tensor of features, got list. Wrap it in torch.as_tensor.",
