@@ -131,6 +131,16 @@ def test_accuracy_and_uwa_are_those_of_scikit_learn_for_numbers_and_for_texts(pa
         assert unweighted_accuracy(y, guess) == pytest.approx(peer.balanced_accuracy_score(y, guess))
 
 
+def test_intervals_of_what_is_below_0_or_above_1_are_not_cut_there():
+    y = np.repeat([0, 1], 20)
+    wrong = np.where(np.arange(40) % 10 == 0, y, 1 - y)
+    result = score(y, np.where(np.eye(2)[wrong] == 1, 0.99, 0.01))
+    mcc, log_loss = result.figures["mcc"], result.figures["log_loss"]
+    assert mcc.value == pytest.approx(-0.8)
+    assert -1 <= mcc.low < mcc.value < mcc.high < 0
+    assert 1 < log_loss.low < log_loss.value < log_loss.high
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 5), st.integers(1, 30), st.integers(0, 2**32 - 1), st.booleans())
 def test_every_defined_figure_lies_in_its_interval_and_the_interval_in_its_range(num_classes, num, seed, grouped):

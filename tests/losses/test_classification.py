@@ -400,6 +400,15 @@ class TestEveryLoss:
             torch.testing.assert_close(compiled(gamma, margin), loss(gamma, margin))
 
 
+def test_functions_and_modules_have_the_same_settings_by_default():
+    x, y, several = random(8, 3), labels(3, 8), labels(2, 8, 3)
+    focal = focal_loss(x, y, gamma=2.0, reduction="mean")
+    assert focal_loss(x, y) == FocalLoss()(x, y) == focal
+    options = {"gamma_positive": 0.0, "gamma_negative": 4.0, "margin": 0.05, "reduction": "mean"}
+    asymmetric = asymmetric_loss(x, several, **options)
+    assert asymmetric_loss(x, several) == AsymmetricLoss()(x, several) == asymmetric
+
+
 def test_modules_pass_on_every_argument():
     x, y = random(8, 3), labels(3, 8)
     weight = torch.tensor([1.0, 2.0, 0.5])

@@ -231,9 +231,10 @@ def test_features_and_reference_of_different_precision_are_computed_in_the_finer
 
 
 @pytest.mark.parametrize("tile", [3, "auto"])
-def test_labels_that_single_precision_cannot_tell_apart_are_told_apart(tile):
+@pytest.mark.parametrize("far", [2**24, -(2**24) - 1, 2**40])
+def test_labels_that_single_precision_cannot_tell_apart_are_told_apart(tile, far):
     z, y = unit(8, 6).float(), torch.arange(8) % 2
-    assert_close(contrastive_loss(z, 2**40 + y, tile=tile), contrastive_loss(z, y, tile=tile))
+    assert_close(contrastive_loss(z, far + y, tile=tile), contrastive_loss(z, y, tile=tile))
 
 
 @every_loss
@@ -321,6 +322,13 @@ def test_a_mask_may_concern_a_reference_in_views_without_labels(tile, views):
     found = asymmetric_focal_contrastive_loss(z, None, positive=mask, reference=(z_ref, None), **options)
     expected = reference_loss(z, positive=flat, reference=(z_ref.reshape(-1, 6), None), eta=3.0, gamma=1.5)
     assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_the_specification_has_the_defaults_of_the_function():
+    z, y = unit(6, 3), torch.tensor([0, 1, 0, 2, 1, 0])
+    given = {"eta": 0.0, "gamma": 0.0, "temperature": 0.07, "normalization": "paper", "reduction": "mean"}
+    assert reference_loss(z, y) == reference_loss(z, y, **given)
+    assert asymmetric_focal_contrastive_loss(z, y) == asymmetric_focal_contrastive_loss(z, y, **given)
 
 
 @every_path

@@ -24,7 +24,7 @@ class Arguments(NamedTuple):
     positive: Tensor | None
 
 
-def check_number(name: str, value: object, *, above_zero: bool = False, advice: str = "") -> float:
+def check_number(name: str, value: object, *, advice: str, above_zero: bool = False) -> float:
     """A finite number, >= 0 or > 0."""
     if isinstance(value, Tensor):
         if value.requires_grad:
