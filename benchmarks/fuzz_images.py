@@ -46,7 +46,7 @@ MEMORY = 2 * 2**30
 PATIENCE = 60.0
 BOMB_GROWTH = 32 * 2**20
 SIZES = [(1, 1), (1, 10_000), (10_000, 1), (3, 5), (16, 16), (33, 17), (64, 48)]
-MODES = {
+_MODES = {
     "JPEG": ["RGB", "L", "CMYK", "RGB exif", "RGB progressive"],
     "PNG": ["RGB", "L", "RGBA", "LA", "P", "P transparent", "1", "I;16", "RGB exif"],
     "GIF": ["P", "L", "P transparent", "P animated"],
@@ -57,6 +57,8 @@ MODES = {
     "JPEG2000": ["RGB", "L", "RGBA"],
     "AVIF": ["RGB", "RGBA"],
 }
+Image.init()
+MODES = {name: modes for name, modes in _MODES.items() if name in Image.SAVE}  # Pillow has AVIF since 11.3.
 SUFFIXES = [".jpg", ".png", ".gif", ".bmp", ".tif", ".webp", ".ppm", ".jp2", ".avif", ".txt", ""]
 
 
@@ -292,6 +294,7 @@ def try_cases(
     """Run cases in children until the last one or until the time is over; returns where it ended."""
     begin, seed, tally = time.monotonic(), first, Tally()
     while seed < last and time.monotonic() - begin < seconds:
+        start = seed
         read, write = os.pipe()
         sys.stdout.flush()
         pid = os.fork()
@@ -329,6 +332,8 @@ def try_cases(
         if told is not None:
             tally.add(seed, told, f"{problem} ({code})", [])
             seed += 1
+        elif problem and seed == start:
+            raise RuntimeError(f"the file of case {seed} could not be made: the child {problem}")
     return seed, tally
 
 
