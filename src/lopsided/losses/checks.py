@@ -131,8 +131,8 @@ def _check_device(name: str, tensor: Tensor, z: Tensor) -> None:
 
 
 def _check_reference(reference: object, z: Tensor, positive: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if not isinstance(reference, tuple | list) or len(reference) != 2:
-        length = f" of length {len(reference)}" if isinstance(reference, tuple | list) else ""
+    if not isinstance(reference, (tuple, list)) or len(reference) != 2:
+        length = f" of length {len(reference)}" if isinstance(reference, (tuple, list)) else ""
         raise TypeError(f"reference must be a pair (z_ref, y_ref), got {type(reference).__name__}{length}.")
     z_ref, y_ref = reference
     _check_features("z_ref", z_ref)

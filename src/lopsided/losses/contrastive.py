@@ -220,7 +220,7 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         """The loss of features ``z`` with labels ``y``."""
         if self.normalize:
             z = _unit(z)
-            if isinstance(reference, tuple | list) and len(reference) == 2:
+            if isinstance(reference, (tuple, list)) and len(reference) == 2:
                 reference = (_unit(reference[0]), reference[1])
         numbers = self.eta, self.gamma, self.temperature
         inputs = check_inputs(z, y, reference, positive)
