@@ -346,6 +346,15 @@ def test_a_field_of_another_kind_is_named(name: str, value: object) -> None:
         Record.from_json(json.dumps(values))
 
 
+@pytest.mark.parametrize("value", [1e300, 1.00001, -0.1, math.inf, -math.inf, 5])
+@pytest.mark.parametrize("name", ["accuracy", "uwa", "auroc", "majority_vote", "recalls"])
+def test_a_share_must_lie_between_0_and_1(name: str, value: float) -> None:
+    values = json.loads(some_records(1)[0].to_json())
+    values["test"][name] = [0.5, value] if name == "recalls" else value
+    with pytest.raises(RunError, match=rf"^a line must be a record of a sweep, got \S+ at test\.{name}"):
+        Record.from_json(json.dumps(values))
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"^gone\.jsonl must be a readable file, got .*gone\.jsonl \(No such file or dir"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 
 from lopsided import files
 from lopsided.errors import RunError, sentence
@@ -38,7 +38,8 @@ VARIED_FIELDS = frozenset(
 """What the recipes of one family may differ in, beside the fields that do not decide the outcome of a run."""
 
 _Line = TypeVar("_Line", "Record", "Failure")
-_Share = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Recall = Annotated[_Share, WrapValidator(lambda value, share: math.nan if value is None else share(value))]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
@@ -97,11 +98,11 @@ class Figures:
 
     images: _Count
     minority: _Count
-    accuracy: _Number
-    uwa: _Number
-    recalls: tuple[_Share, ...]
-    auroc: _Number | None
-    majority_vote: _Number
+    accuracy: _Share
+    uwa: _Share
+    recalls: tuple[_Recall, ...]
+    auroc: _Share | None
+    majority_vote: _Share
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
