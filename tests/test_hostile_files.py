@@ -391,6 +391,45 @@ def test_a_record_with_any_value_in_any_place_is_read_or_refused_in_a_sentence(s
 
 
 @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("counts", None),
+        ("loss", None),
+        ("loss", 3),
+        ("source", None),
+        ("unreadable", None),
+        ("val", None),
+        ("test", "x"),
+        ("test.figures.uwa.value", 10**400),
+        ("val.figures.uwa.low", "null"),
+        ("test.per_class.0.label", 3),
+        ("test.per_class.1.recall.high", "null"),
+        ("test.majority.uwa", 10**400),
+        ("test.majority.macro_f1", "x"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_resuming_a_finished_run_prints_no_metrics_that_were_not_checked(
+    tmp_path: Path, path: str, value: object
+) -> None:
+    run = make_run(tmp_path / "run", test=(6, 4), val=(4, 3), pictures=False)
+    resume = ("fit", "--out", run, "--resume", "--quiet")
+    assert call(*resume).code == 0
+    metrics = inner = json.loads((run / "metrics.json").read_text())
+    *names, last = (int(name) if name.isdigit() else name for name in path.split("."))
+    for name in names:
+        inner = inner[name]
+    inner[last] = None if value == "null" else value
+    if value is None:
+        del inner[last]
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    ended = call(*resume)
+    said = ended.err.splitlines()
+    assert (ended.code, ended.out, len(said)) == (2, "", 1)
+    assert f"metrics.json must hold {path.split('.', maxsplit=1)[0]}" in said[0]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "self = 1",

@@ -30,6 +30,7 @@ from lopsided.data.images import FileImages
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import SOURCE_NAMES, Source, check_splits, open_source
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.experiments.run_metrics import check_printed
 from lopsided.metrics import evaluate
 from lopsided.recipe import RUNTIME_FIELDS, Recipe
 
@@ -155,7 +156,10 @@ def run_recipe(
 
     def state() -> str:
         found = _found(folder, recipe, resume)
-        return "new" if found is None else "finished" if found.finished else "unfinished"
+        if found is not None and found.metrics is not None:
+            check_printed(folder / METRICS, found.metrics)
+            return "finished"
+        return "new" if found is None else "unfinished"
 
     def told(make: Callable[[], Any]) -> Any:
         return make() if ranks is None else ranks.told(make)
