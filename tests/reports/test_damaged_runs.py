@@ -199,7 +199,9 @@ def test_lines_of_the_log_that_are_no_events_are_passed_over(tmp_path: Path) -> 
     odd = [b"5", b"[]", b"null", b'"epoch"', b'{"event": "epoch", "epoch": 9}',
            b'{"event": "epoch", "stage": "encoder"}', b'{"event": "note"}',
            b'{"event": "note", "text": 5}', b'{"no": "event"}', b"\xff\xfe",
-           b'{"event": "epoch", "stage": ["encoder"], "epoch": 9}', b"[" * 100_000]  # fmt: skip
+           b'{"event": "epoch", "stage": ["encoder"], "epoch": 9}', b"[" * 100_000,
+           b'{"event": "epoch", "stage": "encoder", "epoch": true, "loss": 1}',
+           b'{"event": "epoch", "stage": "encoder", "epoch": %d, "loss": 1}' % (10**400)]  # fmt: skip
     with (folder / "log.jsonl").open("ab") as log:
         log.write(b"\n".join(odd) + b"\n" + b'{"event": "note", "text": "caf\xe9"}\n')
     stages, notes = read_stages(Run.open(folder))

@@ -160,7 +160,7 @@ def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
     notes: dict[str, None] = {}
     for event in run.events():
         stage, epoch, text = (event.get(name) for name in ("stage", "epoch", "text"))
-        if event["event"] == "epoch" and isinstance(stage, str) and isinstance(epoch, int):
+        if event["event"] == "epoch" and isinstance(stage, str) and isinstance(epoch, int) and is_number(epoch):
             found.setdefault(stage, {})[epoch] = event
         elif event["event"] == "note" and isinstance(text, str):
             notes[text] = None
