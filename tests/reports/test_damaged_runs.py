@@ -278,6 +278,23 @@ def test_a_run_of_a_sweep_that_cannot_be_read_stops_no_other(
     assert [failed["run"] for failed in json.loads(capsys.readouterr().out)["failed"]] == [str(sweep / "cells" / "b")]
 
 
+def test_no_page_is_written_where_a_link_in_a_sweep_leads_to(tmp_path: Path) -> None:
+    elsewhere = make_run(tmp_path / "elsewhere" / "run", pictures=False)
+    sweep = tmp_path / "sweep"
+    make_run(sweep / "cells" / "a", pictures=False)
+    (sweep / "sweep.json").write_text("{}")
+    (sweep / "cells" / "b").symlink_to(elsewhere)
+    found = write_run_reports(sweep)
+    said = f"the runs of a sweep must lie in its folder, got {sweep / 'cells' / 'b'}, which is a link. Put a copy in"
+    assert (found.written, [(path.name, said in error) for path, error in found.failed]) == (1, [("b", True)])
+    assert not (elsewhere / "report.html").exists()
+    (sweep / "cells").rename(tmp_path / "cells")
+    (sweep / "cells").symlink_to(elsewhere.parent)
+    found = write_run_reports(sweep)
+    assert (found.written, len(found.failed)) == (0, 1)
+    assert not (elsewhere / "report.html").exists()
+
+
 def test_the_names_of_odd_bytes_do_not_keep_a_page_from_being_written(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     test = metrics_of(folder)["test"]
