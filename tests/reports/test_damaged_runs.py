@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -276,6 +277,14 @@ def test_a_run_of_a_sweep_that_cannot_be_read_stops_no_other(
     assert "1 of 3 runs have no page." in told.err
     assert command(["report", str(sweep), "--runs", "--json", "--quiet"]) == 1
     assert [failed["run"] for failed in json.loads(capsys.readouterr().out)["failed"]] == [str(sweep / "cells" / "b")]
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "predictions.csv"])
+def test_a_file_of_more_bytes_than_any_run_writes_is_refused_unread(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "run", pictures=False)
+    os.truncate(folder / name, 20 << 30)  # A hole, which takes no room on the disk.
+    with pytest.raises(RunError, match=rf"^[^\n]*{name} \(more than [\d,]+ bytes\)\.$"):
+        run_page(folder)
 
 
 def test_no_page_is_written_where_a_link_in_a_sweep_leads_to(tmp_path: Path) -> None:
