@@ -270,10 +270,13 @@ def test_a_checkpoint_of_a_stranger_is_checked_field_by_field(stranger: Path) ->
     for changes in (
         {"epoch": "many"}, {"epoch": -1}, {"stage": "other"}, {"history": 3}, {"seconds": "NaN"},
         {"chosen": "../../../model.safetensors"}, {"chosen": "/etc/passwd"}, {"selection": []}, {"format": [[]] * 999},
+        {"seconds": -1e308}, {"seconds": 1e999}, {"threads": -5}, {"threads": 0}, {"threads": 2**31}, {"ranks": -1},
+        {"ranks": 0}, {"epoch": -(10**400)}, {"history": [3]}, {"history": [{"loss": [1]}]},
     ):  # fmt: skip
         save_file({"module.x": torch.ones(2)}, path, {"lopsided": json.dumps({**good, **changes})})
-        with pytest.raises(RunError, match=r"Remove the checkpoint folder to start the run anew\.$"):
+        with pytest.raises(RunError, match=r"Remove the checkpoint folder to start the run anew\.$") as caught:
             Checkpoint(stranger / "run").load()
+        assert len(str(caught.value)) < 400
     save_file({"x": torch.ones(1)}, path, {"lopsided": "[" * 100_000})
     with pytest.raises(RunError, match=r"must hold the state of a run"):
         Checkpoint(stranger / "run").load()
@@ -293,7 +296,7 @@ def test_resuming_from_a_checkpoint_that_does_not_fit_is_one_sentence(stranger: 
     path = run / FOLDER_NAME / STATE_NAME
     state, _ = Checkpoint(run).load() or (None, None)
     assert state is not None
-    state.finished, state.stage, state.epoch = False, "encoder", 0
+    state.finished, state.stage, state.epoch, state.history = False, "encoder", 0, []
     text = json.dumps(checkpoint.asdict(state))
     for tensors in (
         {"optimizer.99.exp_avg": torch.ones(1)},
