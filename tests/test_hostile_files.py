@@ -270,10 +270,13 @@ def test_a_checkpoint_of_a_stranger_is_checked_field_by_field(stranger: Path) ->
     for changes in (
         {"epoch": "many"}, {"epoch": -1}, {"stage": "other"}, {"history": 3}, {"seconds": "NaN"},
         {"chosen": "../../../model.safetensors"}, {"chosen": "/etc/passwd"}, {"selection": []}, {"format": [[]] * 999},
+        {"seconds": -1e308}, {"seconds": 1e999}, {"threads": -5}, {"threads": 0}, {"threads": 2**31}, {"ranks": -1},
+        {"ranks": 0}, {"epoch": -(10**400)}, {"history": [3]}, {"history": [{"loss": [1]}]},
     ):  # fmt: skip
         save_file({"module.x": torch.ones(2)}, path, {"lopsided": json.dumps({**good, **changes})})
-        with pytest.raises(RunError, match=r"Remove the checkpoint folder to start the run anew\.$"):
+        with pytest.raises(RunError, match=r"Remove the checkpoint folder to start the run anew\.$") as caught:
             Checkpoint(stranger / "run").load()
+        assert len(str(caught.value)) < 400
     save_file({"x": torch.ones(1)}, path, {"lopsided": "[" * 100_000})
     with pytest.raises(RunError, match=r"must hold the state of a run"):
         Checkpoint(stranger / "run").load()
@@ -293,7 +296,7 @@ def test_resuming_from_a_checkpoint_that_does_not_fit_is_one_sentence(stranger: 
     path = run / FOLDER_NAME / STATE_NAME
     state, _ = Checkpoint(run).load() or (None, None)
     assert state is not None
-    state.finished, state.stage, state.epoch = False, "encoder", 0
+    state.finished, state.stage, state.epoch, state.history = False, "encoder", 0, []
     text = json.dumps(checkpoint.asdict(state))
     for tensors in (
         {"optimizer.99.exp_avg": torch.ones(1)},
@@ -388,6 +391,45 @@ def test_a_record_with_any_value_in_any_place_is_read_or_refused_in_a_sentence(s
     finally:
         (shelf / name).write_text(whole)
     assert sum(refused) > 5, "What was changed was looked at."
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("counts", None),
+        ("loss", None),
+        ("loss", 3),
+        ("source", None),
+        ("unreadable", None),
+        ("val", None),
+        ("test", "x"),
+        ("test.figures.uwa.value", 10**400),
+        ("val.figures.uwa.low", "null"),
+        ("test.per_class.0.label", 3),
+        ("test.per_class.1.recall.high", "null"),
+        ("test.majority.uwa", 10**400),
+        ("test.majority.macro_f1", "x"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_resuming_a_finished_run_prints_no_metrics_that_were_not_checked(
+    tmp_path: Path, path: str, value: object
+) -> None:
+    run = make_run(tmp_path / "run", test=(6, 4), val=(4, 3), pictures=False)
+    resume = ("fit", "--out", run, "--resume", "--quiet")
+    assert call(*resume).code == 0
+    metrics = inner = json.loads((run / "metrics.json").read_text())
+    *names, last = (int(name) if name.isdigit() else name for name in path.split("."))
+    for name in names:
+        inner = inner[name]
+    inner[last] = None if value == "null" else value
+    if value is None:
+        del inner[last]
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    ended = call(*resume)
+    said = ended.err.splitlines()
+    assert (ended.code, ended.out, len(said)) == (2, "", 1)
+    assert f"metrics.json must hold {path.split('.', maxsplit=1)[0]}" in said[0]
 
 
 @pytest.mark.parametrize(

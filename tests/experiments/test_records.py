@@ -239,6 +239,38 @@ def test_only_a_finished_run_with_test_images_is_recorded(tmp_path: Path) -> Non
         Record.from_run(write_run(tmp_path, RECIPE, metrics))
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("test.figures.accuracy.value", -5, r"-5\.0 at test\.accuracy"),
+        ("test.figures.accuracy.value", math.nan, r"None at test\.accuracy"),
+        ("test.figures.uwa", 3, "not subscriptable"),
+        ("test.num_images", "x", r"'x' at test\.images"),
+        ("test.per_class", [], "list index out of range"),
+        ("test", "x", "string indices"),
+        ("lopsided", "\ud800", "at the line"),
+        ("counts", [1], "no attribute 'get'"),
+        ("counts.train", [1], "no attribute 'get'"),
+        ("classes", [], "empty"),
+        pytest.param("seconds", 10**400, "too large", id="seconds beyond float"),
+        ("environment", {}, "no 'threads'"),
+    ],
+)
+def test_metrics_that_could_not_be_read_again_as_a_record_are_refused_with_their_run(
+    tmp_path: Path, path: str, value: object, why: str
+) -> None:
+    metrics = inner = metrics_of(RECIPE, [0, 1, 2])
+    *names, last = path.split(".")
+    for name in names:
+        inner = inner[name]
+    inner[last] = value
+    (tmp_path / "run").mkdir()
+    run = write_run(tmp_path / "run", RECIPE, metrics)
+    must = "the metrics of a recorded run must be as a run writes them"
+    with pytest.raises(RunError, match=rf"^{must}, got \S*run \(.*{why}.*\)\. Train the run again"):
+        Record.from_run(run)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_a_line_that_a_crash_cut_off_is_passed_over_and_repaired(
@@ -311,6 +343,15 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: 
 def test_a_field_of_another_kind_is_named(name: str, value: object) -> None:
     values = {**json.loads(some_records(1)[0].to_json()), name: value}
     with pytest.raises(RunError, match=rf"^a line must be a record of a sweep, got .* at {name}"):
+        Record.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize("value", [1e300, 1.00001, -0.1, math.inf, -math.inf, 5])
+@pytest.mark.parametrize("name", ["accuracy", "uwa", "auroc", "majority_vote", "recalls"])
+def test_a_share_must_lie_between_0_and_1(name: str, value: float) -> None:
+    values = json.loads(some_records(1)[0].to_json())
+    values["test"][name] = [0.5, value] if name == "recalls" else value
+    with pytest.raises(RunError, match=rf"^a line must be a record of a sweep, got \S+ at test\.{name}"):
         Record.from_json(json.dumps(values))
 
 

@@ -26,6 +26,7 @@ from lopsided.experiments.records import Failure, Record, append_failure, append
 from lopsided.experiments.runs import Run, run_recipe
 from lopsided.experiments.sweep import LocalEngine, SweepOutcome, open_sweep, renew_sweep, run_sweep
 from lopsided.recipe import Recipe
+from made_runs import make_run
 from tiny import write_photos
 from tiny_command import environment, names_below
 
@@ -167,6 +168,27 @@ def test_records_that_are_lost_or_of_an_earlier_version_are_read_from_the_run_fo
     outcome = run_sweep(cells[1:2], folder, engine=engine)
     assert (engine.submitted, outcome.done) == ([], [expected[1]])
     assert {record.cell for record in read_records(path)[0]} == {expected[0].cell, expected[1].cell}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seconds": 10**400}, {"seconds": -5.0}, {"counts": [1]}, {"lopsided": "\ud800"}, {"environment": {}}]
+)
+def test_a_finished_run_of_odd_figures_is_never_written_down_and_keeps_no_other_out(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder = open_sweep(tmp_path / "sweep")
+    for seed, odd in ((0, changes), (1, {})):
+        run = Run.open(make_run(tmp_path / str(seed), pictures=False, features=False, recipe={"seed": seed}, **odd))
+        (folder / "cells").mkdir(exist_ok=True)
+        run.folder.rename(folder / "cells" / key(run.recipe))
+    recipes = [Run.open(path).recipe for path in (folder / "cells").iterdir()]
+    assert renew_sweep(folder) == 1
+    assert [record.seed for record in read_records(folder / "records.jsonl")[0]] == [1]
+    (folder / "records.jsonl").unlink()
+    engine = Scripted({0: ["it cannot be recorded"]})
+    outcome = run_sweep(recipes, folder, engine=engine)
+    assert (engine.submitted, seeds(outcome), len(outcome.failed)) == ([0], [1], 1)
+    assert len(read_records(folder / "records.jsonl")[0]) == 1
 
 
 def test_a_results_file_cut_in_half_costs_no_run(cells: list[Recipe], tmp_path: Path) -> None:

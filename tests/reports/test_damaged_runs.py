@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -199,7 +200,9 @@ def test_lines_of_the_log_that_are_no_events_are_passed_over(tmp_path: Path) -> 
     odd = [b"5", b"[]", b"null", b'"epoch"', b'{"event": "epoch", "epoch": 9}',
            b'{"event": "epoch", "stage": "encoder"}', b'{"event": "note"}',
            b'{"event": "note", "text": 5}', b'{"no": "event"}', b"\xff\xfe",
-           b'{"event": "epoch", "stage": ["encoder"], "epoch": 9}', b"[" * 100_000]  # fmt: skip
+           b'{"event": "epoch", "stage": ["encoder"], "epoch": 9}', b"[" * 100_000,
+           b'{"event": "epoch", "stage": "encoder", "epoch": true, "loss": 1}',
+           b'{"event": "epoch", "stage": "encoder", "epoch": %d, "loss": 1}' % (10**400)]  # fmt: skip
     with (folder / "log.jsonl").open("ab") as log:
         log.write(b"\n".join(odd) + b"\n" + b'{"event": "note", "text": "caf\xe9"}\n')
     stages, notes = read_stages(Run.open(folder))
@@ -274,6 +277,31 @@ def test_a_run_of_a_sweep_that_cannot_be_read_stops_no_other(
     assert "1 of 3 runs have no page." in told.err
     assert command(["report", str(sweep), "--runs", "--json", "--quiet"]) == 1
     assert [failed["run"] for failed in json.loads(capsys.readouterr().out)["failed"]] == [str(sweep / "cells" / "b")]
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "predictions.csv"])
+def test_a_file_of_more_bytes_than_any_run_writes_is_refused_unread(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "run", pictures=False)
+    os.truncate(folder / name, 20 << 30)  # A hole, which takes no room on the disk.
+    with pytest.raises(RunError, match=rf"^[^\n]*{name} \(more than [\d,]+ bytes\)\.$"):
+        run_page(folder)
+
+
+def test_no_page_is_written_where_a_link_in_a_sweep_leads_to(tmp_path: Path) -> None:
+    elsewhere = make_run(tmp_path / "elsewhere" / "run", pictures=False)
+    sweep = tmp_path / "sweep"
+    make_run(sweep / "cells" / "a", pictures=False)
+    (sweep / "sweep.json").write_text("{}")
+    (sweep / "cells" / "b").symlink_to(elsewhere)
+    found = write_run_reports(sweep)
+    said = f"the runs of a sweep must lie in its folder, got {sweep / 'cells' / 'b'}, which is a link. Put a copy in"
+    assert (found.written, [(path.name, said in error) for path, error in found.failed]) == (1, [("b", True)])
+    assert not (elsewhere / "report.html").exists()
+    (sweep / "cells").rename(tmp_path / "cells")
+    (sweep / "cells").symlink_to(elsewhere.parent)
+    found = write_run_reports(sweep)
+    assert (found.written, len(found.failed)) == (0, 1)
+    assert not (elsewhere / "report.html").exists()
 
 
 def test_the_names_of_odd_bytes_do_not_keep_a_page_from_being_written(tmp_path: Path) -> None:

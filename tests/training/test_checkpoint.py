@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from lopsided.errors import RunError
 from lopsided.training.checkpoint import (
@@ -18,6 +23,9 @@ from lopsided.training.checkpoint import (
     restore_training,
     training_tensors,
 )
+from lopsided.training.reporter import Reporter
+from lopsided.training.stages import fit
+from training.conftest import stripes, tiny
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -170,3 +178,95 @@ def test_only_the_checkpoints_own_files_are_removed(tmp_path: Path) -> None:
         (folder / name).write_text("x")
     checkpoint.save(State("r", "d", "encoder", epoch=2, chosen="chosen-encoder-2.safetensors"), {})
     assert names(tmp_path) == {STATE_NAME, "notes.txt", ".notes.tmp", "chosen-encoder-2.safetensors"}
+
+
+class BreaksOff(Reporter):
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        if index == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs that broke off after a checkpoint of the first one."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    with pytest.raises(KeyboardInterrupt):
+        fit(RECIPE, SOURCE, folder, reporter=BreaksOff())
+    return folder
+
+
+RECIPE, SOURCE = tiny(encoder_training__epochs=3), stripes({"many": 40, "few": 12})
+ROW = {"stage": "encoder", "epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"epoch": 4}, "epoch 4 of 3 in stage encoder"),
+        ({"epoch": 10**400}, "epoch 1000"),
+        ({"epoch": 2}, "a history of other epochs than 2 of stage encoder"),
+        ({"epoch": 0}, "a history of other epochs than 0"),
+        ({"history": []}, "a history of other epochs than 1"),
+        ({"history": [{"a": 1}]}, "a history of other epochs than 1"),
+        ({"history": [ROW, ROW]}, "a history of other epochs than 1"),
+        ({"history": [{**ROW, "stage": "classifier"}]}, "a history of other epochs than 1"),
+        ({"stage": "classifier"}, "a history of other epochs than 1 of stage classifier"),
+        (
+            {"stage": "classifier", "epoch": 0, "history": [{**ROW, "epoch": i + 1} for i in range(4)]},
+            "a history of ot",
+        ),
+        ({"stage": "end-to-end"}, "stage end-to-end"),
+        ({"selection": {"best": "x"}}, r"another one \(no best of a selection\)"),
+        ({"selection": {"chosen": 7}}, r"another one \(a selection of other epochs than 1\)"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_state_that_no_run_of_its_recipe_comes_to_is_not_resumed(
+    unfinished: Path, tmp_path: Path, changes: dict[str, Any], got: str
+) -> None:
+    resume(unfinished, tmp_path, rf"got {got}[^\n]*\. Remove the checkpoint folder", **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda key, value: {key: value.long()}, r"torch\.int64 for the torch\.float32 of"),
+        (lambda key, value: {key: value.double()}, r"torch\.float64 for the torch\.float32 of"),
+        (lambda key, value: {}, "no weights after epoch 1"),
+        (lambda key, value: {key: value, "optimizer.-1.evil": torch.zeros(())}, "a state of weight '-1' where there"),
+        (lambda key, value: {key: value, "optimizer.0.evil": torch.zeros(())}, "a state of torch"),
+        (lambda key, value: {key: value.new_zeros(()) if key.endswith("exp_avg") else value}, "a state of torch"),
+        (lambda key, value: {key: value.long() if key.endswith("exp_avg") else value}, r"a state of torch\.int64"),
+        (lambda key, value: {} if key.endswith("exp_avg") else {key: value}, "other states of weight 0 than exp_avg, "),
+    ],
+    ids=[
+        "integers", "doubles", "nothing", "a negative index", "another name", "one number", "a moment of integers",
+        "no moment",
+    ],
+)  # fmt: skip
+def test_tensors_that_are_not_those_of_the_recipe_are_not_resumed(
+    unfinished: Path, tmp_path: Path, change: Callable[[str, Tensor], dict[str, Tensor]], got: str
+) -> None:
+    resume(unfinished, tmp_path, rf"{got}[^\n]*\. Remove the checkpoint folder", change)
+
+
+def resume(
+    unfinished: Path,
+    folder: Path,
+    sentence: str,
+    change: Callable[[str, Tensor], dict[str, Tensor]] = lambda key, value: {key: value},
+    **fields: Any,
+) -> None:
+    """Go on with a copy of a run of which the checkpoint was changed, which is refused and left as it is."""
+    shutil.copytree(unfinished, folder, dirs_exist_ok=True)
+    path = folder / FOLDER_NAME / STATE_NAME
+    state, tensors = Checkpoint(folder).load() or pytest.fail("There is no checkpoint.")
+    assert (state.epoch, state.history[0]["stage"], len(state.history)) == (1, "encoder", 1)
+    changed: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        changed |= change(key, value)
+    save_file(changed, path, {"lopsided": json.dumps({**asdict(state), **fields})})
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=rf"^a checkpoint must fit the recipe that it is resumed with, [^\n]*{sentence}"):
+        fit(RECIPE, SOURCE, folder, resume=True)
+    assert path.read_bytes() == before

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 
 from lopsided import files
 from lopsided.errors import RunError, sentence
@@ -38,7 +38,8 @@ VARIED_FIELDS = frozenset(
 """What the recipes of one family may differ in, beside the fields that do not decide the outcome of a run."""
 
 _Line = TypeVar("_Line", "Record", "Failure")
-_Share = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Recall = Annotated[_Share, WrapValidator(lambda value, share: math.nan if value is None else share(value))]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
@@ -97,11 +98,11 @@ class Figures:
 
     images: _Count
     minority: _Count
-    accuracy: _Number
-    uwa: _Number
-    recalls: tuple[_Share, ...]
-    auroc: _Number | None
-    majority_vote: _Number
+    accuracy: _Share
+    uwa: _Share
+    recalls: tuple[_Recall, ...]
+    auroc: _Share | None
+    majority_vote: _Share
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
@@ -155,12 +156,22 @@ class Record:
     @classmethod
     def from_run(cls, run: Run) -> Record:
         """Take what is to be kept out of the folder of a finished run."""
-        metrics, recipe = run.metrics, run.recipe
-        if metrics is None:
+        if run.metrics is None:
             raise RunError(sentence("a run must be finished before it is recorded", f"{run.folder}, which is not"))
-        if metrics["test"] is None:
+        if run.metrics.get("test") is None:
             do = "Set data.test in its recipe."
             raise RunError(sentence("a recorded run must have test images", f"{run.folder}, which has none", do))
+        try:
+            record = cls._of(run.recipe, run.metrics)
+            _READERS[cls].validate_json(record.to_json(), strict=True)  # What is written must be read again.
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            why = _place(error) if isinstance(error, ValidationError) else files.reason(error)
+            must = "the metrics of a recorded run must be as a run writes them"
+            raise RunError(sentence(must, f"{run.folder} ({why})", "Train the run again, or restore them.")) from None
+        return record
+
+    @classmethod
+    def _of(cls, recipe: Recipe, metrics: Mapping[str, Any]) -> Record:
         minority = _rarest(metrics)
         held_out = metrics.get("held_out")
         training, weights = recipe.encoder_training, recipe.encoder.weights
@@ -333,14 +344,17 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
             found: _Line = _READERS[kind].validate_json(line, strict=True)
             return found
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the line"
-        raise RunError(sentence(must, f"{shown(first['input'])} at {where}")) from None
+        raise RunError(sentence(must, _place(error))) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         got = line.decode(errors="replace") if isinstance(line, bytes) else line
         raise RunError(sentence(must, shown(got))) from None
     do = "Read it with the version of lopsided that wrote it."
     raise RunError(sentence(f"a line must be of format {FORMAT}", shown(written), do))
+
+
+def _place(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    return f"{shown(first['input'])} at {'.'.join(map(str, first['loc'])) or 'the line'}"
 
 
 def _write(line: Record | Failure) -> str:

@@ -30,6 +30,7 @@ from lopsided.data.images import FileImages
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import SOURCE_NAMES, Source, check_splits, open_source
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.experiments.run_metrics import check_printed
 from lopsided.metrics import evaluate
 from lopsided.recipe import RUNTIME_FIELDS, Recipe
 
@@ -48,6 +49,8 @@ RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predic
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
 PROBABILITY = "p:"
 """What the column of a class's probability starts with, so that a class called "name" does not hide another column."""
+MAX_TABLE = 1 << 30
+"""The most bytes of predictions that are read, all at once; those of a million images take a fraction of it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,12 @@ class Run:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events of the log, oldest first; what a killed process left of a line is passed over."""
-        with (self.folder / LOG).open(encoding="utf-8", errors="replace") as log:
+        path = self.folder / LOG
+        try:
+            files.check_regular(path, files.MAX_BYTES)
+        except OSError as error:
+            raise RunError(sentence(f"{LOG} must be a readable log", f"{path} ({error.strerror})")) from None
+        with path.open(encoding="utf-8", errors="replace") as log:
             for line in log:
                 event = None
                 with suppress(ValueError, RecursionError):
@@ -89,7 +97,7 @@ class Run:
 
     def predictions(self) -> list[dict[str, str]]:
         """Return the rows of ``predictions.csv``."""
-        files.check_regular(self.folder / PREDICTIONS)
+        files.check_regular(self.folder / PREDICTIONS, MAX_TABLE)
         with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
             return list(csv.DictReader(table))
 
@@ -155,7 +163,10 @@ def run_recipe(
 
     def state() -> str:
         found = _found(folder, recipe, resume)
-        return "new" if found is None else "finished" if found.finished else "unfinished"
+        if found is not None and found.metrics is not None:
+            check_printed(folder / METRICS, found.metrics)
+            return "finished"
+        return "new" if found is None else "unfinished"
 
     def told(make: Callable[[], Any]) -> Any:
         return make() if ranks is None else ranks.told(make)

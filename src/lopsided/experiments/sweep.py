@@ -146,7 +146,7 @@ def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) ->
         cell = metrics.parent.name
         if cell not in known:
             # A run that cannot be read is trained again, or its record stays as it is.
-            with suppress(LopsidedError, OSError, KeyError, TypeError, ValueError):
+            with suppress(LopsidedError, OSError):
                 record = Record.from_run(runs.Run.open(metrics.parent))
                 found += [record] if record.cell == cell else []
     if found:

@@ -70,7 +70,10 @@ def write_run_reports(
     allow_outside: bool = False,
     progress: Progress | None = None,
 ) -> RunReports:
-    """Write the page of every finished run of a sweep into its folder; one that cannot be read stops no other."""
+    """Write the page of every finished run of a sweep into its folder; one that cannot be read stops no other.
+
+    Nothing is written into a folder that a link leads to: it may come from someone else and lie anywhere.
+    """
     check_kind(kind)
     path = Path(folder)
     if not (path / SWEEP).is_file():
@@ -79,9 +82,17 @@ def write_run_reports(
     failed: list[tuple[Path, str]] = []
     for number, cell in enumerate(cells, start=1):
         try:
+            _check_inside(cell)
             write_report(cell, kind=kind, allow_outside=allow_outside)
         except LopsidedError as error:
             failed.append((cell, str(error)))
         if progress is not None:
             progress(number, len(cells))
     return RunReports(len(cells) - len(failed), tuple(failed))
+
+
+def _check_inside(cell: Path) -> None:
+    link = next((path for path in (cell.parent, cell) if path.is_symlink()), None)
+    if link is not None:
+        must, do = "the runs of a sweep must lie in its folder", "Put a copy in its place."
+        raise RunError(sentence(must, f"{link}, which is a link", do))

@@ -5,36 +5,21 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
+from lopsided.experiments.run_metrics import JUDGED, check_metrics, is_number
 from lopsided.experiments.runs import LOG, METRICS, PREDICTIONS, PROBABILITY, RECIPE, Run
 
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-JUDGED = ("test", "val", "held_out")
-"""The splits that a run may be judged on, in the order in which a page prefers them."""
-_FIGURE = ("value", "low", "high")
-_ROW = ("recall", "precision", "f1", "auroc", "average_precision")
-_Count = Annotated[NonNegativeInt, Field(le=2**53)]
-_KINDS: dict[str, Any] = {
-    "counts": dict[str, Annotated[dict[str, _Count], Field(min_length=1)]],
-    "leaks.groups": list[str],
-    "leaks.duplicates": list[Annotated[list[str], Field(min_length=4, max_length=4)]],
-    "warnings": list[str],
-    "unreadable": list[dict[str, str]],
-    "environment.packages": dict[str, str],
-}
-"""What metrics hold inside their lists and tables, as far as a page looks there."""
 _SUM = 1e-3
 """How far the probabilities of an image may be from 1 together; those of a cut line are farther."""
 
@@ -76,11 +61,7 @@ class Stage:
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """The epochs in which something was noted down, with what was."""
-        return [(row["epoch"], row[name]) for row in self.epochs if _is_number(row.get(name))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        return [(row["epoch"], row[name]) for row in self.epochs if is_number(row.get(name))]
 
 
 def open_finished(folder: Path) -> tuple[Run, dict[str, Any]]:
@@ -92,10 +73,7 @@ def open_finished(folder: Path) -> tuple[Run, dict[str, Any]]:
         if _is_running(folder):
             got, do = f"{folder}, which is still running", "Wait for its end."
         raise RunError(sentence(must, got, do))
-    missing = next(_missing(run.metrics), None)
-    if missing is not None:
-        got = f"none that can be used in {folder / METRICS}"
-        raise RunError(sentence(f"{METRICS} must hold {missing}", got, "Train the run again, or restore the file."))
+    check_metrics(folder / METRICS, run.metrics)
     if not has_own_recipe(run) and _is_comparable(run.metrics):
         got = f"another one in {folder / RECIPE}"
         raise RunError(sentence(f"{RECIPE} must be the recipe of the run's figures", got, "Restore the file."))
@@ -118,74 +96,6 @@ def _is_running(folder: Path) -> bool:
     except RunError:
         return True
     return False
-
-
-def _missing(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the places of what a page needs and the metrics do not have, or have as another kind of thing."""
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "lopsided": str, "recipe": str, "seed": int, "classes": list, "counts": dict, "leaks": dict, "warnings": list,
-        "environment": dict, "seconds": (int, float),
-    }  # fmt: skip
-    yield from _without(metrics, kinds, "")
-    if not metrics["classes"] or not all(isinstance(name, str) for name in metrics["classes"]):
-        yield "classes"
-    yield from _without(metrics["counts"], {"train": dict}, "counts.")
-    yield from _without(metrics["leaks"], {"groups": list, "duplicates": list}, "leaks.")
-    yield from _otherwise(metrics, _KINDS, "")
-    if not _is_number(metrics["seconds"]) or metrics["seconds"] < 0:
-        yield "seconds"
-    for split in JUDGED:
-        if metrics.get(split) is not None:
-            yield from _missing_figures(metrics, split)
-
-
-def _missing_figures(metrics: Mapping[str, Any], split: str) -> Iterator[str]:
-    yield from _without(metrics, {split: dict}, "")
-    part = metrics[split]
-    kinds = {"num_images": int, "level": float, "figures": dict, "per_class": list, "confusion": list}
-    yield from _without(part, {**kinds, "majority": dict, "notes": list}, f"{split}.")
-    yield from _otherwise(part, {"notes": list[str], "confusion": list[list[_Count]]}, f"{split}.")
-    if any(len(row) != len(metrics["classes"]) for row in part["confusion"]):
-        yield f"{split}.confusion of {len(metrics['classes'])} classes"
-    shares: dict[str, type | tuple[type, ...]] = {"label": str, "uwa": (int, float), "accuracy": (int, float)}
-    yield from _without(part["majority"], shares, f"{split}.majority.")
-    needed = dict.fromkeys(("uwa", "accuracy", "calibration_error"), dict)
-    yield from _without(part["figures"], needed, f"{split}.figures.")
-    for name, figure in part["figures"].items():
-        yield from _without_numbers(figure, f"{split}.figures.{name}.")
-    for name in ("per_class", "confusion"):
-        if len(part[name]) != len(metrics["classes"]):
-            yield f"{split}.{name} of {len(metrics['classes'])} classes"
-    for number, row in enumerate(part["per_class"]):
-        where = f"{split}.per_class[{number}]."
-        yield from _without(row, {"label": str, "support": int, "predicted": int, **dict.fromkeys(_ROW, dict)}, where)
-        for name in _ROW:
-            yield from _without_numbers(row[name], f"{where}{name}.")
-
-
-def _without_numbers(figure: Any, where: str) -> Iterator[str]:
-    yield from _without(figure, dict.fromkeys(_FIGURE, (int, float, type(None))), where)
-    yield from (f"{where}{name}" for name in _FIGURE if figure[name] is not None and not _is_number(figure[name]))
-
-
-def _otherwise(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yield the places of what is there and holds other things than it should."""
-    for path, kind in kinds.items():
-        value: Any = values
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is None:
-            continue
-        try:
-            TypeAdapter(kind).validate_python(value, strict=True)
-        except ValidationError:
-            yield f"{where}{path}"
-
-
-def _without(values: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str) -> Iterator[str]:
-    for name, kind in kinds.items():
-        if not isinstance(values, dict) or name not in values or not isinstance(values[name], kind):
-            yield f"{where}{name}"
 
 
 def read_judged(run: Run, classes: Sequence[str]) -> dict[str, Judged]:
@@ -250,7 +160,7 @@ def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
     notes: dict[str, None] = {}
     for event in run.events():
         stage, epoch, text = (event.get(name) for name in ("stage", "epoch", "text"))
-        if event["event"] == "epoch" and isinstance(stage, str) and isinstance(epoch, int):
+        if event["event"] == "epoch" and isinstance(stage, str) and isinstance(epoch, int) and is_number(epoch):
             found.setdefault(stage, {})[epoch] = event
         elif event["event"] == "note" and isinstance(text, str):
             notes[text] = None
@@ -259,6 +169,6 @@ def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
 
 
 def _stage(name: str, epochs: list[dict[str, Any]], figure: str) -> Stage:
-    judged = [row for row in epochs if _is_number(row.get(figure))]
+    judged = [row for row in epochs if is_number(row.get(figure))]
     best = max(judged, key=lambda row: (row[figure], row["epoch"]), default=epochs[-1])
     return Stage(name, epochs, int(best["epoch"]), picked=bool(judged))

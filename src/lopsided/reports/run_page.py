@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.experiments.run_metrics import JUDGED
 from lopsided.experiments.runs import FEATURES, RECIPE
 from lopsided.recipe import CONTRASTIVE_LOSSES
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
-from lopsided.reports.run_data import JUDGED, Judged, Stage, open_finished, read_judged, read_stages
+from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, counts_at, favoured, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails

@@ -36,6 +36,8 @@ TIMES_AS_LONG = 20.0
 _KEY = "lopsided"
 _STAGES = ("encoder", "classifier", "end-to-end")
 _CHOSEN = re.compile(r"chosen-[a-z-]+-\d+\.safetensors")
+_STEP, _MOMENTUM = "step", "momentum_buffer"
+_FIT = "a checkpoint must fit the recipe that it is resumed with"
 _AGAIN = "Remove the checkpoint folder to start the run anew."
 
 
@@ -48,11 +50,11 @@ class State:
     stage: str
     epoch: int = 0
     selection: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, float | int | str | None]] = field(default_factory=list)
     chosen: str | None = None
     finished: bool = False
     seconds: float = 0.0
-    threads: int = 0
+    threads: int = 1
     ranks: int = 1
     fast: bool = True
     torch: str = torch.__version__
@@ -122,11 +124,13 @@ class Checkpoint:
             if content["format"] != FORMAT:
                 got = f"format {content['format']!r:.80}"
                 raise RunError(sentence(f"{self.folder} must be of format {FORMAT}", got, _AGAIN))
-            state = _read_state(content)
+            state = TypeAdapter(State).validate_python(content)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, RunError):
-                raise
             raise RunError(sentence(f"{self.folder} must hold the state of a run", "another file", _AGAIN)) from error
+        odd = next(_odd_fields(state), None)
+        if odd is not None:
+            got = f"{odd} {getattr(state, odd)!r:.40}"
+            raise RunError(sentence(f"{self.folder} must hold the state of a run", got, _AGAIN))
         self._last = State(**asdict(state))
         return state, tensors
 
@@ -179,14 +183,45 @@ class Checkpoint:
             raise RunError(sentence(f"{path} must be a whole safetensors file", reason(error), _AGAIN)) from error
 
 
-def _read_state(content: object) -> State:
-    """Check a state field by field: a folder may come from someone else."""
-    state = TypeAdapter(State).validate_python(content)
-    if state.stage not in _STAGES or state.epoch < 0 or not math.isfinite(state.seconds):
-        raise ValueError("a stage or a number that there is not")
-    if state.chosen is not None and not _CHOSEN.fullmatch(state.chosen):  # It is the name of a file to be read.
-        raise ValueError("another name of a file")
-    return state
+def _odd_fields(state: State) -> Iterator[str]:
+    """Yield the fields that no run writes so: a folder may come from someone else."""
+    good = {
+        "stage": state.stage in _STAGES,
+        "epoch": state.epoch >= 0,
+        "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It is the name of a file to be read.
+        "seconds": 0 <= state.seconds < math.inf,
+        "threads": 1 <= state.threads < 2**31,
+        "ranks": 1 <= state.ranks < 2**31,
+    }
+    yield from (name for name, is_good in good.items() if not is_good)
+
+
+def check_course(state: State, tensors: Mapping[str, Tensor], epochs: Mapping[str, int]) -> None:
+    """Refuse a state that no run comes to whose stages, in this order, have so many epochs."""
+    got = ""
+    if state.stage not in epochs:
+        got = f"stage {state.stage}"
+    elif state.epoch > epochs[state.stage]:
+        got = f"epoch {state.epoch!r:.40} of {epochs[state.stage]} in stage {state.stage}"
+    elif state.epoch and not tensors and not state.finished:
+        got = f"no weights after epoch {state.epoch}"
+    elif not _is_history(state, epochs):
+        got = f"a history of other epochs than {state.epoch} of stage {state.stage} and all before"
+    if got:
+        raise RunError(sentence(_FIT, got, _AGAIN))
+
+
+def _is_history(state: State, epochs: Mapping[str, int]) -> bool:
+    """Whether each epoch up to the state's has its line; a stage before may have stopped early."""
+    lines = [(line.get("stage"), line.get("epoch")) for line in state.history]
+    for name, most in epochs.items():
+        done = state.epoch if name == state.stage else sum(stage == name for stage, _ in lines)
+        if done > most or lines[:done] != [(name, epoch + 1) for epoch in range(done)]:
+            return False
+        lines = lines[done:]
+        if name == state.stage:
+            break
+    return not lines
 
 
 def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -209,12 +244,20 @@ def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for key, value in tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
+            if not index.isdecimal() or int(index) >= len(parameters):
+                raise ValueError(f"a state of weight {index!r:.40} where there are {len(parameters)}")
             like = parameters[int(index)]
-            if value.shape != like.shape and value.ndim:  # A count of steps is one number.
-                raise ValueError(f"a state of shape {tuple(value.shape)} for a weight of {tuple(like.shape)}")
+            shape = torch.Size() if name == _STEP else like.shape
+            if (value.shape, value.dtype) != (shape, like.dtype):
+                got = f"a state of {value.dtype} and shape {tuple(value.shape)}"
+                raise ValueError(f"{got} for a weight of {like.dtype} and shape {tuple(like.shape)}")
             # In memory as the weight lies there: a vector unit rounds its last elements otherwise than the rest.
-            laid = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+            laid = value if name == _STEP else torch.empty_like(like).copy_(value)
             content["state"].setdefault(int(index), {})[name] = laid
+    names = {_MOMENTUM} if isinstance(optimizer, torch.optim.SGD) else {_STEP, "exp_avg", "exp_avg_sq"}
+    for index, found in content["state"].items():
+        if set(found) != names:
+            raise ValueError(f"other states of weight {index} than {', '.join(sorted(names))}")
     optimizer.load_state_dict(content)
 
 
@@ -226,17 +269,19 @@ def restoring() -> Iterator[None]:
     except LopsidedError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        must, got = "a checkpoint must fit the recipe that it is resumed with", f"another one ({reason(error)})"
-        raise RunError(sentence(must, got, _AGAIN)) from error
+        raise RunError(sentence(_FIT, f"another one ({reason(error)})", _AGAIN)) from error
 
 
 def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load weights that must fit."""
+    """Load weights that must fit, also in the kind of their numbers: torch would round them without a word."""
+    for key, value in module.state_dict().items():
+        if key in tensors and tensors[key].dtype != value.dtype:
+            got = f"{tensors[key].dtype} for the {value.dtype} of {key}"
+            raise RunError(sentence(_FIT, got, _AGAIN))
     try:
         module.load_state_dict(dict(tensors))
     except RuntimeError as error:
-        got = "weights of another model"
-        raise RunError(sentence("a checkpoint must fit the recipe that it is resumed with", got, _AGAIN)) from error
+        raise RunError(sentence(_FIT, "weights of another model", _AGAIN)) from error
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

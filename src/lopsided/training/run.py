@@ -8,7 +8,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -145,7 +144,7 @@ class Training:
         if tensors:
             with restoring():
                 trainer.restore(tensors)
-                selection = TypeAdapter(Selection).validate_python(state.selection)
+                selection = Selection.from_dict(state.selection, selection.patience, state.epoch)
                 if state.chosen is not None:
                     best = self.checkpoint.load_weights(state.chosen)
                     if selection.best is None or not all_finite(best.values()):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -41,6 +44,18 @@ class Selection:
     def to_dict(self) -> dict[str, float | int | None]:
         """All fields, for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], patience: int | None, epochs_done: int) -> Selection:
+        """Read what ``to_dict`` wrote after so many epochs."""
+        try:
+            found = TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+            raise ValueError(f"no {where} of a selection") from None
+        if not (-1 <= found.chosen < epochs_done and -1 <= found.rose < epochs_done):
+            raise ValueError(f"a selection of other epochs than {epochs_done}")
+        return replace(found, patience=patience)
 
 
 def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num_classes: int) -> dict[str, float]:

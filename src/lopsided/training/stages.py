@@ -35,7 +35,7 @@ from lopsided.errors import RunError, sentence
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.recipe import Recipe
 from lopsided.training.cautions import cautions
-from lopsided.training.checkpoint import Checkpoint, State, load_strictly
+from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Part, check_trainable, prepare
 from lopsided.training.machine import flushed_denormals, keep_freed_memory, pick_device, threads
@@ -146,6 +146,7 @@ def fit(
         ranks.check_same("images, labels and splits", state.data)
         if saved is not None:
             notes += _check_resumable(state, saved[0])
+            check_course(*saved, _stage_epochs(recipe))
             # What the next resume compares with is what this one goes on with.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
@@ -221,6 +222,13 @@ def _check_resumable(state: State, saved: State) -> list[str]:
         if then != now:
             notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
     return notes
+
+
+def _stage_epochs(recipe: Recipe) -> dict[str, int]:
+    epochs = recipe.encoder_training.epochs
+    if recipe.method == "two-stage":
+        return {"encoder": epochs, "classifier": recipe.classifier.epochs}
+    return {"end-to-end": epochs}
 
 
 def _unused(source: Source, splits: Splits) -> list[str]:
