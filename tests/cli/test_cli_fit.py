@@ -305,6 +305,14 @@ def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
     assert json.loads(again.out)["majority"] == {"label": "T-shirt/top", "accuracy": 0.9, "uwa": 0.5}
     assert {name: (out / name).stat().st_mtime_ns for name in written} == written
 
+    metrics = json.loads((out / "cl" / "metrics.json").read_text())
+    (out / "cl" / "metrics.json").write_text(json.dumps(metrics | {"test": None}))
+    refused = call("demo", "--out", out)
+    assert refused.code == 2
+    assert refused.err.endswith(
+        "must be a run of the demo, with figures of test images, got none. Choose another folder.\n"
+    )
+
 
 def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
     from lopsided.experiments.demo import demo_recipes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided import files
+from lopsided.errors import RunError, sentence
 from lopsided.experiments.runs import Run, run_recipe
 from lopsided.recipe import Recipe, named_recipe
 
@@ -50,6 +51,9 @@ def summarise(runs: dict[str, Run]) -> dict[str, Any]:
     majority: dict[str, Any] = {}
     for loss, run in runs.items():
         metrics = run.metrics or {}
+        if not metrics.get("test"):  # A folder of someone else's may hold any finished run.
+            must = f"{run.folder} must be a run of the demo, with figures of test images"
+            raise RunError(sentence(must, "none", "Choose another folder."))
         figures = metrics["test"]["figures"]
         majority = metrics["test"]["majority"]
         rows.append(
