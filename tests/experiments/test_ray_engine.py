@@ -43,6 +43,7 @@ def cluster() -> Iterator[Any]:
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": str(SOURCE)}
     # As it does by itself on systems with a firewall that asks, Ray stays on the loopback interface.
     settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    settings["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Versions of 2025 and 2026 warn of a change otherwise.
     for name, value in settings.items():
         patch.setenv(name, value)
     from ray._private import ray_constants
