@@ -219,6 +219,26 @@ def test_weights_that_do_not_fit_or_are_no_finite_numbers_are_refused(stranger: 
         assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["card", "weights"])
+@pytest.mark.parametrize("verb", ["predict", "predict --json", "predict --out", "evaluate"])
+def test_a_model_that_answers_nan_is_refused(stranger: Path, kind: str, verb: str) -> None:
+    model, photos = stranger / "model", write_photos(stranger / "photos", {"cat": 2, "dog": 2})
+    card = json.loads((model / "model.json").read_text())
+    if kind == "card":
+        card.update(mean=[9e29] * 3, std=[1.1e-30] * 3)
+        (model / "model.json").write_text(json.dumps(card))
+    else:
+        state = load_file(model / "model.safetensors")
+        with_card(model, save({key: torch.full_like(value, 3e38) for key, value in state.items()}))
+    name, *flags = verb.split()
+    out = stranger / "answers.csv"
+    ended = call(name, model, photos, *flags, *([out] if "--out" in flags else []))
+    assert ended.code == 2
+    assert "nan" not in ended.out.lower()
+    assert ended.err.startswith("lopsided: a model must answer finite probabilities, got NaN. ")
+    assert not out.exists()
+
+
 def test_kinds_of_numbers_that_numpy_or_torch_do_not_have_are_refused(stranger: Path) -> None:
     for kind, size in (("BF16", 2), ("F8_E4M3", 1), ("F8_E8M0", 1), ("F4", 1), ("I64", 8)):
         header = {"test": {"dtype": kind, "shape": [2, 4], "data_offsets": [0, 8 * size]}}

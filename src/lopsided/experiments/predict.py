@@ -222,4 +222,4 @@ def _open(path: Path) -> IO[str]:
 
 
 def _line(stream: Stream, content: object) -> None:
-    stream.write(json.dumps(content) + "\n")
+    stream.write(json.dumps(content, allow_nan=False) + "\n")
