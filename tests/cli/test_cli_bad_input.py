@@ -224,6 +224,49 @@ def test_an_output_in_a_folder_that_does_not_exist_is_refused_before_the_work(
     assert_refused(ended, f"--out must be a file in a folder that exists, got {out}, whose folder does not exist.")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (("evaluate", "run", "table.csv"), "table.csv"),
+        (("evaluate", "run", "link.csv"), "table.csv"),
+        (("evaluate", "run", "photos"), "run/metrics.json"),
+        (("evaluate", "run", "photos"), "photos/cat/000.png"),
+        (("predict", "run", "photos"), "photos/cat/000.png"),
+        (("predict", "run", "plain"), "plain"),
+        (("predict", "run", "plain.unreadable.csv"), "plain.csv"),
+        (("predict", "run", "photos"), "run/model.json"),
+        (("predict", "run", "photos"), "run/predictions.csv"),
+        (("report", "run"), "run/model.safetensors"),
+        (("report", "sweep"), "sweep/records.jsonl"),
+        (("export", "run"), "run/model.safetensors"),
+    ],
+)
+def test_an_output_that_would_replace_what_is_read_is_refused(
+    arguments: tuple[str, ...], out: str, call: Call, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(model, "run")
+    for name in ("recipe.toml", "metrics.json", "predictions.csv"):
+        Path("run", name).touch()
+    Path("sweep").mkdir()
+    Path("sweep", "sweep.json").touch()
+    Path("table.csv").write_text("path,label\nphotos/cat/000.png,cat\nphotos/dog/000.png,dog\n")
+    Path("link.csv").symlink_to("table.csv")
+    for name in ("plain", "plain.unreadable.csv"):
+        shutil.copy("photos/dog/000.png", name)
+    before = {name: Path(name).read_bytes() for name in names_below(folder.parent)}
+    assert_refused(call(*arguments, "--out", out), "--out must not replace what is to be kept, got ")
+    assert {name: Path(name).read_bytes() for name in names_below(folder.parent)} == before
+
+
+def test_an_output_may_replace_itself_and_have_the_name_of_a_runs_file_elsewhere(
+    call: Call, model: Path, folder: Path
+) -> None:
+    (folder.parent / "recipe.toml").touch()
+    for _ in range(2):
+        assert call("evaluate", model, folder, "--out", folder.parent / "metrics.json").code == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that refuses even root")
 def test_a_disk_that_cannot_be_written(call: Call, folder: Path, model: Path) -> None:
     assert_refused(

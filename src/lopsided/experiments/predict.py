@@ -105,6 +105,11 @@ def predict_images(
             yield path, pixels if isinstance(pixels, UnreadableImageError) else next(p)
 
 
+def unreadable_path(out: Path) -> Path:
+    """The file beside the predictions ``out`` that lists the images which could not be read."""
+    return out.with_name(f"{out.stem}.unreadable.csv")
+
+
 def write_predictions(
     answers: Iterable[Answer],
     classes: Sequence[str],
@@ -118,7 +123,7 @@ def write_predictions(
     The columns are path, predicted, and ``p:`` with each class's name. Nothing is written when no image is readable.
     """
     target = Path(out)
-    beside = target.with_name(f"{target.stem}.unreadable.csv")
+    beside = unreadable_path(target)
     summary = Summary({})
     # The answers last: with new ones, the list beside them is never an old one.
     with (
