@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
@@ -97,6 +98,13 @@ def run(arguments: list[str] | None = None) -> int:
     if not arguments:  # The help has been printed; click before 8.2 regards that as a success.
         return 2
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """Put nowhere in the place of a stream that was closed, whose number the next file would get."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It is open until the end.
 
 
 def _end(error: BaseException) -> int:
