@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
+import io
 import json
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from safetensors.torch import load_file, save, save_file
 from disk_jobs import TINY, call
 from hostile import broken_safetensors, mutated, pickles, safetensors
 from lopsided import TwoStageClassifier
+from lopsided.cli import run
 from lopsided.data.sources import open_source
 from lopsided.encoders import build_encoder
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
@@ -569,10 +572,6 @@ def test_a_line_break_inside_a_cell_stays_what_it_is(tmp_path: Path) -> None:
 def test_a_terminal_gets_no_control_characters_from_predict(
     stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import sys
-
-    from lopsided.cli import run
-
     path = stranger / "model" / "model.json"
     names = ["\x1b[2J", "a\nb"]
     path.write_text(json.dumps({**json.loads(path.read_text()), "classes": names}))
@@ -580,6 +579,32 @@ def test_a_terminal_gets_no_control_characters_from_predict(
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         assert run(["predict", str(stranger / "model"), str(stranger / "photos"), "--quiet"]) == 0
         assert ("\x1b" in capsys.readouterr().out) == (not terminal)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("cp1252", b"\\u0416 \\udcff\n"),
+        ("ascii", b"\\u0416 \\udcff\n"),
+        ("utf-8", "\N{CYRILLIC CAPITAL LETTER ZHE} ".encode() + b"\xff\n"),
+    ],
+)
+def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, expected: bytes
+) -> None:
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding=encoding, write_through=True))
+
+    def examine() -> list[object]:
+        for stream in (sys.stdout, sys.stderr):
+            print("\N{CYRILLIC CAPITAL LETTER ZHE} \udcff", file=stream)
+        return []
+
+    monkeypatch.setattr("lopsided.doctor.examine", examine)
+    assert run(["doctor", "--json"]) == 0
+    assert out.getvalue() == expected + b"[]\n"
+    assert err.getvalue() == expected.replace(b"\xff", b"\\udcff")
 
 
 def test_a_stem_and_a_scenario_of_any_text_are_harmless_in_latex() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -80,9 +81,6 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     _open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
     if arguments is None:
         arguments = sys.argv[1:]
     try:
@@ -101,10 +99,18 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Put nowhere in the place of a stream that was closed, whose number the next file would get."""
+    """See that any text can be printed.
+
+    A stream that was closed is replaced by nowhere: the next file would get its number. What an encoding does not have
+    is written as an escape sequence, but on a stdout of UTF-8 the name of a file that is not UTF-8 stays what it is.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It is open until the end.
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            exact = name == "stdout" and codecs.lookup(stream.encoding).name == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if exact else "backslashreplace")
 
 
 def _end(error: BaseException) -> int:
