@@ -19,6 +19,7 @@ from lopsided.errors import LopsidedError, SaidError, is_out_of_memory, sentence
 from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+_NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
 
 _LONGEST = 2000
 """The most characters of an error that are printed."""
@@ -134,8 +135,8 @@ def _end(error: BaseException) -> int:
         text = f"{_usage_text(error)} {_usage_help(error)}"
     elif is_out_of_memory(error):
         text = _memory_text(error)
-    elif isinstance(error, OSError) and error.errno in _DISK:
-        text = _disk_text(error)
+    elif isinstance(error, OSError) and (told := _system_text(error)):
+        text = told
     elif not isinstance(error, LopsidedError):
         reason = " ".join(str(error).split())
         told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -156,10 +157,26 @@ def _memory_text(error: BaseException) -> str:
     return sentence("the work must fit into the memory of this machine", got, do)
 
 
-def _disk_text(error: OSError) -> str:
-    if error.filename is None:  # It was printed: the last flush would fail once more.
-        _silence_stdout()
-    return sentence("the disk must be writable and have room", f"{error.filename or 'the output'} ({error.strerror})")
+def _system_text(error: OSError) -> str:
+    """Say what the system said of a disk or a name; nothing if it is something else."""
+    what = f"{os.fsdecode(error.filename or 'the output')} ({error.strerror})"
+    if error.errno in _DISK:
+        if error.filename is None:  # It was printed: the last flush would fail once more.
+            _silence_stdout()
+        return sentence("the disk must be writable and have room", what)
+    if error.errno in _NAMES and error.filename is not None:
+        return sentence("a path must be one that this system can open", what)
+    if error.errno == errno.ENOENT and not _has_folder():
+        return sentence("the working folder must be there", "one that was removed", "Change to another folder.")
+    return ""
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _cut(text: str) -> str:
