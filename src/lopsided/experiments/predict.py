@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, walk_images
+from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decode_image, walk_images
 from lopsided.data.images import ArrayImages, Progress, ordered_map
 from lopsided.errors import DataError, sentence
 from lopsided.experiments.runs import PROBABILITY
@@ -64,16 +64,21 @@ class Summary:
 def find_images(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, Iterator[Path]]:
     """Count the images that files and folders stand for, and return them one by one without holding them all.
 
-    A file that is named itself is taken whatever its suffix. What lies below a folder that is named too is taken once.
+    A file that is named itself is taken whatever its suffix. What lies below a folder that is named too is taken once,
+    and so is each folder to which several paths lead.
     """
     given = _distinct(paths)
-    number = 0
+    number = sum(1 for _ in _images(given))
     for path in given:
-        below = sum(1 for _ in walk_images(path)) if path.is_dir() else 1
-        if not below:
+        if path.is_dir() and next(walk_images(path), None) is None:
             raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
-        number += below
-    return number, (image for path in given for image in (walk_images(path) if path.is_dir() else (path,)))
+    return number, _images(given)
+
+
+def _images(paths: Iterable[Path]) -> Iterator[Path]:
+    seen: set[FolderId] = set()
+    for path in paths:
+        yield from walk_images(path, seen=seen) if path.is_dir() else (path,)
 
 
 def predict_images(
