@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -303,6 +304,19 @@ def test_val_and_test_are_splits_without_train_unless_they_hold_images_themselve
     plain = open_source(make_folder({"val": 1, "test": 1}, root="plain"))
     assert plain.classes == ("test", "val")
     assert plain.splits is None
+
+
+def test_a_table_of_very_many_columns_is_read_at_once(make_folder: MakeFolder) -> None:
+    folder = make_folder({"a": 1, "b": 1})
+    names = ["path", "label", *(f"column-{i}" for i in range(20_000))]
+    rows = [[f"{label}/{next((folder / label).iterdir()).name}", label, *["x"] * 20_000] for label in "ab"]
+    (folder / "t.csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
+    begin = time.monotonic()
+    assert open_source(folder / "t.csv").counts() == {"a": 1, "b": 1}
+    assert time.monotonic() - begin < 2
+    (folder / "t.csv").write_text("path,label,x,x\n")
+    with pytest.raises(DataError, match=r"^the columns of a table must have different names, got 'x' twice in "):
+        open_source(folder / "t.csv")
 
 
 @pytest.mark.parametrize("root", ["photos", "photos/train"])

@@ -81,9 +81,7 @@ def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
     if not numbered:
         raise DataError(sentence("a CSV table must start with a line of column names", f"{table}, which is empty"))
     header_row = [name.strip() for name in numbered[0][1]]
-    twice = [name for i, name in enumerate(header_row) if name in header_row[:i]]
-    if twice:
-        raise DataError(sentence("the columns of a table must have different names", f"{twice[0]!r} twice in {table}"))
+    _check_different(table, header_row)
     for line, row in numbered:
         if len(row) != len(header_row):
             got = f"{len(row)} cells in line {line} of {table}"
@@ -91,6 +89,14 @@ def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
     body = numbered[1:]
     columns = {name: [row[i].strip() for _, row in body] for i, name in enumerate(header_row)}
     return columns, [line for line, _ in body]
+
+
+def _check_different(table: Path, columns: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise DataError(sentence("the columns of a table must have different names", f"{name!r} twice in {table}"))
+        seen.add(name)
 
 
 def _read_parquet(table: Path) -> dict[str, list[str]]:
