@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,32 @@ def test_a_parquet_table_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 but no more")
     with pytest.raises(DataError, match=r"a Parquet table must be readable, got .*t\.parquet \("):
         open_source(tmp_path / "t.parquet")
+
+
+def odd_columns(pyarrow: Any) -> dict[str, Any]:
+    """Columns of two values that pyarrow writes and reads, and cannot turn into those of Python."""
+    offsets = pyarrow.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
+    text = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"\xff\xfe"))
+    times = pyarrow.array([2**62, 2**62], type=pyarrow.int64())
+    return {
+        "text": text,
+        "date": times.cast(pyarrow.timestamp("us")),
+        "zone": pyarrow.array([0, 1], type=pyarrow.timestamp("us", tz="Nowhere/At_all")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["text", "date", "zone"])
+def test_a_parquet_column_that_python_cannot_hold_matters_only_where_it_is_used(
+    make_folder: MakeFolder, kind: str
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = make_folder({"a": 1, "b": 1}) / "t.parquet"
+    columns = {"path": ["a/000.png", "b/000.png"], "label": ["a", "b"], "odd": odd_columns(pyarrow)[kind]}
+    parquet.write_table(pyarrow.table(columns), path)
+    assert open_source(path).counts() == {"a": 1, "b": 1}
+    with pytest.raises(DataError, match=r"^a Parquet table must be readable, got .*t\.parquet \(.+\)\.$"):
+        open_source(path, group="odd")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
