@@ -265,6 +265,7 @@ def test_weights_to_start_from_must_be_finite(stranger: Path) -> None:
         {"shape": [3, 9000, 9000], "image_size": 9000},
         {"shape": [3, 8000, 8000], "image_size": 8000},
         {"encoder": "mlp-99999-99999-99999"},
+        {"encoder": "mlp" + "-1" * 20_000},
         {"channels": 0, "mean": [], "std": []},
         {"channels": 7, "shape": [7, 4, 4], "mean": [0.5] * 7, "std": [0.5] * 7},
         {"image_size": 5},
