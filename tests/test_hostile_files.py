@@ -288,6 +288,25 @@ def test_a_card_that_asks_for_the_impossible_is_refused_before_it_is_built(
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize("changed", ["classes", "weights"])
+def test_a_classifier_of_another_number_of_classes_is_refused_before_anything_is_built(
+    stranger: Path, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("It was built.")
+
+    monkeypatch.setattr("lopsided.training.model._build", build)
+    model = stranger / "model"
+    if changed == "classes":
+        card = json.loads((model / "model.json").read_text())
+        (model / "model.json").write_text(json.dumps({**card, "classes": [f"class {i}" for i in range(1000)]}))
+    else:
+        state = load_file(model / "model.safetensors")
+        with_card(model, save({key: value for key, value in state.items() if key != "classifier.weight"}))
+    with pytest.raises(RunError, match=r"must hold a classifier of the (1,000|2) classes of the card, got (one|none)"):
+        open_model(model, "cpu")
+
+
 def test_a_checkpoint_of_a_stranger_is_checked_field_by_field(stranger: Path) -> None:
     path = stranger / "run" / FOLDER_NAME / STATE_NAME
     good = {"recipe": "r", "data": "d", "stage": "encoder", "format": 1}
