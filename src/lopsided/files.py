@@ -119,8 +119,6 @@ def reading_tensors() -> Iterator[None]:
 
     try:
         yield
-    except OSError:
-        raise
     # Kinds of numbers that torch or numpy do not have are told in other classes than the library's own.
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(reason(error)) from error

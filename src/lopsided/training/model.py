@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lopsided import __version__
 from lopsided.encoders import build_encoder, is_mlp
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, reason
+from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.heads import ClassifierHead
 from lopsided.recipe import MAX_SIDE
 from lopsided.training.checkpoint import all_finite
@@ -133,7 +133,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
         with reading_tensors():
             state = load(content)
     except ValueError as error:
-        raise RunError(sentence(f"{path} must be a safetensors file", reason(error))) from error
+        raise RunError(sentence(f"{path} must be a safetensors file", error)) from error
     _check_numbers(state, path)
     _check_head(state, card, path)
     try:
