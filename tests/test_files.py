@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -101,6 +102,47 @@ def test_a_file_below_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
         atomic_write(tmp_path / "run" / "metrics.json", "x")
     with pytest.raises(RunError, match=r"run must be writable, got file exists\."):
         make_folder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "link to a device"])
+def test_what_is_no_ordinary_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "out"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link to a device" or os.geteuid():
+        path.symlink_to("/dev/null")
+    else:
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        except PermissionError:  # Not every container may.
+            path.symlink_to("/dev/null")
+    before = os.lstat(path)
+    with pytest.raises(
+        RunError, match=r"out must be an ordinary file if it is there, got a .+\. Choose another name\."
+    ):
+        atomic_write(path, "x")
+    with pytest.raises(RunError, match=r"got a "), replacing(path, wanted=lambda: False):
+        pass
+    assert os.lstat(path) == before
+    assert names(tmp_path) == ["out"]
+
+
+def test_the_links_of_the_system_stay_whatever_they_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "islink", lambda path: str(path) == "/dev/stdout")
+    with pytest.raises(RunError, match=r"^/dev/stdout must be an ordinary file if it is there, got a link of"):
+        files.check_replaceable("/dev/stdout")
+
+
+def test_a_link_is_replaced_and_the_file_that_it_leads_to_is_not(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    for name, there in (("link", "old"), ("dangling", "nothing")):
+        (tmp_path / name).symlink_to(there)
+        atomic_write(tmp_path / name, "new")
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_text() == "new"
+    assert (tmp_path / "old").read_text() == "old"
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

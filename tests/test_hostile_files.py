@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
+import io
 import json
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from safetensors.torch import load_file, save, save_file
 from disk_jobs import TINY, call
 from hostile import broken_safetensors, mutated, pickles, safetensors
 from lopsided import TwoStageClassifier
+from lopsided.cli import run
 from lopsided.data.sources import open_source
 from lopsided.encoders import build_encoder
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
@@ -219,6 +222,26 @@ def test_weights_that_do_not_fit_or_are_no_finite_numbers_are_refused(stranger: 
         assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["card", "weights"])
+@pytest.mark.parametrize("verb", ["predict", "predict --json", "predict --out", "evaluate"])
+def test_a_model_that_answers_nan_is_refused(stranger: Path, kind: str, verb: str) -> None:
+    model, photos = stranger / "model", write_photos(stranger / "photos", {"cat": 2, "dog": 2})
+    card = json.loads((model / "model.json").read_text())
+    if kind == "card":
+        card.update(mean=[9e29] * 3, std=[1.1e-30] * 3)
+        (model / "model.json").write_text(json.dumps(card))
+    else:
+        state = load_file(model / "model.safetensors")
+        with_card(model, save({key: torch.full_like(value, 3e38) for key, value in state.items()}))
+    name, *flags = verb.split()
+    out = stranger / "answers.csv"
+    ended = call(name, model, photos, *flags, *([out] if "--out" in flags else []))
+    assert ended.code == 2
+    assert "nan" not in ended.out.lower()
+    assert ended.err.startswith("lopsided: a model must answer finite probabilities, got NaN. ")
+    assert not out.exists()
+
+
 def test_kinds_of_numbers_that_numpy_or_torch_do_not_have_are_refused(stranger: Path) -> None:
     for kind, size in (("BF16", 2), ("F8_E4M3", 1), ("F8_E8M0", 1), ("F4", 1), ("I64", 8)):
         header = {"test": {"dtype": kind, "shape": [2, 4], "data_offsets": [0, 8 * size]}}
@@ -242,6 +265,7 @@ def test_weights_to_start_from_must_be_finite(stranger: Path) -> None:
         {"shape": [3, 9000, 9000], "image_size": 9000},
         {"shape": [3, 8000, 8000], "image_size": 8000},
         {"encoder": "mlp-99999-99999-99999"},
+        {"encoder": "mlp" + "-1" * 20_000},
         {"channels": 0, "mean": [], "std": []},
         {"channels": 7, "shape": [7, 4, 4], "mean": [0.5] * 7, "std": [0.5] * 7},
         {"image_size": 5},
@@ -262,6 +286,25 @@ def test_a_card_that_asks_for_the_impossible_is_refused_before_it_is_built(
     with pytest.raises(RunError) as caught:
         open_model(stranger / "model", "cpu")
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("changed", ["classes", "weights"])
+def test_a_classifier_of_another_number_of_classes_is_refused_before_anything_is_built(
+    stranger: Path, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("It was built.")
+
+    monkeypatch.setattr("lopsided.training.model._build", build)
+    model = stranger / "model"
+    if changed == "classes":
+        card = json.loads((model / "model.json").read_text())
+        (model / "model.json").write_text(json.dumps({**card, "classes": [f"class {i}" for i in range(1000)]}))
+    else:
+        state = load_file(model / "model.safetensors")
+        with_card(model, save({key: value for key, value in state.items() if key != "classifier.weight"}))
+    with pytest.raises(RunError, match=r"must hold a classifier of the (1,000|2) classes of the card, got (one|none)"):
+        open_model(model, "cpu")
 
 
 def test_a_checkpoint_of_a_stranger_is_checked_field_by_field(stranger: Path) -> None:
@@ -591,10 +634,6 @@ def test_a_line_break_inside_a_cell_stays_what_it_is(tmp_path: Path) -> None:
 def test_a_terminal_gets_no_control_characters_from_predict(
     stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import sys
-
-    from lopsided.cli import run
-
     path = stranger / "model" / "model.json"
     names = ["\x1b[2J", "a\nb"]
     path.write_text(json.dumps({**json.loads(path.read_text()), "classes": names}))
@@ -602,6 +641,32 @@ def test_a_terminal_gets_no_control_characters_from_predict(
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         assert run(["predict", str(stranger / "model"), str(stranger / "photos"), "--quiet"]) == 0
         assert ("\x1b" in capsys.readouterr().out) == (not terminal)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("cp1252", b"\\u0416 \\udcff\n"),
+        ("ascii", b"\\u0416 \\udcff\n"),
+        ("utf-8", "\N{CYRILLIC CAPITAL LETTER ZHE} ".encode() + b"\xff\n"),
+    ],
+)
+def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, expected: bytes
+) -> None:
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding=encoding, write_through=True))
+
+    def examine() -> list[object]:
+        for stream in (sys.stdout, sys.stderr):
+            print("\N{CYRILLIC CAPITAL LETTER ZHE} \udcff", file=stream)
+        return []
+
+    monkeypatch.setattr("lopsided.doctor.examine", examine)
+    assert run(["doctor", "--json"]) == 0
+    assert out.getvalue() == expected + b"[]\n"
+    assert err.getvalue() == expected.replace(b"\xff", b"\\udcff")
 
 
 def test_a_stem_and_a_scenario_of_any_text_are_harmless_in_latex() -> None:

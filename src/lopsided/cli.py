@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -18,6 +19,7 @@ from lopsided.errors import LopsidedError, SaidError, is_out_of_memory, sentence
 from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+_NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
 
 _LONGEST = 2000
 """The most characters of an error that are printed."""
@@ -79,9 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")  # A file's name need not be UTF-8.
+    _open_streams()
     if arguments is None:
         arguments = sys.argv[1:]
     try:
@@ -97,6 +97,21 @@ def run(arguments: list[str] | None = None) -> int:
     if not arguments:  # The help has been printed; click before 8.2 regards that as a success.
         return 2
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """See that any text can be printed.
+
+    A stream that was closed is replaced by nowhere: the next file would get its number. What an encoding does not have
+    is written as an escape sequence, but on a stdout of UTF-8 the name of a file that is not UTF-8 stays what it is.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It is open until the end.
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            exact = name == "stdout" and codecs.lookup(stream.encoding).name == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if exact else "backslashreplace")
 
 
 def _end(error: BaseException) -> int:
@@ -120,8 +135,8 @@ def _end(error: BaseException) -> int:
         text = f"{_usage_text(error)} {_usage_help(error)}"
     elif is_out_of_memory(error):
         text = _memory_text(error)
-    elif isinstance(error, OSError) and error.errno in _DISK:
-        text = _disk_text(error)
+    elif isinstance(error, OSError) and (told := _system_text(error)):
+        text = told
     elif not isinstance(error, LopsidedError):
         reason = " ".join(str(error).split())
         told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -142,10 +157,26 @@ def _memory_text(error: BaseException) -> str:
     return sentence("the work must fit into the memory of this machine", got, do)
 
 
-def _disk_text(error: OSError) -> str:
-    if error.filename is None:  # It was printed: the last flush would fail once more.
-        _silence_stdout()
-    return sentence("the disk must be writable and have room", f"{error.filename or 'the output'} ({error.strerror})")
+def _system_text(error: OSError) -> str:
+    """Say what the system said of a disk or a name; nothing if it is something else."""
+    what = f"{os.fsdecode(error.filename or 'the output')} ({error.strerror})"
+    if error.errno in _DISK:
+        if error.filename is None:  # It was printed: the last flush would fail once more.
+            _silence_stdout()
+        return sentence("the disk must be writable and have room", what)
+    if error.errno in _NAMES and error.filename is not None:
+        return sentence("a path must be one that this system can open", what)
+    if error.errno == errno.ENOENT and not _has_folder():
+        return sentence("the working folder must be there", "one that was removed", "Change to another folder.")
+    return ""
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _cut(text: str) -> str:

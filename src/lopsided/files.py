@@ -56,10 +56,12 @@ def replacing(path: str | os.PathLike[str], *, wanted: Callable[[], bool] = lamb
     """Yield a temporary name to write a file under; at the end of the block it takes the place of ``path``.
 
     The content reaches the disk before the name does. If the block raises, ``path`` is as it was; if in the end the
-    file is not ``wanted``, there is none. For programs that want to write a file by name themselves; ``atomic_write``
-    is for content at hand.
+    file is not ``wanted``, there is none. A link is replaced itself, and the file that it leads to stays as it was;
+    what ``check_replaceable`` refuses is not touched. For programs that want to write a file by name themselves;
+    ``atomic_write`` is for content at hand.
     """
     target = Path(path)
+    check_replaceable(target)
     remove_leftovers(target.parent, target.name)
     with disk_errors(target), _temporary(target) as temporary:
         yield temporary
@@ -69,6 +71,22 @@ def replacing(path: str | os.PathLike[str], *, wanted: Callable[[], bool] = lamb
         else:
             target.unlink(missing_ok=True)
         _flush(target.parent)
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raise unless ``path`` is an ordinary file, a link to one, or not there: a device, a pipe and a folder must stay.
+
+    A link directly in /dev is refused, too, whatever it leads to: /dev/stdout may lead to a file.
+    """
+    what = None
+    with disk_errors(path), suppress(FileNotFoundError):
+        if os.path.islink(path) and os.path.realpath(os.path.dirname(path)) == "/dev":
+            what = "a link of the system"
+        elif not stat.S_ISREG(mode := os.stat(path).st_mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or the like"
+    if what is not None:
+        must = f"{os.fspath(path)} must be an ordinary file if it is there"
+        raise RunError(sentence(must, what, "Choose another name."))
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -101,8 +119,6 @@ def reading_tensors() -> Iterator[None]:
 
     try:
         yield
-    except OSError:
-        raise
     # Kinds of numbers that torch or numpy do not have are told in other classes than the library's own.
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(reason(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import struct
@@ -222,6 +223,81 @@ def test_an_output_in_a_folder_that_does_not_exist_is_refused_before_the_work(
     out = tmp_path / "none" / "file"
     ended = call(verb, model, *more, "--out", out)
     assert_refused(ended, f"--out must be a file in a folder that exists, got {out}, whose folder does not exist.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (("evaluate", "run", "table.csv"), "table.csv"),
+        (("evaluate", "run", "link.csv"), "table.csv"),
+        (("evaluate", "run", "photos"), "run/metrics.json"),
+        (("evaluate", "run", "photos"), "photos/cat/000.png"),
+        (("predict", "run", "photos"), "photos/cat/000.png"),
+        (("predict", "run", "plain"), "plain"),
+        (("predict", "run", "plain.unreadable.csv"), "plain.csv"),
+        (("predict", "run", "photos"), "run/model.json"),
+        (("predict", "run", "photos"), "run/predictions.csv"),
+        (("report", "run"), "run/model.safetensors"),
+        (("report", "sweep"), "sweep/records.jsonl"),
+        (("export", "run"), "run/model.safetensors"),
+    ],
+)
+def test_an_output_that_would_replace_what_is_read_is_refused(
+    arguments: tuple[str, ...], out: str, call: Call, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(model, "run")
+    for name in ("recipe.toml", "metrics.json", "predictions.csv"):
+        Path("run", name).touch()
+    Path("sweep").mkdir()
+    Path("sweep", "sweep.json").touch()
+    Path("table.csv").write_text("path,label\nphotos/cat/000.png,cat\nphotos/dog/000.png,dog\n")
+    Path("link.csv").symlink_to("table.csv")
+    for name in ("plain", "plain.unreadable.csv"):
+        shutil.copy("photos/dog/000.png", name)
+    before = {name: Path(name).read_bytes() for name in names_below(folder.parent)}
+    assert_refused(call(*arguments, "--out", out), "--out must not replace what is to be kept, got ")
+    assert {name: Path(name).read_bytes() for name in names_below(folder.parent)} == before
+
+
+def test_an_output_may_replace_itself_and_have_the_name_of_a_runs_file_elsewhere(
+    call: Call, model: Path, folder: Path
+) -> None:
+    (folder.parent / "recipe.toml").touch()
+    for _ in range(2):
+        assert call("evaluate", model, folder, "--out", folder.parent / "metrics.json").code == 0
+
+
+@pytest.mark.parametrize("kind", ["too long", "a circle of links", "below a file"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "predict MODEL PATH", "predict PATH PHOTOS", "predict MODEL PHOTOS --out PATH", "evaluate MODEL PATH",
+        "evaluate PATH PHOTOS", "evaluate MODEL PHOTOS --out PATH", "report PATH", "report MODEL --out PATH",
+        "data PATH", "data PATH.csv", "export PATH", "export MODEL --out PATH", "recipes PATH.toml",
+        "fit --recipe PATH.toml --out OUT", "fit PATH --out OUT", "fit PHOTOS --out PATH",
+        "fit PHOTOS --weights PATH --out OUT",
+    ],
+)  # fmt: skip
+def test_a_path_that_cannot_be_opened(arguments: str, kind: str, call: Call, model: Path, folder: Path) -> None:
+    below = {"too long": "x" * 300, "a circle of links": "circle/x", "below a file": "photos/cat/000.png/x"}[kind]
+    (folder.parent / "circle").symlink_to("circle")
+    paths = {"MODEL": model, "PHOTOS": folder, "PATH": folder.parent / below, "OUT": folder.parent / "new"}
+    before = names_below(folder.parent)
+    words = [re.sub("^[A-Z]+", lambda found: str(paths[found[0]]), word) for word in arguments.split()]
+    assert_refused(call(*words, "--quiet") if words[0] != "recipes" else call(*words))
+    assert names_below(folder.parent) == before
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "fit"])
+def test_a_working_folder_that_was_removed(
+    verb: str, call: Call, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = folder.parent / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert_refused(call("fit", "photos", "--out", "run") if verb == "fit" else call(verb, model, "photos"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that refuses even root")

@@ -141,6 +141,23 @@ def test_a_reader_that_closes_early_is_met_with_silence(unbuffered: str) -> None
     assert process.wait(timeout=60) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code"), [("recipes", "1", 0), ("data nothing", "2", 2), ("data nothing", "12", 2)]
+)
+def test_a_stream_that_is_closed_is_written_nowhere(arguments: str, closed: str, code: int, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    text = (
+        f"import lopsided.cli\ncode = lopsided.cli.run({arguments.split()})\nopen({str(told)!r}, 'w').write(str(code))"
+    )
+    redirected = " ".join(f"{number}>&-" for number in closed)
+    ended = subprocess.run(
+        ["sh", "-c", f'"$0" -c "$1" {redirected}', sys.executable, text],
+        capture_output=True, text=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert told.read_text() == str(code), ended.stderr
+    assert ended.stdout + ended.stderr == ""
+
+
 def test_doctor_says_what_each_finding_means() -> None:
     ended = command("doctor", "--json")
     assert ended.code == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -307,6 +308,32 @@ def test_a_link_in_a_circle_ends(tmp_path: Path) -> None:
     (tmp_path / "a" / "1.png").touch()
     os.symlink(tmp_path / "a", tmp_path / "a" / "again")
     assert list(walk_images(tmp_path / "a")) == [tmp_path / "a" / "1.png"]
+
+
+def test_a_folder_to_which_many_links_lead_is_read_once(tmp_path: Path) -> None:
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").touch()
+        for other in "abcdef":
+            (tmp_path / name / f"to-{other}").symlink_to(f"../{other}")
+    found = list(walk_images(tmp_path))
+    assert len(found) == 6
+    assert {path.resolve() for path in found} == {tmp_path / name / "1.png" for name in "abcdef"}
+    seen: set[tuple[int, int]] = set()
+    assert [len(list(walk_images(tmp_path / name, seen=seen))) for name in "abc"] == [6, 0, 0]
+
+
+def test_folders_may_be_nested_more_deeply_than_calls(tmp_path: Path) -> None:
+    deepest = Path(tmp_path, *"d" * 200)
+    deepest.mkdir(parents=True)
+    (deepest / "1.png").touch()
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        found = list(walk_images(tmp_path))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert found == [deepest / "1.png"]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])

@@ -62,9 +62,12 @@ def test_a_scenario_is_read_back_from_its_text(scenario: Scenario) -> None:
         ("90:10/1000", "a scenario must be a proportion or a long tail, got '90:10/1000'"),
         ("90:10,step", "a scenario must be a proportion or a long tail, got '90:10,step'"),
         ("90:10,total=many", "a scenario must be a proportion or a long tail, got '90:10,total=many'"),
-        ("90:10,total=0", "total must be >= 1, got 0"),
-        ("long-tail:0.5", "the factor of a long tail must be >= 1, got 0.5"),
-        ("long-tail:inf", "the factor of a long tail must be >= 1, got inf"),
+        ("90:10,total=0", "total must be >= 1 and <= 1,000,000,000, got 0"),
+        ("90:10,total=1000000001", "total must be >= 1 and <= 1,000,000,000, got 1000000001"),
+        (f"90:10,total={'9' * 400}", f"total must be >= 1 and <= 1,000,000,000, got {'9' * 30}"),
+        ("long-tail:0.5", "the factor of a long tail must be >= 1 and <= 1,000,000,000, got 0.5"),
+        ("long-tail:inf", "the factor of a long tail must be >= 1 and <= 1,000,000,000, got inf"),
+        ("long-tail:1e308", "the factor of a long tail must be >= 1 and <= 1,000,000,000, got 1e+308"),
         ("long-tail", "a scenario must be a proportion or a long tail, got 'long-tail'"),
         ("long-tail:10,linear", "a scenario must be a proportion or a long tail, got 'long-tail:10,linear'"),
     ],
@@ -87,6 +90,12 @@ def test_the_papers_eleven_scenarios_draw_a_thousand_images_exactly(minority: in
     scenario = parse_scenario(f"{100 - minority}:{minority},total=1000")
     drawn = draw(TWO, NAMES, scenario, seed=0)
     assert numbers(TWO, drawn) == [1000 - 10 * minority, 10 * minority]
+
+
+@pytest.mark.parametrize("text", ["90:10,total=1000000000", "long-tail:1000000000"])
+def test_the_largest_numbers_that_are_taken_ask_for_more_than_there_is(text: str) -> None:
+    with pytest.raises(DataError, match=r" needs | must leave every class an image"):
+        draw(TWO, NAMES, parse_scenario(text), seed=0)
 
 
 def test_without_a_total_the_draw_is_as_large_as_the_classes_allow() -> None:

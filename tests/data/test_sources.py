@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +195,32 @@ def test_a_parquet_table_that_is_none_is_named(tmp_path: Path) -> None:
         open_source(tmp_path / "t.parquet")
 
 
+def odd_columns(pyarrow: Any) -> dict[str, Any]:
+    """Columns of two values that pyarrow writes and reads, and cannot turn into those of Python."""
+    offsets = pyarrow.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
+    text = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"\xff\xfe"))
+    times = pyarrow.array([2**62, 2**62], type=pyarrow.int64())
+    return {
+        "text": text,
+        "date": times.cast(pyarrow.timestamp("us")),
+        "zone": pyarrow.array([0, 1], type=pyarrow.timestamp("us", tz="Nowhere/At_all")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["text", "date", "zone"])
+def test_a_parquet_column_that_python_cannot_hold_matters_only_where_it_is_used(
+    make_folder: MakeFolder, kind: str
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = make_folder({"a": 1, "b": 1}) / "t.parquet"
+    columns = {"path": ["a/000.png", "b/000.png"], "label": ["a", "b"], "odd": odd_columns(pyarrow)[kind]}
+    parquet.write_table(pyarrow.table(columns), path)
+    assert open_source(path).counts() == {"a": 1, "b": 1}
+    with pytest.raises(DataError, match=r"^a Parquet table must be readable, got .*t\.parquet \(.+\)\.$"):
+        open_source(path, group="odd")
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").touch()
@@ -303,6 +331,19 @@ def test_val_and_test_are_splits_without_train_unless_they_hold_images_themselve
     plain = open_source(make_folder({"val": 1, "test": 1}, root="plain"))
     assert plain.classes == ("test", "val")
     assert plain.splits is None
+
+
+def test_a_table_of_very_many_columns_is_read_at_once(make_folder: MakeFolder) -> None:
+    folder = make_folder({"a": 1, "b": 1})
+    names = ["path", "label", *(f"column-{i}" for i in range(20_000))]
+    rows = [[f"{label}/{next((folder / label).iterdir()).name}", label, *["x"] * 20_000] for label in "ab"]
+    (folder / "t.csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
+    begin = time.monotonic()
+    assert open_source(folder / "t.csv").counts() == {"a": 1, "b": 1}
+    assert time.monotonic() - begin < 2
+    (folder / "t.csv").write_text("path,label,x,x\n")
+    with pytest.raises(DataError, match=r"^the columns of a table must have different names, got 'x' twice in "):
+        open_source(folder / "t.csv")
 
 
 @pytest.mark.parametrize("root", ["photos", "photos/train"])

@@ -46,6 +46,13 @@ def test_files_and_folders_are_found_once_each_in_the_order_they_are_named(photo
     assert found[1:] == sorted((photos / "cat").iterdir())
 
 
+def test_a_folder_to_which_two_paths_lead_is_predicted_once(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(photos / "cat")
+    once = find_images([photos])[0]
+    number, images = find_images([photos, tmp_path / "link", tmp_path])
+    assert number == len(list(images)) == once
+
+
 def test_a_path_that_does_not_exist_and_a_folder_without_images_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"^each path must be an image or a folder, got .*gone, which does not exist\.$"

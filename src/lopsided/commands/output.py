@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lopsided.errors import LopsidedError
+from lopsided.errors import InputError, LopsidedError, sentence
 from lopsided.progress import printable
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes; the result is still printed.")]
@@ -33,9 +36,49 @@ FIGURES = {
 WIDEST, LONGEST = 60, 390
 """The most characters of a class's name in a table, and of a note; JSON and files hold the whole names."""
 
+_RUN_FILES = frozenset(
+    {"recipe.toml", "log.jsonl", "predictions.csv", "model.safetensors", "model.json"}
+    | {"features.safetensors", "metrics.json", "sweep.json", "records.jsonl", "failures.jsonl"}
+)
+_RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
+"""Files of which a folder holds a set if it is a run's or a sweep's; a recipe alone may lie anywhere."""
+
 
 class StoppedError(LopsidedError):
     """The user stopped the command; the text says how to go on."""
+
+
+def check_out(out: Path | None, *inputs: str | Path) -> None:
+    """Refuse an output that cannot be written, or takes the place of what is read, before hours of work.
+
+    What is read: a file among ``inputs``, an image, and the files of a run or of a sweep.
+    """
+    if out is None:
+        return
+    from lopsided.data.decoding import is_image_name
+    from lopsided.files import check_replaceable
+
+    if out.is_dir() or not out.parent.is_dir():
+        what = "which is a folder" if out.is_dir() else "whose folder does not exist"
+        raise InputError(sentence("--out must be a file in a folder that exists", f"{out}, {what}"))
+    check_replaceable(out)
+    what = ""
+    if any(_is_same(out, path) for path in inputs):
+        what = "which the command reads"
+    elif is_image_name(out.name) and os.path.lexists(out):
+        what = "which is an image"
+    elif out.name in _RUN_FILES and any(all((out.parent / name).is_file() for name in mark) for mark in _RUN_MARKS):
+        what = "which belongs to a run or a sweep"
+    if what:
+        raise InputError(
+            sentence("--out must not replace what is to be kept", f"{out}, {what}", "Choose another name.")
+        )
+
+
+def _is_same(one: Path, other: str | Path) -> bool:
+    with suppress(OSError, ValueError):
+        return os.path.samefile(one, other)
+    return False
 
 
 def say(text: str) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lopsided.commands.output import AllowOutside, Json, Quiet, say, show, show_json
-from lopsided.errors import InputError, sentence
+from lopsided.commands.output import AllowOutside, Json, Quiet, check_out, say, show, show_json
 
 
 def _complete_map(incomplete: str) -> list[str]:
@@ -53,9 +52,7 @@ def report(
     """
     from lopsided.reports.report import RunReports, write_report, write_run_reports
 
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        what = "which is a folder" if out.is_dir() else "whose folder does not exist"
-        raise InputError(sentence("--out must be a file in a folder that exists", f"{out}, {what}"))
+    check_out(out)
     pages = RunReports(0, ())
     if runs:
         from lopsided.progress import counter

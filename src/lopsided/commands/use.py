@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.commands.output import AllowOutside, Json, Quiet, Terminal, figures_table, say, shortened, show, show_json
+from lopsided.commands.output import (
+    AllowOutside,
+    Json,
+    Quiet,
+    Terminal,
+    check_out,
+    figures_table,
+    say,
+    shortened,
+    show,
+    show_json,
+)
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -65,7 +76,7 @@ def evaluate(
     from lopsided.experiments.runs import open_model, trained_on
     from lopsided.progress import counter
 
-    _check_parent(out)
+    check_out(out, data)
     model, card = open_model(run, device)
     with counter("checking images", quiet=quiet) as progress:
         source = open_labelled(
@@ -124,7 +135,8 @@ def predict(
     from lopsided.experiments.runs import open_model
     from lopsided.progress import counter
 
-    _check_parent(out)
+    for path in (out, None if out is None else stream.unreadable_path(out)):
+        check_out(path, *images)
     total, paths = stream.find_images(images)
     model, card = open_model(run, device)
     _warn_of_formulas(card.classes)
@@ -172,7 +184,7 @@ def export(
 
     target = run / "model.onnx" if out is None else out
     model, card = open_model(run)
-    _check_parent(target)
+    check_out(target)
     if not quiet:
         say("exporting and checking; this takes some seconds")
     result = export_onnx(model, card, target)
@@ -184,13 +196,6 @@ def export(
             f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch for {counts} "
             f"images; the largest difference of a probability is {result['difference']:.1g}."
         )
-
-
-def _check_parent(out: Path | None) -> None:
-    """Refuse an output that cannot be written before hours of work, not after."""
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        what = "which is a folder" if out.is_dir() else "whose folder does not exist"
-        raise InputError(sentence("--out must be a file in a folder that exists", f"{out}, {what}"))
 
 
 def _warn_of_formulas(classes: Sequence[str]) -> None:
@@ -217,9 +222,11 @@ def is_formula(text: str) -> bool:
 
 
 def _tell_unreadable(summary: Summary, out: Path | None) -> None:
+    from lopsided.experiments.predict import unreadable_path
+
     for error in summary.unreadable:
         say(f"unreadable: {error.path} ({error.reason})")
     more = summary.num_unreadable - len(summary.unreadable)
     if more:
-        where = f"; {out.with_name(f'{out.stem}.unreadable.csv')} lists all" if out is not None else ""
+        where = f"; {unreadable_path(out)} lists all" if out is not None else ""
         say(f"and {more:,} more{where}")

@@ -31,6 +31,8 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 from lopsided.errors import DataError, sentence
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
+FolderId: TypeAlias = tuple[int, int]
+"""What is the same for a folder whichever path leads to it."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff"}
@@ -60,29 +62,46 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def walk_images(folder: Path, above: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield all images below a folder in the order of their paths; links are followed, but never in a circle.
+def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | None = None) -> Iterator[Path]:
+    """Yield all images below a folder in the order of their paths; links are followed, but each folder is read once.
 
-    A link to one of the folders ``above`` is a circle, too.
+    The folders ``above`` are not read at all. ``seen`` is what earlier walks have read, and is added to.
     """
-    yield from _walk(folder, frozenset(os.path.realpath(path) for path in above))
+    seen = set() if seen is None else seen
+    seen.update(map(_folder_id, above))
+    waiting = [_entries(folder, seen)]
+    while waiting:
+        for entry in waiting[-1]:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                waiting.append(_entries(entry.path, seen))
+                break
+            if is_image_name(entry.name) and entry.is_file():
+                yield Path(entry.path)
+        else:
+            waiting.pop()
 
 
-def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
-    here = os.path.realpath(folder)
-    if here in above:
-        return
+def _entries(folder: str | os.PathLike[str], seen: set[FolderId]) -> Iterator[os.DirEntry[str]]:
+    """What a folder holds, in the order of the names; nothing if it was seen before."""
+    here = _folder_id(folder)
+    if here in seen:
+        return iter(())
+    seen.add(here)
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        with os.scandir(folder) as entries:
+            return iter(sorted(entries, key=lambda entry: entry.name))
     except OSError as error:
-        raise DataError(sentence("a folder must be readable", f"{folder} ({error.strerror})")) from error
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _walk(Path(entry.path), above | {here})
-        elif is_image_name(entry.name) and entry.is_file():
-            yield Path(entry.path)
+        raise DataError(sentence("a folder must be readable", f"{os.fspath(folder)} ({error.strerror})")) from error
+
+
+def _folder_id(folder: str | os.PathLike[str]) -> FolderId:
+    try:
+        found = os.stat(folder)
+    except OSError as error:
+        raise DataError(sentence("a folder must be readable", f"{os.fspath(folder)} ({error.strerror})")) from error
+    return found.st_dev, found.st_ino
 
 
 def decode_image(path: str | os.PathLike[str], image_size: int | None, channels: int) -> Pixels:

@@ -27,6 +27,9 @@ from lopsided.seeds import derive_seed
 Indices: TypeAlias = npt.NDArray[np.int64]
 Shape: TypeAlias = Literal["exponential", "step"]
 
+MOST = 10**9
+"""The largest total and the largest factor: more images than there are, and all numbers up to it are exact."""
+
 _GRAMMAR = "Write 90:10 or 90:10,total=1000, or long-tail:100, long-tail:100,step or long-tail:100,total=1000."
 
 
@@ -49,12 +52,13 @@ class Scenario:
             if not math.isclose(sum(self.proportion), 100.0, abs_tol=1e-6):
                 got = f"{text}, which adds up to {sum(self.proportion):g}"
                 raise InputError(sentence("shares must add up to 100", got, _GRAMMAR))
-        if self.long_tail is not None and not 1 <= self.long_tail < math.inf:
-            raise InputError(sentence("the factor of a long tail must be >= 1", self.long_tail, _GRAMMAR))
+        if self.long_tail is not None and not 1 <= self.long_tail <= MOST:
+            must = f"the factor of a long tail must be >= 1 and <= {MOST:,}"
+            raise InputError(sentence(must, self.long_tail, _GRAMMAR))
         if self.shape not in ("exponential", "step"):
             raise InputError(sentence("the shape of a long tail must be exponential or step", self.shape, _GRAMMAR))
-        if self.total is not None and self.total < 1:
-            raise InputError(sentence("total must be >= 1", self.total, _GRAMMAR))
+        if self.total is not None and not 1 <= self.total <= MOST:
+            raise InputError(sentence(f"total must be >= 1 and <= {MOST:,}", f"{self.total!s:.30}", _GRAMMAR))
 
     def __str__(self) -> str:
         """The text that ``parse_scenario`` reads back."""

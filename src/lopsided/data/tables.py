@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from lopsided.data.images import FileImages
 from lopsided.data.listing import SPLIT_NAMES, Listing, check_files
@@ -24,7 +25,7 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
     are two classes. ``group`` names the column of the groups; without it the column ``group`` is used when there is
     one.
     """
-    columns, lines = _read(table)
+    columns, lines = _read(table, {"path", "label", group or "group", "split"})
     needed = ["path", "label"] + ([group] if group else [])
     missing = [name for name in needed if name not in columns]
     if missing:
@@ -59,10 +60,13 @@ def read_columns(table: Path) -> dict[str, list[str]]:
     return _read(table)[0]
 
 
-def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
-    """Columns, and the line of the file on which each row ends; rows of Parquet count as if below a header."""
+def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, list[str]], Sequence[int]]:
+    """Columns, and the line of the file on which each row ends; rows of Parquet count as if below a header.
+
+    Of a Parquet table only the columns that are ``used``, all if None, become text; the others are empty.
+    """
     if table.suffix.lower() in (".parquet", ".pq"):
-        columns = _read_parquet(table)
+        columns = _read_parquet(table, used)
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     try:
         check_regular(table)
@@ -81,9 +85,7 @@ def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
     if not numbered:
         raise DataError(sentence("a CSV table must start with a line of column names", f"{table}, which is empty"))
     header_row = [name.strip() for name in numbered[0][1]]
-    twice = [name for i, name in enumerate(header_row) if name in header_row[:i]]
-    if twice:
-        raise DataError(sentence("the columns of a table must have different names", f"{twice[0]!r} twice in {table}"))
+    _check_different(table, header_row)
     for line, row in numbered:
         if len(row) != len(header_row):
             got = f"{len(row)} cells in line {line} of {table}"
@@ -93,7 +95,15 @@ def _read(table: Path) -> tuple[dict[str, list[str]], Sequence[int]]:
     return columns, [line for line, _ in body]
 
 
-def _read_parquet(table: Path) -> dict[str, list[str]]:
+def _check_different(table: Path, columns: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise DataError(sentence("the columns of a table must have different names", f"{name!r} twice in {table}"))
+        seen.add(name)
+
+
+def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[str]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -101,14 +111,22 @@ def _read_parquet(table: Path) -> dict[str, list[str]]:
         repair = "Run pip install pyarrow, or write the table as CSV."
         raise MissingDependencyError(sentence("reading Parquet needs pyarrow", "no such package", repair)) from error
     try:
+        check_regular(table)
         content = pyarrow.parquet.read_table(table, memory_map=False)
-    except (OSError, pyarrow.ArrowException) as error:
+        _check_different(table, content.column_names)
+        return {
+            name: _texts(content.column(name)) if used is None or name in used else [] for name in content.column_names
+        }
+    except DataError:
+        raise
+    # Text that is not UTF-8, dates that Python does not have and unknown time zones are told in classes of Python's.
+    except (OSError, ValueError, LookupError, OverflowError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
-        raise DataError(sentence("a Parquet table must be readable", f"{table} ({reason})")) from error
-    return {
-        name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
-        for name in content.column_names
-    }
+        raise DataError(sentence("a Parquet table must be readable", f"{table} ({reason:.200})")) from error
+
+
+def _texts(column: Any) -> list[str]:
+    return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
 def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int]) -> None:

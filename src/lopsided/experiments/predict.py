@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, walk_images
+from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decode_image, walk_images
 from lopsided.data.images import ArrayImages, Progress, ordered_map
 from lopsided.errors import DataError, sentence
 from lopsided.experiments.runs import PROBABILITY
@@ -64,16 +64,21 @@ class Summary:
 def find_images(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, Iterator[Path]]:
     """Count the images that files and folders stand for, and return them one by one without holding them all.
 
-    A file that is named itself is taken whatever its suffix. What lies below a folder that is named too is taken once.
+    A file that is named itself is taken whatever its suffix. What lies below a folder that is named too is taken once,
+    and so is each folder to which several paths lead.
     """
     given = _distinct(paths)
-    number = 0
+    number = sum(1 for _ in _images(given))
     for path in given:
-        below = sum(1 for _ in walk_images(path)) if path.is_dir() else 1
-        if not below:
+        if path.is_dir() and next(walk_images(path), None) is None:
             raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
-        number += below
-    return number, (image for path in given for image in (walk_images(path) if path.is_dir() else (path,)))
+    return number, _images(given)
+
+
+def _images(paths: Iterable[Path]) -> Iterator[Path]:
+    seen: set[FolderId] = set()
+    for path in paths:
+        yield from walk_images(path, seen=seen) if path.is_dir() else (path,)
 
 
 def predict_images(
@@ -105,6 +110,11 @@ def predict_images(
             yield path, pixels if isinstance(pixels, UnreadableImageError) else next(p)
 
 
+def unreadable_path(out: Path) -> Path:
+    """The file beside the predictions ``out`` that lists the images which could not be read."""
+    return out.with_name(f"{out.stem}.unreadable.csv")
+
+
 def write_predictions(
     answers: Iterable[Answer],
     classes: Sequence[str],
@@ -118,7 +128,7 @@ def write_predictions(
     The columns are path, predicted, and ``p:`` with each class's name. Nothing is written when no image is readable.
     """
     target = Path(out)
-    beside = target.with_name(f"{target.stem}.unreadable.csv")
+    beside = unreadable_path(target)
     summary = Summary({})
     # The answers last: with new ones, the list beside them is never an old one.
     with (
@@ -222,4 +232,4 @@ def _open(path: Path) -> IO[str]:
 
 
 def _line(stream: Stream, content: object) -> None:
-    stream.write(json.dumps(content) + "\n")
+    stream.write(json.dumps(content, allow_nan=False) + "\n")

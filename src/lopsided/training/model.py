@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lopsided import __version__
 from lopsided.encoders import build_encoder, is_mlp
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, reason
+from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.heads import ClassifierHead
 from lopsided.recipe import MAX_SIDE
 from lopsided.training.checkpoint import all_finite
@@ -133,8 +133,9 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
         with reading_tensors():
             state = load(content)
     except ValueError as error:
-        raise RunError(sentence(f"{path} must be a safetensors file", reason(error))) from error
+        raise RunError(sentence(f"{path} must be a safetensors file", error)) from error
     _check_numbers(state, path)
+    _check_head(state, card, path)
     try:
         if is_mlp(card.encoder):  # Its size is whatever the card says, so that it is compared before it is made.
             with torch.device("meta"):
@@ -161,6 +162,14 @@ def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
     if odd or not all_finite(value.float() for value in state.values() if value.is_floating_point()):
         got = f"complex ones in {odd[0]}" if odd else "NaN or infinite ones"
         raise RunError(sentence(f"{path} must hold finite numbers", got, "Train the model again."))
+
+
+def _check_head(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
+    """Refuse a classifier of another number of classes before one of the card's number is made, which may be huge."""
+    weight = state.get("classifier.weight")
+    if weight is None or weight.shape[:1] != (len(card.classes),):
+        got = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
+        raise RunError(sentence(f"{path} must hold a classifier of the {len(card.classes):,} classes of the card", got))
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:

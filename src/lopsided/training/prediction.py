@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lopsided.data.augment import to_float
 from lopsided.data.images import Images, Progress
-from lopsided.errors import DataError, sentence
+from lopsided.errors import DataError, RunError, sentence
 from lopsided.training.distributed import Ranks
 from lopsided.training.inputs import Indices, Inputs, StreamedInputs, row_batches
 from lopsided.training.model import Model, ModelCard
@@ -82,7 +82,8 @@ def predict(
 ) -> Floats | tuple[Floats, npt.NDArray[np.float32]]:
     """Return the probabilities (n, K) of images in the order of ``card.classes``; with ``features`` also these, (n, f).
 
-    Images are loaded batch by batch, so that their number is not bounded by memory; the first unreadable one raises.
+    Images are loaded batch by batch, so that their number is not bounded by memory; the first unreadable one raises,
+    and so does the first whose probabilities are not finite.
     """
     if device is not None:
         model = model.to(device)
@@ -91,6 +92,7 @@ def predict(
     for rows, batch in inputs.batches(row_batches(num, batch_size)):
         check_shape(batch, card)
         probabilities, found = predict_batch(model, batch)
+        _check_finite(probabilities)
         parts.append(probabilities)
         if features:
             vectors.append(found)
@@ -161,3 +163,10 @@ def check_shape(batch: Tensor, card: ModelCard) -> None:
     if tuple(batch.shape[1:]) != card.shape:
         must = f"inputs must have the shape {card.shape}, as those that the model was trained on"
         raise DataError(sentence(must, tuple(batch.shape[1:])))
+
+
+def _check_finite(probabilities: Floats) -> None:
+    """Raise where a model answers NaN, which no class follows from: its numbers have left the range of float32."""
+    if not np.isfinite(probabilities).all():
+        do = "Its weights, mean or std are far too large or too small; train the model again."
+        raise RunError(sentence("a model must answer finite probabilities", "NaN", do))
