@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -333,14 +332,12 @@ def test_val_and_test_are_splits_without_train_unless_they_hold_images_themselve
     assert plain.splits is None
 
 
-def test_a_table_of_very_many_columns_is_read_at_once(make_folder: MakeFolder) -> None:
+def test_a_table_may_have_very_many_columns_of_different_names(make_folder: MakeFolder) -> None:
     folder = make_folder({"a": 1, "b": 1})
     names = ["path", "label", *(f"column-{i}" for i in range(20_000))]
     rows = [[f"{label}/{next((folder / label).iterdir()).name}", label, *["x"] * 20_000] for label in "ab"]
     (folder / "t.csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
-    begin = time.monotonic()
     assert open_source(folder / "t.csv").counts() == {"a": 1, "b": 1}
-    assert time.monotonic() - begin < 2
     (folder / "t.csv").write_text("path,label,x,x\n")
     with pytest.raises(DataError, match=r"^the columns of a table must have different names, got 'x' twice in "):
         open_source(folder / "t.csv")
@@ -353,6 +350,8 @@ def test_a_link_back_to_the_data_gives_no_image_another_label(make_folder: MakeF
     (folder.parent / root / "b" / "loop").symlink_to("..")
     if root != "photos":
         (folder / "train" / "b" / "higher").symlink_to("../..")
+    (folder.parent / root / "b" / "circle.png").symlink_to("circle.png")
+    (folder.parent / root / "b" / "nowhere.png").symlink_to("nothing.png")
     assert open_source(folder).counts() == {"a": 2, "b": 2}
 
 

@@ -74,10 +74,14 @@ def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | 
         for entry in waiting[-1]:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # links in a circle
+                continue
+            if is_folder:
                 waiting.append(_entries(entry.path, seen))
                 break
-            if is_image_name(entry.name) and entry.is_file():
+            if is_file and is_image_name(entry.name):
                 yield Path(entry.path)
         else:
             waiting.pop()
