@@ -37,17 +37,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refused(call: Call, folder: Path) -> Callable[..., None]:
+def assert_fit_refused(call: Call, folder: Path) -> Callable[..., None]:
     """Fit on the folder, or on other data, and see that it is refused and leaves nothing behind."""
 
-    def refused(*told: str, data: Path | None = None, flags: tuple[str, ...] = ()) -> None:
+    def assert_fit_refused(*told: str, data: Path | None = None, flags: tuple[str, ...] = ()) -> None:
         before = names_below(folder.parent)
         ended = call("fit", data or folder, "--out", folder.parent / "deep" / "run", *SMALL, *flags)
         assert_refused(ended, *told)
         assert names_below(folder.parent) == before
         assert not (folder.parent / "deep").exists()
 
-    return refused
+    return assert_fit_refused
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -58,9 +58,11 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
-def test_a_folder_that_is_missing(refused: Callable[..., None], tmp_path: Path) -> None:
+def test_a_folder_that_is_missing(assert_fit_refused: Callable[..., None], tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    refused("DATA must be a folder, a CSV or Parquet table, or one of", f"got {gone}, which does not exist.", data=gone)
+    assert_fit_refused(
+        "DATA must be a folder, a CSV or Parquet table, or one of", f"got {gone}, which does not exist.", data=gone
+    )
 
 
 def test_no_data_at_all(call: Call, tmp_path: Path) -> None:
@@ -68,71 +70,78 @@ def test_no_data_at_all(call: Call, tmp_path: Path) -> None:
     assert_refused(ended, "DATA must be given, or the recipe must name a source, got neither.")
 
 
-def test_an_empty_class(refused: Callable[..., None], folder: Path) -> None:
+def test_an_empty_class(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     (folder / "fox").mkdir()
-    refused(f"every class folder must hold at least one image, got none in {folder / 'fox'}.")
+    assert_fit_refused(f"every class folder must hold at least one image, got none in {folder / 'fox'}.")
 
 
-def test_one_class_only(refused: Callable[..., None], folder: Path) -> None:
+def test_one_class_only(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     shutil.rmtree(folder / "dog")
-    refused(f"a source must hold at least 2 classes, got 1 (cat) in {folder}.")
+    assert_fit_refused(f"a source must hold at least 2 classes, got 1 (cat) in {folder}.")
 
 
-def test_a_class_with_one_image(refused: Callable[..., None], folder: Path) -> None:
+def test_a_class_with_one_image(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     write_photos(folder, {"fox": 1})
-    refused("a class must hold at least 2 images to be split, got 1 in 'fox' of photos.")
+    assert_fit_refused("a class must hold at least 2 images to be split, got 1 in 'fox' of photos.")
 
 
-def test_a_truncated_file(refused: Callable[..., None], folder: Path) -> None:
+def test_a_truncated_file(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "cat" / "003.png"
     path.write_bytes(path.read_bytes()[:100])
-    refused(f"every image must be readable, got {path} (", "(--skip-unreadable).")
+    assert_fit_refused(f"every image must be readable, got {path} (", "(--skip-unreadable).")
 
 
-def test_a_text_file_called_jpg(refused: Callable[..., None], folder: Path) -> None:
+def test_a_text_file_called_jpg(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "dog" / "letter.jpg"
     path.write_text("dear reader")
-    refused(f"every image must be readable, got {path} (its content is no image of a known format).")
+    assert_fit_refused(f"every image must be readable, got {path} (its content is no image of a known format).")
 
 
-def test_a_pixel_bomb(refused: Callable[..., None], folder: Path) -> None:
+def test_a_pixel_bomb(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "dog" / "bomb.png"
     path.write_bytes(png_header(60_000, 60_000))
-    refused(f"{path} (", "pixels, where 89,478,485 are allowed")
+    assert_fit_refused(f"{path} (", "pixels, where 89,478,485 are allowed")
 
 
-def test_images_that_differ_in_size_without_a_size_to_resize_to(refused: Callable[..., None], folder: Path) -> None:
+def test_images_that_differ_in_size_without_a_size_to_resize_to(
+    assert_fit_refused: Callable[..., None], folder: Path
+) -> None:
     from PIL import Image
 
     Image.new("RGB", (20, 30)).save(folder / "cat" / "large.png")
-    refused("images must agree in size when image_size is not set", "20 x 30 in ", "large.png", "Set image_size.")
+    assert_fit_refused(
+        "images must agree in size when image_size is not set", "20 x 30 in ", "large.png", "Set image_size."
+    )
 
 
 @pytest.mark.parametrize("header", ["file,label", "path,class", "a"])
-def test_a_table_without_its_columns(header: str, refused: Callable[..., None], folder: Path) -> None:
+def test_a_table_without_its_columns(header: str, assert_fit_refused: Callable[..., None], folder: Path) -> None:
     table = folder / "table.csv"
     table.write_text(f"{header}\n" + ",".join(["x"] * (header.count(",") + 1)) + "\n")
-    refused(f"a table must have the columns path and label, got {', '.join(header.split(','))} in {table}.", data=table)
+    assert_fit_refused(
+        f"a table must have the columns path and label, got {', '.join(header.split(','))} in {table}.", data=table
+    )
 
 
-def test_a_table_without_the_column_of_groups(refused: Callable[..., None], folder: Path) -> None:
+def test_a_table_without_the_column_of_groups(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     table = folder / "table.csv"
     table.write_text("path,label\ncat/000.png,cat\ndog/000.png,dog\n")
-    refused("must have the columns path and label and patient", data=table, flags=("--group", "patient"))
+    assert_fit_refused("must have the columns path and label and patient", data=table, flags=("--group", "patient"))
 
 
-def test_a_table_that_names_missing_images(refused: Callable[..., None], folder: Path) -> None:
+def test_a_table_that_names_missing_images(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     table = folder / "table.csv"
     table.write_text("path,label\ncat/000.png,cat\ndog/999.png,dog\n")
-    refused(f"every image that {table} names must exist, got 1 missing of 2, the first {folder / 'dog/999.png'}.",
-            data=table)  # fmt: skip
+    first = folder / "dog/999.png"
+    told = f"every image that {table} names must exist, got 1 missing of 2, the first {first}."
+    assert_fit_refused(told, data=table)
 
 
-def test_labels_that_differ_between_train_and_test(refused: Callable[..., None], tmp_path: Path) -> None:
+def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[..., None], tmp_path: Path) -> None:
     split = tmp_path / "split"
     write_photos(split / "train", {"cat": 4, "dog": 4})
     write_photos(split / "test", {"cat": 4, "fox": 4})
-    refused("labels must be the same in train and test, got 'dog' only in train of", str(split), data=split)
+    assert_fit_refused("labels must be the same in train and test, got 'dog' only in train of", str(split), data=split)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +160,8 @@ def test_labels_that_differ_between_train_and_test(refused: Callable[..., None],
         (("--split", "given"), "a given split needs folders or a column that say so, got none in photos."),
     ],
 )
-def test_a_flag_that_cannot_be_used(flags: tuple[str, ...], told: str, refused: Callable[..., None]) -> None:
-    refused(told, flags=flags)
+def test_a_flag_that_cannot_be_used(flags: tuple[str, ...], told: str, assert_fit_refused: Callable[..., None]) -> None:
+    assert_fit_refused(told, flags=flags)
 
 
 def test_an_empty_folder_that_was_there_stays_empty_after_an_error(call: Call, folder: Path) -> None:

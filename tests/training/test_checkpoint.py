@@ -224,7 +224,7 @@ ROW = {"stage": "encoder", "epoch": 1}
 def test_a_state_that_no_run_of_its_recipe_comes_to_is_not_resumed(
     unfinished: Path, tmp_path: Path, changes: dict[str, Any], got: str
 ) -> None:
-    resume(unfinished, tmp_path, rf"got {got}[^\n]*\. Remove the checkpoint folder", **changes)
+    assert_not_resumed(unfinished, tmp_path, rf"got {got}[^\n]*\. Remove the checkpoint folder", **changes)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_a_state_that_no_run_of_its_recipe_comes_to_is_not_resumed(
 def test_tensors_that_are_not_those_of_the_recipe_are_not_resumed(
     unfinished: Path, tmp_path: Path, change: Callable[[str, Tensor], dict[str, Tensor]], got: str
 ) -> None:
-    resume(unfinished, tmp_path, rf"{got}[^\n]*\. Remove the checkpoint folder", change)
+    assert_not_resumed(unfinished, tmp_path, rf"{got}[^\n]*\. Remove the checkpoint folder", change)
 
 
-def resume(
+def assert_not_resumed(
     unfinished: Path,
     folder: Path,
     sentence: str,

@@ -180,7 +180,7 @@ class Checkpoint:
         except OSError as error:
             raise RunError(sentence(f"{path} must be readable", reason(error), _AGAIN)) from error
         except ValueError as error:
-            raise RunError(sentence(f"{path} must be a whole safetensors file", reason(error), _AGAIN)) from error
+            raise RunError(sentence(f"{path} must be a whole safetensors file", error, _AGAIN)) from error
 
 
 def _odd_fields(state: State) -> Iterator[str]:
