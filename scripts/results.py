@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
-from lopsided.experiments.paper import base_recipe, make_plan
+from lopsided.experiments.paper import FIGURES, base_recipe, make_plan
 from lopsided.experiments.records import Record, read_records
 from lopsided.reports.figures import write_figures
-from lopsided.reports.tables import blocks, markdown_table, notes, title, verdict_rows
+from lopsided.reports.tables import blocks, markdown_table, notes, runs_text, title, verdict_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
-FIGURES = ROOT / "docs" / "figures" / "results"
+DRAWN = ROOT / "docs" / "figures" / "results"
 FOUR = "50:50,90:10,95:5,98:2"
+WEIGHTS = "resnet50_imagenet.safetensors"
 LOSSES = "cl,acl:300,afcl:0:7,afcl:300:7"
 
 
@@ -38,6 +39,7 @@ class Part:
     protocol: dict[str, str] = field(default_factory=dict)
     scenarios: str | None = None
     losses: str | None = None
+    runs: int | None = None
 
     @property
     def path(self) -> Path:
@@ -47,9 +49,14 @@ class Part:
     @property
     def command(self) -> str:
         """What makes the records."""
-        options = {**self.protocol, "scenarios": self.scenarios, "losses": self.losses}
+        options = {**self.protocol, "scenarios": self.scenarios, "losses": self.losses, "runs": self.runs}
         given = [f"--{name} {value}" for name, value in options.items() if value is not None]
         return " ".join(["lopsided reproduce", self.table, "--out SWEEP", *given])
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that are drawn: none of a single cell."""
+        return () if self.losses is not None and "," not in self.losses else FIGURES
 
     def read(self) -> tuple[Comparison, list[Record]]:
         """Compare its records, and return those that it is made of."""
@@ -69,6 +76,7 @@ PARTS = (
     Part("released", "eta", "fmnist-released.jsonl", {"normalization": "released"}, FOUR, LOSSES),
     Part("isic-image", "isic", "isic-small.jsonl", {"preset": "small"}),
     Part("isic-lesion", "isic", "isic-small.jsonl", {"preset": "small", "split": "lesion"}),
+    Part("isic-paper", "isic", "isic-paper.jsonl", {"weights": WEIGHTS}, losses="afcl:300:7", runs=1),
 )
 
 
@@ -81,12 +89,13 @@ def write_part(part: Part) -> str:
 
 
 def _lines(part: Part, comparison: Comparison, runs: int, hours: float, threads: int) -> Iterator[str]:
-    yield f"`{part.command}`: {runs} runs, {hours:.1f} hours of {'one core' if threads == 1 else f'{threads} cores'}."
+    cores = "one core" if threads == 1 else f"{threads} cores"
+    yield f"`{part.command}`: {runs_text(runs)}, {hours:.1f} hours of {cores}."
     yield ""
     if part.losses is None:
         yield from markdown_table(["claim", "figure and images", "verdict", "because"], verdict_rows(comparison))
         yield ""
-    for figure in ("uwa", "accuracy"):
+    for figure in part.figures:
         yield f"![{title(comparison)}: {figure}](figures/results/{part.name}-{figure}.svg)"
         yield ""
     for block in blocks(comparison):
@@ -121,8 +130,8 @@ def main() -> None:
     """Renew the page and draw its figures."""
     PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
     for part in PARTS:
-        if part.path.exists():
-            write_figures(part.read()[0], FIGURES, part.name, formats=("svg",))
+        if part.figures and part.path.exists():
+            write_figures(part.read()[0], DRAWN, part.name, formats=("svg",))
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ def test_the_page_shows_what_the_records_say(part):
 
 def test_every_figure_that_the_page_shows_is_there():
     page = script.PAGE.read_text("utf-8")
-    named = [f"{part.name}-{figure}.svg" for part in RECORDED for figure in ("uwa", "accuracy")]
+    named = [f"{part.name}-{figure}.svg" for part in RECORDED for figure in part.figures]
 
     assert named
     assert [name for name in named if f"(figures/results/{name})" not in page] == []
-    assert [name for name in named if not (script.FIGURES / name).is_file()] == []
+    assert [name for name in named if not (script.DRAWN / name).is_file()] == []
 
 
 def test_the_records_are_small_and_all_of_them_can_be_read():

@@ -186,6 +186,15 @@ def test_one_run_has_no_interval_and_the_table_says_so() -> None:
     assert "which one run does not have" in notes(comparison)[0]
 
 
+@pytest.mark.parametrize("with_cl", [True, False])
+def test_differences_to_cl_have_a_row_only_where_there_are_any(with_cl: bool) -> None:
+    setting = Setting(300.0, 7.0)
+    records = make_records("isic", settings=[CL, setting] if with_cl else [setting], runs=2)
+    comparison = compare(records, "isic", Protocol.of(base_recipe("isic")), settings=[setting])
+    rows = [row[1] for row in blocks(comparison)[0].groups[0]]
+    assert rows == ["published", "test, 2 runs", *(["test - CL"] if with_cl else [])]
+
+
 def test_losses_of_several_kinds_have_their_names_above_the_columns() -> None:
     settings = [CL, Setting(300.0, 0.0), Setting(0.0, 7.0)]
     records = make_records("eta", settings=settings, runs=2)

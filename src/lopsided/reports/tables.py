@@ -104,6 +104,8 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         told = f", {runs_text(usual)}" if runs else ""
         rows.append([f"{WORDS[split]}{told}", *(_mean(entry, usual) for entry in row)])
     for split, row in entries.items():
+        if CL not in comparison.settings and not any(entry is not None and entry.difference for entry in row):
+            continue  # There is nothing to differ from.
         cells = zip(comparison.settings, row, strict=True)
         rows.append(
             [f"{WORDS[split]} - CL", *("" if setting == CL else _difference(entry) for setting, entry in cells)]
