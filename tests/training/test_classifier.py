@@ -256,6 +256,16 @@ def test_images_and_vectors_are_not_mixed() -> None:
         model.predict(pixels * 1.0)
 
 
+def test_a_model_that_answers_nan_is_refused_and_guesses_no_class() -> None:
+    x, y = blobs()
+    model = TwoStageClassifier(encoder="mlp-4", **QUICK).fit(x, y)
+    with torch.no_grad():
+        model.model_.classifier.weight.mul_(1e38).mul_(1e38)
+    for ask in (model.predict_proba, model.predict):
+        with pytest.raises(RunError, match=r"must answer finite probabilities, got NaN\."):
+            ask(x)
+
+
 def test_a_list_of_images_is_taken_as_an_array_of_them() -> None:
     x = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     y = [0, 1] * 6

@@ -27,7 +27,7 @@ from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
 from lopsided.training.machine import flushed_denormals, pick_device, threads
 from lopsided.training.model import load_model, save_model
-from lopsided.training.prediction import check_shape, predict_batch
+from lopsided.training.prediction import check_finite, check_shape, predict_batch
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.run import Training
 
@@ -155,8 +155,10 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
-        """Probabilities (n, K), columns in the order of ``classes_``."""
-        return self._predict(X)[0].astype(np.float32)
+        """Probabilities (n, K), columns in the order of ``classes_``; a ``RunError`` where they are not finite."""
+        probabilities = self._predict(X)[0]
+        check_finite(probabilities)
+        return probabilities.astype(np.float32)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The most probable class of each input."""

@@ -92,7 +92,7 @@ def predict(
     for rows, batch in inputs.batches(row_batches(num, batch_size)):
         check_shape(batch, card)
         probabilities, found = predict_batch(model, batch)
-        _check_finite(probabilities)
+        check_finite(probabilities)
         parts.append(probabilities)
         if features:
             vectors.append(found)
@@ -165,7 +165,7 @@ def check_shape(batch: Tensor, card: ModelCard) -> None:
         raise DataError(sentence(must, tuple(batch.shape[1:])))
 
 
-def _check_finite(probabilities: Floats) -> None:
+def check_finite(probabilities: Floats) -> None:
     """Raise where a model answers NaN, which no class follows from: its numbers have left the range of float32."""
     if not np.isfinite(probabilities).all():
         do = "Its weights, mean or std are far too large or too small; train the model again."
