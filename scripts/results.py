@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, variance
+from typing import TypeAlias
 
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
-from lopsided.experiments.paper import FIGURES, base_recipe, make_plan
+from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, base_recipe, make_plan, published
 from lopsided.experiments.records import Record, read_records
+from lopsided.intervals import Figure, mean_interval, paired_difference
 from lopsided.reports.figures import write_figures
-from lopsided.reports.tables import blocks, markdown_table, notes, runs_text, title, verdict_rows
+from lopsided.reports.tables import MISSING, blocks, markdown_table, notes, runs_text, title, verdict_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -27,6 +30,13 @@ DRAWN = ROOT / "docs" / "figures" / "results"
 FOUR = "50:50,90:10,95:5,98:2"
 WEIGHTS = "resnet50_imagenet.safetensors"
 LOSSES = "cl,acl:300,afcl:0:7,afcl:300:7"
+JUDGED = (("test", "uwa"), ("held_out", "uwa"), ("held_out", "auroc"))
+BANDS = {
+    "50:50 to 65:35": ("50:50", "55:45", "60:40", "65:35"),
+    "70:30 to 90:10": ("70:30", "75:25", "80:20", "85:15", "90:10"),
+    "95:5": ("95:5",),
+    "98:2": ("98:2",),
+}
 
 
 @dataclass(frozen=True)
@@ -110,19 +120,146 @@ def _lines(part: Part, comparison: Comparison, runs: int, hours: float, threads:
         yield ""
 
 
+Runs: TypeAlias = Mapping[tuple[str | None, Setting, int], Record]
+
+
+def runs_of(part: Part) -> Runs:
+    """Return the records of a part by scenario, loss and seed."""
+    return {(run.scenario, Setting(run.eta, run.gamma), run.seed): run for run in part.read()[1]}
+
+
+def points(run: Record, split: str, figure: str) -> float:
+    """Return a figure of a run in per cent."""
+    value = getattr(run.test if split == "test" else run.held_out, figure)
+    return 100.0 * float(value)
+
+
+def write_bands() -> str:
+    """Write the differences of all losses to CL, averaged over the scenarios of a band, on held-out images."""
+    runs: Runs = {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
+    settings = {setting for _, setting, _ in runs} - {CL}
+    rows = [
+        [
+            str(setting),
+            *(_band(runs, setting, names, figure) for figure in ("uwa", "auroc") for names in BANDS.values()),
+        ]
+        for setting in sorted(settings, key=lambda setting: (setting.gamma, setting.eta))
+    ]
+    header = ["loss less CL", *(f"{word}, {band}" for word in ("UWA", "AUROC") for band in BANDS)]
+    return "\n".join(markdown_table(header, rows))
+
+
+def _band(runs: Runs, setting: Setting, scenarios: Sequence[str], figure: str) -> str:
+    """Say one mean difference, over the seeds that have all scenarios of the band for both losses."""
+    found = []
+    for seed in sorted({seed for _, _, seed in runs}):
+        if all((name, loss, seed) in runs for name in scenarios for loss in (setting, CL)):
+            pairs = [(runs[name, setting, seed], runs[name, CL, seed]) for name in scenarios]
+            found.append(fmean(points(a, "held_out", figure) - points(b, "held_out", figure) for a, b in pairs))
+    return signed(mean_interval(found)) if len(found) > 1 else MISSING
+
+
+def signed(figure: Figure) -> str:
+    """Write a difference with half of its interval, and a star where that leaves out 0."""
+    star = "*" if figure.low > 0 or figure.high < 0 else ""
+    return f"{figure.value:+.1f} ±{figure.high - figure.value:.1f}{star}"
+
+
+def write_noise() -> str:
+    """Write by scenario how far runs of one cell lie apart, and how many never answer the minority."""
+    runs: Runs = {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
+    rows = []
+    for scenario in published("eta").scenarios:
+        cells: dict[Setting, list[Record]] = {}
+        for (name, setting, _), run in runs.items():
+            if name == scenario:
+                cells.setdefault(setting, []).append(run)
+        own = [run for cell in cells.values() for run in cell]
+        blind = sum(run.held_out is not None and min(run.held_out.recalls) == 0 for run in own)
+        rows.append(
+            [
+                str(scenario),
+                str(len(own)),
+                f"{fmean(run.test.minority for run in own):.0f}",
+                *(_deviation(cells.values(), *judged) for judged in JUDGED),
+                f"{blind} of {len(own)}",
+            ]
+        )
+    header = ["scenario", "runs", "rare test images", "UWA, test", "UWA, held-out", "AUROC, held-out", "blind runs"]
+    return "\n".join(markdown_table(header, rows))
+
+
+def _deviation(cells: Iterable[Sequence[Record]], split: str, figure: str) -> str:
+    """Say the standard deviation of a figure over the runs of a cell, pooled over cells."""
+    values = [[points(run, split, figure) for run in cell] for cell in cells if len(cell) > 1]
+    squares = math.fsum(variance(cell) * (len(cell) - 1) for cell in values)
+    return f"{math.sqrt(squares / sum(len(cell) - 1 for cell in values)):.1f}" if values else MISSING
+
+
+def write_leak() -> str:
+    """Write what a split by image says above one by lesion, by loss and on the mean over the losses."""
+    image, lesion = (runs_of(part) for part in PARTS if part.file == "isic-small.jsonl")
+    settings = published("isic").settings
+    rows = []
+    for name, chosen in [*((str(setting), (setting,)) for setting in settings), ("mean", settings)]:
+        cells = []
+        for figure in ("uwa", "accuracy", "auroc"):
+            by_image, by_lesion = (
+                [
+                    fmean(points(runs[None, setting, seed], "test", figure) for setting in chosen)
+                    for seed in range(RUNS)
+                    if all((None, setting, seed) in table for setting in chosen for table in (image, lesion))
+                ]
+                for runs in (image, lesion)
+            )
+            if len(by_image) > 1:
+                difference = signed(paired_difference(by_image, by_lesion))
+                cells += [f"{fmean(by_image):.1f}", f"{fmean(by_lesion):.1f}", difference]
+            else:
+                cells += [MISSING] * 3
+        rows.append([name, *cells])
+    header = [
+        "loss",
+        *(
+            f"{word}{what}"
+            for word in ("UWA", "accuracy", "AUROC")
+            for what in (", by image", ", by lesion", ", difference")
+        ),
+    ]
+    return "\n".join(markdown_table(header, rows))
+
+
 def parts_of(page: str) -> dict[str, str]:
     """Return what stands between the marks of a page, by name."""
     found = re.findall(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", page, flags=re.DOTALL)
     return {name: text.strip("\n") for name, text in found}
 
 
+def written() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of everything on the page that comes from records, as far as there are any."""
+    there = {part.file for part in PARTS if part.path.exists()}
+    for part in PARTS:
+        if part.file in there:
+            yield part.name, write_part(part)
+    for name, file, write in SUMMARIES:
+        if file in there:
+            yield name, write()
+
+
+SUMMARIES = (
+    ("bands", "fmnist.jsonl", write_bands),
+    ("noise", "fmnist.jsonl", write_noise),
+    ("leak", "isic-small.jsonl", write_leak),
+)
+
+
 def renewed(page: str) -> str:
     """Return a page with the parts renewed whose marks it has and whose records there are."""
-    for part in PARTS:
-        begin, end = f"<!-- {part.name}: begin -->\n", f"<!-- {part.name}: end -->"
-        if begin in page and part.path.exists():
+    for name, text in written():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        if begin in page:
             before, rest = page.split(begin, 1)
-            page = f"{before}{begin}{write_part(part).strip(chr(10))}\n{end}{rest.split(end, 1)[1]}"
+            page = f"{before}{begin}{text.strip(chr(10))}\n{end}{rest.split(end, 1)[1]}"
     return page
 
 
