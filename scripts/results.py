@@ -137,24 +137,24 @@ def points(run: Record, split: str, figure: str) -> float:
 def write_bands() -> str:
     """Write the differences of all losses to CL, averaged over the scenarios of a band, on held-out images."""
     runs: Runs = {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
-    settings = {setting for _, setting, _ in runs} - {CL}
-    rows = [
-        [
-            str(setting),
-            *(_band(runs, setting, names, figure) for figure in ("uwa", "auroc") for names in BANDS.values()),
-        ]
-        for setting in sorted(settings, key=lambda setting: (setting.gamma, setting.eta))
+    settings = sorted({setting for _, setting, _ in runs} - {CL}, key=lambda setting: (setting.gamma, setting.eta))
+    rows: dict[str, Sequence[Setting]] = {str(setting): (setting,) for setting in settings}
+    rows["mean over eta"] = [setting for setting in settings if setting.eta]
+    rows["mean over gamma"] = [setting for setting in settings if setting.gamma]
+    cells = [
+        [name, *(_band(runs, losses, band, figure) for figure in ("uwa", "auroc") for band in BANDS.values())]
+        for name, losses in rows.items()
     ]
     header = ["loss less CL", *(f"{word}, {band}" for word in ("UWA", "AUROC") for band in BANDS)]
-    return "\n".join(markdown_table(header, rows))
+    return "\n".join(markdown_table(header, cells))
 
 
-def _band(runs: Runs, setting: Setting, scenarios: Sequence[str], figure: str) -> str:
-    """Say one mean difference, over the seeds that have all scenarios of the band for both losses."""
+def _band(runs: Runs, losses: Sequence[Setting], scenarios: Sequence[str], figure: str) -> str:
+    """Say one mean difference to CL, over the seeds that have all scenarios of the band for all losses."""
     found = []
     for seed in sorted({seed for _, _, seed in runs}):
-        if all((name, loss, seed) in runs for name in scenarios for loss in (setting, CL)):
-            pairs = [(runs[name, setting, seed], runs[name, CL, seed]) for name in scenarios]
+        if all((name, loss, seed) in runs for name in scenarios for loss in (*losses, CL)):
+            pairs = [(runs[name, loss, seed], runs[name, CL, seed]) for name in scenarios for loss in losses]
             found.append(fmean(points(a, "held_out", figure) - points(b, "held_out", figure) for a, b in pairs))
     return signed(mean_interval(found)) if len(found) > 1 else MISSING
 
@@ -166,8 +166,9 @@ def signed(figure: Figure) -> str:
 
 
 def write_noise() -> str:
-    """Write by scenario how far runs of one cell lie apart, and how many never answer the minority."""
+    """Write by scenario how far runs of one cell lie apart, how many are blind, and how far off the published lie."""
     runs: Runs = {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
+    tables = [part.read()[0] for part in PARTS[:2]]
     rows = []
     for scenario in published("eta").scenarios:
         cells: dict[Setting, list[Record]] = {}
@@ -182,11 +183,32 @@ def write_noise() -> str:
                 str(len(own)),
                 f"{fmean(run.test.minority for run in own):.0f}",
                 *(_deviation(cells.values(), *judged) for judged in JUDGED),
-                f"{blind} of {len(own)}",
+                str(blind),
+                _published_less_ours(tables, scenario),
             ]
         )
-    header = ["scenario", "runs", "rare test images", "UWA, test", "UWA, held-out", "AUROC, held-out", "blind runs"]
+    header = [
+        "scenario",
+        "runs",
+        "rare test images",
+        "UWA, test",
+        "UWA, held-out",
+        "AUROC, held-out",
+        "blind",
+        "published",
+    ]
     return "\n".join(markdown_table(header, rows))
+
+
+def _published_less_ours(tables: Iterable[Comparison], scenario: str | None) -> str:
+    """Say how far the published UWA lies from that of the test images, on the mean over all losses."""
+    found = [
+        entry.published - entry.mean.value
+        for table in tables
+        for key, entry in table.entries.items()
+        if key[0] == scenario and key[2:] == ("test", "uwa") and entry.published is not None
+    ]
+    return f"{fmean(found):+.1f}" if found else MISSING
 
 
 def _deviation(cells: Iterable[Sequence[Record]], split: str, figure: str) -> str:
