@@ -164,7 +164,7 @@ def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
     needed = {Requirement(line) for line in card.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {Requirement(line) for line in PROJECT["dependencies"]}
     assert set(card.get_all("Provides-Extra", [])) == set(extras())
-    assert card.get_payload() == (ROOT / "README.md").read_text()
+    assert card.get_payload(decode=True) == (ROOT / "README.md").read_bytes()
     commands = configparser.ConfigParser()
     commands.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert dict(commands["console_scripts"]) == {"lopsided": "lopsided.cli:main"}
