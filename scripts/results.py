@@ -20,9 +20,18 @@ from typing import TypeAlias
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, base_recipe, make_plan, published
 from lopsided.experiments.records import Record, read_records
-from lopsided.intervals import Figure, mean_interval, paired_difference
+from lopsided.intervals import mean_interval, paired_difference
 from lopsided.reports.figures import write_figures
-from lopsided.reports.tables import MISSING, blocks, markdown_table, notes, runs_text, title, verdict_rows
+from lopsided.reports.tables import (
+    MISSING,
+    blocks,
+    difference_text,
+    markdown_table,
+    notes,
+    runs_text,
+    title,
+    verdict_rows,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -55,6 +64,11 @@ class Part:
     def path(self) -> Path:
         """The file of its records."""
         return ROOT / "results" / self.file
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is a run of it; a file may hold those of another part alone."""
+        return self.path.exists() and bool(self.read()[1])
 
     @property
     def command(self) -> str:
@@ -128,6 +142,11 @@ def runs_of(part: Part) -> Runs:
     return {(run.scenario, Setting(run.eta, run.gamma), run.seed): run for run in part.read()[1]}
 
 
+def tops() -> Runs:
+    """Return the runs of both tables on Fashion-MNIST, which share those of CL."""
+    return {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
+
+
 def points(run: Record, split: str, figure: str) -> float:
     """Return a figure of a run in per cent."""
     value = getattr(run.test if split == "test" else run.held_out, figure)
@@ -136,7 +155,7 @@ def points(run: Record, split: str, figure: str) -> float:
 
 def write_bands() -> str:
     """Write the differences of all losses to CL, averaged over the scenarios of a band, on held-out images."""
-    runs: Runs = {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
+    runs = tops()
     settings = sorted({setting for _, setting, _ in runs} - {CL}, key=lambda setting: (setting.gamma, setting.eta))
     rows: dict[str, Sequence[Setting]] = {str(setting): (setting,) for setting in settings}
     rows["mean over eta"] = [setting for setting in settings if setting.eta]
@@ -146,7 +165,9 @@ def write_bands() -> str:
         for name, losses in rows.items()
     ]
     header = ["loss less CL", *(f"{word}, {band}" for word in ("UWA", "AUROC") for band in BANDS)]
-    return "\n".join(markdown_table(header, cells))
+    hours = math.fsum(run.seconds for run in runs.values()) / 3600
+    told = f"Both tables together: {len(runs)} runs, {hours:.1f} hours of one core."
+    return "\n".join([told, "", *markdown_table(header, cells)])
 
 
 def _band(runs: Runs, losses: Sequence[Setting], scenarios: Sequence[str], figure: str) -> str:
@@ -156,18 +177,12 @@ def _band(runs: Runs, losses: Sequence[Setting], scenarios: Sequence[str], figur
         if all((name, loss, seed) in runs for name in scenarios for loss in (*losses, CL)):
             pairs = [(runs[name, loss, seed], runs[name, CL, seed]) for name in scenarios for loss in losses]
             found.append(fmean(points(a, "held_out", figure) - points(b, "held_out", figure) for a, b in pairs))
-    return signed(mean_interval(found)) if len(found) > 1 else MISSING
-
-
-def signed(figure: Figure) -> str:
-    """Write a difference with half of its interval, and a star where that leaves out 0."""
-    star = "*" if figure.low > 0 or figure.high < 0 else ""
-    return f"{figure.value:+.1f} ±{figure.high - figure.value:.1f}{star}"
+    return difference_text(mean_interval(found)) if len(found) > 1 else MISSING
 
 
 def write_noise() -> str:
     """Write by scenario how far runs of one cell lie apart, how many are blind, and how far off the published lie."""
-    runs: Runs = {**runs_of(PARTS[0]), **runs_of(PARTS[1])}
+    runs = tops()
     tables = [part.read()[0] for part in PARTS[:2]]
     rows = []
     for scenario in published("eta").scenarios:
@@ -235,7 +250,7 @@ def write_leak() -> str:
                 for runs in (image, lesion)
             )
             if len(by_image) > 1:
-                difference = signed(paired_difference(by_image, by_lesion))
+                difference = difference_text(paired_difference(by_image, by_lesion))
                 cells += [f"{fmean(by_image):.1f}", f"{fmean(by_lesion):.1f}", difference]
             else:
                 cells += [MISSING] * 3
@@ -259,19 +274,19 @@ def parts_of(page: str) -> dict[str, str]:
 
 def written() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of everything on the page that comes from records, as far as there are any."""
-    there = {part.file for part in PARTS if part.path.exists()}
+    there = {part.name for part in PARTS if part.has_records}
     for part in PARTS:
-        if part.file in there:
+        if part.name in there:
             yield part.name, write_part(part)
-    for name, file, write in SUMMARIES:
-        if file in there:
+    for name, needed, write in SUMMARIES:
+        if needed <= there:
             yield name, write()
 
 
 SUMMARIES = (
-    ("bands", "fmnist.jsonl", write_bands),
-    ("noise", "fmnist.jsonl", write_noise),
-    ("leak", "isic-small.jsonl", write_leak),
+    ("bands", {"eta", "gamma"}, write_bands),
+    ("noise", {"eta", "gamma"}, write_noise),
+    ("leak", {"isic-image", "isic-lesion"}, write_leak),
 )
 
 
@@ -289,7 +304,7 @@ def main() -> None:
     """Renew the page and draw its figures."""
     PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
     for part in PARTS:
-        if part.figures and part.path.exists():
+        if part.figures and part.has_records:
             write_figures(part.read()[0], DRAWN, part.name, formats=("svg",))
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from lopsided.experiments.paper import CL, RUNS, Setting, published
+from synthetic_records import figures, record
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,7 +27,7 @@ def _script() -> ModuleType:
 
 
 script = _script()
-RECORDED = [part for part in script.PARTS if part.path.exists()]
+RECORDED = [part for part in script.PARTS if part.has_records]
 
 
 @pytest.mark.parametrize(("name", "text"), [pytest.param(*pair, id=pair[0]) for pair in script.written()])
@@ -50,3 +54,38 @@ def test_the_records_are_small_and_all_of_them_can_be_read():
         records, notes = script.read_records(path)
         assert notes == []
         assert len(records) == len(path.read_text("utf-8").splitlines())
+
+
+def test_a_band_is_the_mean_within_a_seed_over_scenarios_and_losses():
+    losses = (Setting(60.0, 0.0), Setting(300.0, 0.0))
+    gains = {("70:30", 60.0): (1, 3), ("70:30", 300.0): (3, 5), ("90:10", 60.0): (0, 2), ("90:10", 300.0): (4, 6)}
+    runs = {}
+    for (scenario, eta), points in gains.items():
+        for seed, gain in enumerate(points):
+            level = figures((0.7 + seed / 10, 0.7), 0.9)
+            better = figures((0.7 + seed / 10 + 2 * gain / 100, 0.7), 0.9)
+            runs[scenario, CL, seed] = record(scenario, CL, seed, level, level)
+            setting = Setting(eta, 0.0)
+            runs[scenario, setting, seed] = record(scenario, setting, seed, level, better)
+    lone = record("70:30", CL, 2, level, level)  # A seed without its pairs counts for nothing.
+
+    told = script._band({**runs, ("70:30", CL, 2): lone}, losses, ("70:30", "90:10"), "uwa")
+
+    assert told == "+3.0 ±12.7"  # Seeds gain 2 and 4; Student's 97.5 % point of one degree of freedom is 12.706.
+
+
+def test_the_leak_is_what_a_split_by_image_says_above_one_by_lesion(monkeypatch):
+    def runs_of(part):
+        gain = 0.02 if part.name == "isic-image" else 0.0
+        return {
+            (None, setting, seed): record(None, setting, seed, replace(figures((0.9 + gain, 0.6), 0.9), auroc=0.8))
+            for setting in published("isic").settings
+            for seed in range(RUNS - (part.name == "isic-lesion"))
+        }
+
+    monkeypatch.setattr(script, "runs_of", runs_of)
+    rows = [line.strip("| ").split(" | ") for line in script.write_leak().splitlines()]
+
+    assert [row[0] for row in rows[2:]] == [*map(str, published("isic").settings), "mean"]
+    for row in rows[2:]:
+        assert row[1:] == ["76.0", "75.0", "+1.0 ±0.0*", "88.8", "87.0", "+1.8 ±0.0*", "80.0", "80.0", "+0.0 ±0.0"]

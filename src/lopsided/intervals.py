@@ -33,6 +33,11 @@ class Figure:
     low: float
     high: float
 
+    @property
+    def leaves_out_0(self) -> bool:
+        """Whether the whole interval lies on one side of 0; one that is not known does not."""
+        return self.low > 0 or self.high < 0
+
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "not defined"

@@ -105,7 +105,7 @@ class Entry:
     @property
     def differs(self) -> bool:
         """Whether the interval of the difference leaves 0 out; nothing is corrected for the number of entries."""
-        return self.difference is not None and (self.difference.low > 0 or self.difference.high < 0)
+        return self.difference is not None and self.difference.leaves_out_0
 
     def expects_published(self, runs: int = RUNS) -> bool | None:
         """Whether the published figure lies where the mean of so many further runs would lie, 95 times of 100.

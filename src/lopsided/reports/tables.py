@@ -155,11 +155,19 @@ def _mean(entry: Entry | None, usual: int) -> str:
 
 
 def _difference(entry: Entry | None) -> str:
-    if entry is None or entry.difference is None:
-        return MISSING
-    value = entry.difference
+    return MISSING if entry is None or entry.difference is None else difference_text(entry.difference)
+
+
+def difference_text(value: Figure) -> str:
+    """Write a difference with half of its interval, if it has one, and a star where that leaves out 0.
+
+    >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
+    ('+1.2 ±0.8*', '-1.0 ±2.0')
+    """
     text = f"{value.value:+.1f}"
-    return text if math.isnan(value.high) else f"{text} ±{value.high - value.value:.1f}{'*' if entry.differs else ''}"
+    if math.isnan(value.high):
+        return text
+    return f"{text} ±{value.high - value.value:.1f}{'*' if value.leaves_out_0 else ''}"
 
 
 def notes(comparison: Comparison) -> list[str]:
