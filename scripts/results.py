@@ -9,6 +9,7 @@ as CSV and LaTeX too.
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import TypeAlias
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, base_recipe, make_plan, published
 from lopsided.experiments.records import Record, read_records
-from lopsided.intervals import mean_interval, paired_difference
+from lopsided.intervals import Figure, mean_interval, paired_difference
 from lopsided.reports.figures import write_figures
 from lopsided.reports.tables import (
     MISSING,
@@ -35,6 +36,7 @@ from lopsided.reports.tables import (
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
+LESIONS = ROOT / "results" / "isic-lesions.csv"
 DRAWN = ROOT / "docs" / "figures" / "results"
 FOUR = "50:50,90:10,95:5,98:2"
 WEIGHTS = "resnet50_imagenet.safetensors"
@@ -266,6 +268,50 @@ def write_leak() -> str:
     return "\n".join(markdown_table(header, rows))
 
 
+def write_lesions() -> str:
+    """Write how images of lesions that training knows did, and others: per seed the mean over the losses."""
+    with LESIONS.open(encoding="utf-8", newline="") as file:
+        lines = {(line["cell"], line["lesion"]): line for line in csv.DictReader(file)}
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    rows = []
+    for part in (part for part in PARTS if part.file == "isic-small.jsonl"):
+        records = part.read()[1]
+        for kind in dict.fromkeys(kind for _, kind in lines):
+            seeds = _complete(records, lines, kind)
+            if seeds:
+                found[part.name, kind] = [tuple(map(fmean, zip(*map(_shares, own), strict=True))) for own in seeds]
+                numbers = (f"{fmean(int(own[0][name]) for own in seeds):.0f}" for name in ("MEL", "DF"))
+                figures = map(mean_interval, zip(*found[part.name, kind], strict=True))
+                rows.append([part.name.replace("isic-", "by "), kind, *numbers, *map(_mean_text, figures)])
+    known, unknown = (zip(*found[key], strict=True) for key in (("isic-image", "known"), ("isic-lesion", "several")))
+    less = (difference_text(paired_difference(a, b)) for a, b in zip(known, unknown, strict=True))
+    rows.append(["by image less by lesion", "known less several", "", "", *less])
+    header = ["split", "lesion", "MEL", "DF", "recall of MEL", "recall of DF", "UWA", "AUROC"]
+    return "\n".join(markdown_table(header, rows))
+
+
+def _complete(
+    records: Iterable[Record], lines: Mapping[tuple[str, str], Mapping[str, str]], kind: str
+) -> list[list[Mapping[str, str]]]:
+    """Return the lines of a kind of lesion by seed, for the seeds that have all losses."""
+    own: dict[int, list[Mapping[str, str]]] = {}
+    for run in records:
+        if (run.cell, kind) in lines:
+            own.setdefault(run.seed, []).append(lines[run.cell, kind])
+    return [own[seed] for seed in sorted(own) if len(own[seed]) == len(published("isic").settings)]
+
+
+def _shares(line: Mapping[str, str]) -> tuple[float, ...]:
+    """Return both recalls, UWA and AUROC of a line in per cent."""
+    recalls = [100 * int(line[f"{name} right"]) / int(line[name]) for name in ("MEL", "DF")]
+    return *recalls, fmean(recalls), 100 * float(line["AUROC"])
+
+
+def _mean_text(figure: Figure) -> str:
+    half = "" if math.isnan(figure.high) else f" ±{figure.high - figure.value:.1f}"
+    return f"{figure.value:.1f}{half}"
+
+
 def parts_of(page: str) -> dict[str, str]:
     """Return what stands between the marks of a page, by name."""
     found = re.findall(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", page, flags=re.DOTALL)
@@ -287,6 +333,7 @@ SUMMARIES = (
     ("bands", {"eta", "gamma"}, write_bands),
     ("noise", {"eta", "gamma"}, write_noise),
     ("leak", {"isic-image", "isic-lesion"}, write_leak),
+    ("lesions", {"isic-image", "isic-lesion"}, write_lesions),
 )
 
 

@@ -16,8 +16,8 @@ from synthetic_records import figures, record
 ROOT = Path(__file__).parents[1]
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scripts_results", ROOT / "scripts" / "results.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,7 +26,8 @@ def _script() -> ModuleType:
     return module
 
 
-script = _script()
+script = _script("results")
+lesions = _script("lesions")
 RECORDED = [part for part in script.PARTS if part.has_records]
 
 
@@ -89,3 +90,45 @@ def test_the_leak_is_what_a_split_by_image_says_above_one_by_lesion(monkeypatch)
     assert [row[0] for row in rows[2:]] == [*map(str, published("isic").settings), "mean"]
     for row in rows[2:]:
         assert row[1:] == ["76.0", "75.0", "+1.0 ±0.0*", "88.8", "87.0", "+1.8 ±0.0*", "80.0", "80.0", "+0.0 ±0.0"]
+
+
+def test_test_images_are_counted_by_what_training_knows_of_their_lesion():
+    told = [
+        ("a", "MEL", "MEL", 0.1),  # a has photographs in training.
+        ("a", "MEL", "DF", 0.7),
+        ("a", "DF", "DF", 0.6),
+        ("b", "MEL", "MEL", 0.2),
+        ("b", "DF", "MEL", 0.4),
+        ("c", "DF", "DF", 0.9),
+    ]
+    rows = [{"group": g, "label": y, "predicted": p, "p:DF": str(score)} for g, y, p, score in told]
+
+    assert list(lesions.counted("cell", rows, ["a", "z"])) == [
+        ["cell", "known", "2", "1", "1", "1", "0.50000"],
+        ["cell", "several", "1", "1", "1", "0", "1.00000"],
+        ["cell", "single", "0", "0", "1", "1", ""],
+    ]
+
+
+def test_images_of_known_lesions_are_set_beside_those_of_several_photographs_that_are_not(monkeypatch, tmp_path):
+    settings = published("isic").settings
+
+    def read(part):
+        seeds = range(3 if part.name == "isic-image" else 2)
+        runs = [record(None, setting, seed, figures((0.9, 0.6), 0.9)) for seed in seeds for setting in settings]
+        runs = [replace(run, cell=f"{part.name} {i}") for i, run in enumerate(runs)]
+        return None, runs[:-1] if part.name == "isic-image" else runs  # The last seed lacks a loss.
+
+    monkeypatch.setattr(script.Part, "read", read)
+    monkeypatch.setattr(script, "LESIONS", tmp_path / "lesions.csv")
+    count = len(settings)
+    lines = [",".join(lesions.HEADER)]
+    lines += [f"isic-image {i},known,10,{9 if i < count else 8},4,2,0.9" for i in range(2 * count)]
+    lines += [f"isic-lesion {i},several,10,9,4,{3 if i % count else 2},0.8" for i in range(2 * count)]
+    script.LESIONS.write_text("\n".join(lines))
+
+    rows = [line.strip("| ").split(" | ") for line in script.write_lesions().splitlines()]
+
+    assert rows[2][:5] == ["by image", "known", "10", "4", "85.0 ±63.5"]  # 90 and 80; Student's 12.706 times 5.
+    assert rows[3][:2] + rows[3][4:] == ["by lesion", "several", "90.0 ±0.0", "70.0 ±0.0", "80.0 ±0.0", "80.0 ±0.0"]
+    assert rows[4][-4:] == ["-5.0 ±63.5", "-20.0 ±0.0*", "-12.5 ±31.8", "+10.0 ±0.0*"]
