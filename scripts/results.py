@@ -19,9 +19,10 @@ from statistics import fmean, variance
 from typing import TypeAlias
 
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
-from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, base_recipe, make_plan, published
+from lopsided.experiments.paper import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
 from lopsided.experiments.records import Record, read_records
 from lopsided.intervals import Figure, mean_interval, paired_difference
+from lopsided.recipe import Recipe
 from lopsided.reports.figures import write_figures
 from lopsided.reports.tables import (
     MISSING,
@@ -70,7 +71,7 @@ class Part:
     @property
     def has_records(self) -> bool:
         """Whether there is a run of it; a file may hold those of another part alone."""
-        return self.path.exists() and bool(self.read()[1])
+        return self.path.exists() and bool(self.records())
 
     @property
     def command(self) -> str:
@@ -84,16 +85,27 @@ class Part:
         """The figures that are drawn: none of a single cell."""
         return () if self.losses is not None and "," not in self.losses else FIGURES
 
-    def read(self) -> tuple[Comparison, list[Record]]:
-        """Compare its records, and return those that it is made of."""
-        base = base_recipe(self.table, **self.protocol)
-        plan = make_plan(self.table, base, scenarios=self.scenarios, losses=self.losses)
-        kept = select(read_records(self.path)[0], self.table, Protocol.of(base))
+    def records(self) -> list[Record]:
+        """Return the records that it is made of."""
+        kept = select(read_records(self.path)[0], self.table, Protocol.of(self._base()))
         if self.losses is None:
-            shown = set(plan.settings)
-            kept = [record for record in kept if any((s.eta, s.gamma) == (record.eta, record.gamma) for s in shown)]
-            return compare(kept, self.table, Protocol.of(base)), kept
-        return compare(kept, self.table, Protocol.of(base), scenarios=plan.scenarios, settings=plan.settings), kept
+            shown = {(setting.eta, setting.gamma) for setting in self._plan().settings}
+            kept = [record for record in kept if (record.eta, record.gamma) in shown]
+        return kept
+
+    def comparison(self) -> Comparison:
+        """Compare its records."""
+        protocol = Protocol.of(self._base())
+        if self.losses is None:
+            return compare(self.records(), self.table, protocol)
+        plan = self._plan()
+        return compare(self.records(), self.table, protocol, scenarios=plan.scenarios, settings=plan.settings)
+
+    def _base(self) -> Recipe:
+        return base_recipe(self.table, **self.protocol)
+
+    def _plan(self) -> Plan:
+        return make_plan(self.table, self._base(), scenarios=self.scenarios, losses=self.losses)
 
 
 PARTS = (
@@ -108,7 +120,7 @@ PARTS = (
 
 def write_part(part: Part) -> str:
     """Write one part as Markdown; figures are named, not drawn."""
-    comparison, records = part.read()
+    comparison, records = part.comparison(), part.records()
     hours = math.fsum(record.seconds for record in records) / 3600
     threads = max(record.threads for record in records)
     return "\n".join(_lines(part, comparison, len(records), hours, threads))
@@ -141,7 +153,7 @@ Runs: TypeAlias = Mapping[tuple[str | None, Setting, int], Record]
 
 def runs_of(part: Part) -> Runs:
     """Return the records of a part by scenario, loss and seed."""
-    return {(run.scenario, Setting(run.eta, run.gamma), run.seed): run for run in part.read()[1]}
+    return {(run.scenario, Setting(run.eta, run.gamma), run.seed): run for run in part.records()}
 
 
 def tops() -> Runs:
@@ -185,7 +197,7 @@ def _band(runs: Runs, losses: Sequence[Setting], scenarios: Sequence[str], figur
 def write_noise() -> str:
     """Write by scenario how far runs of one cell lie apart, how many are blind, and how far off the published lie."""
     runs = tops()
-    tables = [part.read()[0] for part in PARTS[:2]]
+    tables = [part.comparison() for part in PARTS[:2]]
     rows = []
     for scenario in published("eta").scenarios:
         cells: dict[Setting, list[Record]] = {}
@@ -275,7 +287,7 @@ def write_lesions() -> str:
     found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     rows = []
     for part in (part for part in PARTS if part.file == "isic-small.jsonl"):
-        records = part.read()[1]
+        records = part.records()
         for kind in dict.fromkeys(kind for _, kind in lines):
             seeds = _complete(records, lines, kind)
             if seeds:
@@ -352,7 +364,7 @@ def main() -> None:
     PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
     for part in PARTS:
         if part.figures and part.has_records:
-            write_figures(part.read()[0], DRAWN, part.name, formats=("svg",))
+            write_figures(part.comparison(), DRAWN, part.name, formats=("svg",))
 
 
 if __name__ == "__main__":
