@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -284,19 +285,21 @@ def write_lesions() -> str:
     """Write how images of lesions that training knows did, and others: per seed the mean over the losses."""
     with LESIONS.open(encoding="utf-8", newline="") as file:
         lines = {(line["cell"], line["lesion"]): line for line in csv.DictReader(file)}
-    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    found: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {}
     rows = []
     for part in (part for part in PARTS if part.file == "isic-small.jsonl"):
         records = part.records()
         for kind in dict.fromkeys(kind for _, kind in lines):
             seeds = _complete(records, lines, kind)
             if seeds:
-                found[part.name, kind] = [tuple(map(fmean, zip(*map(_shares, own), strict=True))) for own in seeds]
-                numbers = (f"{fmean(int(own[0][name]) for own in seeds):.0f}" for name in ("MEL", "DF"))
-                figures = map(mean_interval, zip(*found[part.name, kind], strict=True))
+                means = {seed: tuple(map(fmean, zip(*map(_shares, own), strict=True))) for seed, own in seeds.items()}
+                found[part.name, kind] = means
+                numbers = (f"{fmean(int(own[0][name]) for own in seeds.values()):.0f}" for name in ("MEL", "DF"))
+                figures = map(mean_interval, zip(*means.values(), strict=True))
                 rows.append([part.name.replace("isic-", "by "), kind, *numbers, *map(_mean_text, figures)])
-    known, unknown = (zip(*found[key], strict=True) for key in (("isic-image", "known"), ("isic-lesion", "several")))
-    less = (difference_text(paired_difference(a, b)) for a, b in zip(known, unknown, strict=True))
+    known, unknown = found["isic-image", "known"], found["isic-lesion", "several"]
+    gaps = [map(operator.sub, known[seed], unknown[seed]) for seed in sorted(known.keys() & unknown.keys())]
+    less = (difference_text(mean_interval(gap)) for gap in zip(*gaps, strict=True))
     rows.append(["by image less by lesion", "known less several", "", "", *less])
     header = ["split", "lesion", "MEL", "DF", "recall of MEL", "recall of DF", "UWA", "AUROC"]
     return "\n".join(markdown_table(header, rows))
@@ -304,13 +307,13 @@ def write_lesions() -> str:
 
 def _complete(
     records: Iterable[Record], lines: Mapping[tuple[str, str], Mapping[str, str]], kind: str
-) -> list[list[Mapping[str, str]]]:
+) -> dict[int, list[Mapping[str, str]]]:
     """Return the lines of a kind of lesion by seed, for the seeds that have all losses."""
     own: dict[int, list[Mapping[str, str]]] = {}
     for run in records:
         if (run.cell, kind) in lines:
             own.setdefault(run.seed, []).append(lines[run.cell, kind])
-    return [own[seed] for seed in sorted(own) if len(own[seed]) == len(published("isic").settings)]
+    return {seed: found for seed, found in sorted(own.items()) if len(found) == len(published("isic").settings)}
 
 
 def _shares(line: Mapping[str, str]) -> tuple[float, ...]:
