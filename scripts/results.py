@@ -249,13 +249,13 @@ def _deviation(cells: Iterable[Sequence[Record]], split: str, figure: str) -> st
 
 
 def write_leak() -> str:
-    """Write what a split by image says above one by lesion, by loss and on the mean over the losses."""
+    """Write what a split by image says above one by lesion, for each loss and all of them, and the noise."""
     image, lesion = (runs_of(part) for part in PARTS if part.file == "isic-small.jsonl")
-    settings = published("isic").settings
+    settings, figures = published("isic").settings, ("uwa", "accuracy", "auroc")
     rows = []
     for name, chosen in [*((str(setting), (setting,)) for setting in settings), ("mean", settings)]:
         cells = []
-        for figure in ("uwa", "accuracy", "auroc"):
+        for figure in figures:
             by_image, by_lesion = (
                 [
                     fmean(points(runs[None, setting, seed], "test", figure) for setting in chosen)
@@ -270,6 +270,8 @@ def write_leak() -> str:
             else:
                 cells += [MISSING] * 3
         rows.append([name, *cells])
+    deviations = ([_over_seeds(runs, figure) for runs in (image, lesion)] for figure in figures)
+    rows.append(["deviation over seeds", *(cell for pair in deviations for cell in (*pair, ""))])
     header = [
         "loss",
         *(
@@ -279,6 +281,13 @@ def write_leak() -> str:
         ),
     ]
     return "\n".join(markdown_table(header, rows))
+
+
+def _over_seeds(runs: Runs, figure: str) -> str:
+    cells: dict[Setting, list[Record]] = {}
+    for (_, setting, _), run in runs.items():
+        cells.setdefault(setting, []).append(run)
+    return _deviation(cells.values(), "test", figure)
 
 
 def write_lesions() -> str:

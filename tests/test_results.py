@@ -87,9 +87,26 @@ def test_the_leak_is_what_a_split_by_image_says_above_one_by_lesion(monkeypatch)
     monkeypatch.setattr(script, "runs_of", runs_of)
     rows = [line.strip("| ").split(" | ") for line in script.write_leak().splitlines()]
 
-    assert [row[0] for row in rows[2:]] == [*map(str, published("isic").settings), "mean"]
-    for row in rows[2:]:
+    assert [row[0] for row in rows[2:]] == [*map(str, published("isic").settings), "mean", "deviation over seeds"]
+    for row in rows[2:-1]:
         assert row[1:] == ["76.0", "75.0", "+1.0 ±0.0*", "88.8", "87.0", "+1.8 ±0.0*", "80.0", "80.0", "+0.0 ±0.0"]
+
+
+def test_the_noise_beside_the_leak_is_that_of_the_seeds_of_one_loss(monkeypatch):
+    def runs_of(part):
+        spread = 0.1 if part.name == "isic-image" else 0.2
+        return {
+            (None, setting, seed): record(
+                None, setting, seed, replace(figures((0.5 + i / 10 + seed * spread, 0.6), 0.9), auroc=0.8)
+            )
+            for i, setting in enumerate(published("isic").settings[:2])
+            for seed in range(2)
+        }
+
+    monkeypatch.setattr(script, "runs_of", runs_of)
+    row = script.write_leak().splitlines()[-1].strip("| ").split(" | ")
+
+    assert row[:4] == ["deviation over seeds", "3.5", "7.1", ""]  # 5 or 10 points of UWA apart, over the root of 2.
 
 
 def test_test_images_are_counted_by_what_training_knows_of_their_lesion():
