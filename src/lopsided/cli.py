@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import io
 import os
@@ -76,7 +77,20 @@ for verb in (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; errors a user can repair end with their sentence and exit code 2, interruptions with 130."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    if _is_joined():
+        # An error left the group of ranks as it was. Taking it apart while other ranks end can abort the process, and
+        # the launcher would tell of a signal instead of the exit code.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _is_joined() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def run(arguments: list[str] | None = None) -> int:

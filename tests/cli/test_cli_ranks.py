@@ -51,12 +51,22 @@ def test_two_ranks_fit_with_one_voice_and_one_folder(tmp_path: Path) -> None:
     assert len(rows) == len(set(rows)) == 8
 
 
+ABORTING = """
+import atexit, os
+from lopsided.cli import main
+
+atexit.register(os.abort)  # As the threads of a group may, when it is taken apart while other ranks end.
+main()
+"""
+
+
 def test_torchrun_starts_the_command_and_what_is_wrong_is_said_once(tmp_path: Path) -> None:
-    photos, out = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run"
+    photos, out, script = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run", tmp_path / "aborting.py"
+    script.write_text(ABORTING)
     out.mkdir()
     (out / "mine.txt").write_text("not a run")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    launch += ["--rdzv-endpoint", "localhost:0", "-m", "lopsided", "fit", str(photos), "--out", str(out), *SMALL]
+    launch += ["--rdzv-endpoint", "localhost:0", str(script), "fit", str(photos), "--out", str(out), *SMALL]
     ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=120)
     assert ended.returncode != 0
     sentence = f"--out must be a new or empty folder, got {out}, which is not empty."
