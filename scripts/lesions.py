@@ -53,14 +53,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path)
     sweep = parser.parse_args().sweep
+    lines: list[list[str]] = []
+    for record in read_records(sweep / "records.jsonl")[0]:
+        run = Run.open(sweep / "cells" / record.cell)
+        assert run.metrics is not None, "a record is that of a finished run"
+        rows = [row for row in run.predictions() if row["split"] == "test"]
+        lines += counted(record.cell, rows, run.metrics["leaks"]["groups"])
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(HEADER)
-        for record in read_records(sweep / "records.jsonl")[0]:
-            run = Run.open(sweep / "cells" / record.cell)
-            assert run.metrics is not None, "a record is that of a finished run"
-            rows = [row for row in run.predictions() if row["split"] == "test"]
-            table.writerows(counted(record.cell, rows, run.metrics["leaks"]["groups"]))
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *lines])
 
 
 if __name__ == "__main__":

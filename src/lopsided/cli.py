@@ -78,7 +78,7 @@ for verb in (
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; errors a user can repair end with their sentence and exit code 2, interruptions with 130."""
     code = run(arguments)
-    if _is_joined():
+    if code and _is_joined():
         # An error left the group of ranks as it was. A rank has been seen to end by SIGABRT here, presumably while the
         # group was taken apart, and the launcher then told of a signal instead of the exit code.
         with contextlib.suppress(OSError):
