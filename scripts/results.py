@@ -22,7 +22,7 @@ from typing import TypeAlias
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
 from lopsided.experiments.records import Record, read_records
-from lopsided.intervals import Figure, mean_interval, paired_difference
+from lopsided.intervals import mean_interval, paired_difference
 from lopsided.recipe import Recipe
 from lopsided.reports.figures import write_figures
 from lopsided.reports.tables import (
@@ -30,6 +30,7 @@ from lopsided.reports.tables import (
     blocks,
     difference_text,
     markdown_table,
+    mean_text,
     notes,
     runs_text,
     title,
@@ -305,11 +306,12 @@ def write_lesions() -> str:
                 found[part.name, kind] = means
                 numbers = (f"{fmean(int(own[0][name]) for own in seeds.values()):.0f}" for name in ("MEL", "DF"))
                 figures = map(mean_interval, zip(*means.values(), strict=True))
-                rows.append([part.name.replace("isic-", "by "), kind, *numbers, *map(_mean_text, figures)])
-    known, unknown = found["isic-image", "known"], found["isic-lesion", "several"]
+                rows.append([part.name.replace("isic-", "by "), kind, *numbers, *map(mean_text, figures)])
+    known, unknown = found.get(("isic-image", "known"), {}), found.get(("isic-lesion", "several"), {})
     gaps = [map(operator.sub, known[seed], unknown[seed]) for seed in sorted(known.keys() & unknown.keys())]
-    less = (difference_text(mean_interval(gap)) for gap in zip(*gaps, strict=True))
-    rows.append(["by image less by lesion", "known less several", "", "", *less])
+    if gaps:
+        less = (difference_text(mean_interval(gap)) for gap in zip(*gaps, strict=True))
+        rows.append(["by image less by lesion", "known less several", "", "", *less])
     header = ["split", "lesion", "MEL", "DF", "recall of MEL", "recall of DF", "UWA", "AUROC"]
     return "\n".join(markdown_table(header, rows))
 
@@ -329,11 +331,6 @@ def _shares(line: Mapping[str, str]) -> tuple[float, ...]:
     """Return both recalls, UWA and AUROC of a line in per cent."""
     recalls = [100 * int(line[f"{name} right"]) / int(line[name]) for name in ("MEL", "DF")]
     return *recalls, fmean(recalls), 100 * float(line["AUROC"])
-
-
-def _mean_text(figure: Figure) -> str:
-    half = "" if math.isnan(figure.high) else f" ±{figure.high - figure.value:.1f}"
-    return f"{figure.value:.1f}{half}"
 
 
 def parts_of(page: str) -> dict[str, str]:

@@ -149,3 +149,12 @@ def test_images_of_known_lesions_are_set_beside_those_of_several_photographs_tha
     assert rows[2][:5] == ["by image", "known", "10", "4", "83.3 ±14.3"]  # 90, 80 and 80; Student's 4.303 times 3.333.
     assert rows[3][:2] + rows[3][4:] == ["by lesion", "several", "90.0 ±0.0", "70.0 ±0.0", "80.0 ±0.0", "80.0 ±0.0"]
     assert rows[4][-4:] == ["-5.0 ±63.5", "-20.0 ±0.0*", "-12.5 ±31.8", "+10.0 ±0.0*"]
+
+
+def test_lesions_of_which_no_seed_is_complete_leave_the_table_empty(monkeypatch, tmp_path):
+    runs = [record(None, published("isic").settings[0], 0, figures((0.9, 0.6), 0.9))]
+    monkeypatch.setattr(script.Part, "records", lambda part: runs)
+    monkeypatch.setattr(script, "LESIONS", tmp_path / "lesions.csv")
+    script.LESIONS.write_text(f"{','.join(lesions.HEADER)}\n{runs[0].cell},known,10,9,4,2,0.9\n")
+
+    assert len(script.write_lesions().splitlines()) == 2  # The header and the line below it.

@@ -143,14 +143,24 @@ def is_cut(mean: Figure) -> bool:
     return mean.low < 0 or mean.high > 100
 
 
+def mean_text(mean: Figure) -> str:
+    """Write a mean in per cent with its interval, by its limits where it would go beyond 0 or 100.
+
+    >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
+    ('90.0 ±5.0', '98.0 [95.5, 100.0]')
+    """
+    limits = shown_interval(mean)
+    if limits is None:
+        return f"{mean.value:.1f}"
+    low, high = limits
+    return f"{mean.value:.1f} [{low:.1f}, {high:.1f}]" if is_cut(mean) else f"{mean.value:.1f} ±{high - mean.value:.1f}"
+
+
 def _mean(entry: Entry | None, usual: int) -> str:
     """Write a mean with its interval, and with its runs where they are not as many as usual."""
     if entry is None:
         return MISSING
-    text = f"{entry.mean.value:.1f}"
-    if (limits := shown_interval(entry.mean)) is not None:
-        low, high = limits
-        text += f" [{low:.1f}, {high:.1f}]" if is_cut(entry.mean) else f" ±{high - entry.mean.value:.1f}"
+    text = mean_text(entry.mean)
     return text if entry.runs == usual else f"{text} ({entry.runs})"
 
 
