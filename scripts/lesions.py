@@ -1,6 +1,8 @@
 """Write results/isic-lesions.csv: how each run on ISIC 2018 did on the images of lesions that it knew and of others.
 
-    python scripts/lesions.py SWEEP     # the folder of a finished `lopsided reproduce isic --preset small --out SWEEP`
+    lopsided reproduce isic --preset small --out SWEEP
+    lopsided reproduce isic --preset small --split lesion --out SWEEP
+    python scripts/lesions.py SWEEP
 
 A line counts the test images of one run whose lesion is ``known``, because training has photographs of it too,
 ``several``, with further photographs among the test images alone, or ``single``: by class how many there are and how

@@ -10,13 +10,14 @@ as CSV and LaTeX too.
 from __future__ import annotations
 
 import csv
+import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from typing import TypeAlias
 
 from lopsided.experiments.compare import Comparison, Protocol, compare, select
@@ -40,6 +41,7 @@ from lopsided.reports.tables import (
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 LESIONS = ROOT / "results" / "isic-lesions.csv"
+RUN = ROOT / "results" / "isic-paper.json"
 DRAWN = ROOT / "docs" / "figures" / "results"
 FOUR = "50:50,90:10,95:5,98:2"
 WEIGHTS = "resnet50_imagenet.safetensors"
@@ -64,6 +66,7 @@ class Part:
     scenarios: str | None = None
     losses: str | None = None
     runs: int | None = None
+    threads: int | None = None
 
     @property
     def path(self) -> Path:
@@ -78,7 +81,8 @@ class Part:
     @property
     def command(self) -> str:
         """What makes the records."""
-        options = {**self.protocol, "scenarios": self.scenarios, "losses": self.losses, "runs": self.runs}
+        options = {**self.protocol, "scenarios": self.scenarios, "losses": self.losses}
+        options |= {"runs": self.runs, "threads": self.threads}
         given = [f"--{name} {value}" for name, value in options.items() if value is not None]
         return " ".join(["lopsided reproduce", self.table, "--out SWEEP", *given])
 
@@ -116,21 +120,28 @@ PARTS = (
     Part("released", "eta", "fmnist-released.jsonl", {"normalization": "released"}, FOUR, LOSSES),
     Part("isic-image", "isic", "isic-small.jsonl", {"preset": "small"}),
     Part("isic-lesion", "isic", "isic-small.jsonl", {"preset": "small", "split": "lesion"}),
-    Part("isic-paper", "isic", "isic-paper.jsonl", {"weights": WEIGHTS}, losses="afcl:300:7", runs=1),
+    Part("isic-paper", "isic", "isic-paper.jsonl", {"weights": WEIGHTS}, losses="afcl:300:7", runs=1, threads=2),
 )
 
 
 def write_part(part: Part) -> str:
     """Write one part as Markdown; figures are named, not drawn."""
-    comparison, records = part.comparison(), part.records()
-    hours = math.fsum(record.seconds for record in records) / 3600
+    return "\n".join(_lines(part, part.comparison(), part.records()))
+
+
+def told_time(records: Collection[Record]) -> str:
+    """Say how long runs took, by the clock: the sum, and the median, which no pause of the machine moves."""
     threads = max(record.threads for record in records)
-    return "\n".join(_lines(part, comparison, len(records), hours, threads))
-
-
-def _lines(part: Part, comparison: Comparison, runs: int, hours: float, threads: int) -> Iterator[str]:
     cores = "one core" if threads == 1 else f"{threads} cores"
-    yield f"`{part.command}`: {runs_text(runs)}, {hours:.1f} hours of {cores}."
+    seconds = [record.seconds for record in records]
+    if len(seconds) == 1:
+        return f"1 run, {seconds[0] / 60:.0f} minutes of {cores} by the clock"
+    hours = f"{math.fsum(seconds) / 3600:.1f} hours of {cores} by the clock"
+    return f"{runs_text(len(seconds))}, {hours}; the median run took {median(seconds):.0f} s"
+
+
+def _lines(part: Part, comparison: Comparison, records: Collection[Record]) -> Iterator[str]:
+    yield f"`{part.command}`: {told_time(records)}."
     yield ""
     if part.losses is None:
         yield from markdown_table(["claim", "figure and images", "verdict", "because"], verdict_rows(comparison))
@@ -181,8 +192,7 @@ def write_bands() -> str:
         for name, losses in rows.items()
     ]
     header = ["loss less CL", *(f"{word}, {band}" for word in ("UWA", "AUROC") for band in BANDS)]
-    hours = math.fsum(run.seconds for run in runs.values()) / 3600
-    told = f"Both tables together: {len(runs)} runs, {hours:.1f} hours of one core."
+    told = f"Both tables together: {told_time(runs.values())}."
     return "\n".join([told, "", *markdown_table(header, cells)])
 
 
@@ -294,7 +304,9 @@ def _over_seeds(runs: Runs, figure: str) -> str:
 def write_lesions() -> str:
     """Write how images of lesions that training knows did, and others: per seed the mean over the losses."""
     with LESIONS.open(encoding="utf-8", newline="") as file:
-        lines = {(line["cell"], line["lesion"]): line for line in csv.DictReader(file)}
+        # Of lines without images of a class there is no UWA; such a seed is not complete.
+        judged = (line for line in csv.DictReader(file) if int(line["MEL"]) and int(line["DF"]))
+        lines = {(line["cell"], line["lesion"]): line for line in judged}
     found: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {}
     rows = []
     for part in (part for part in PARTS if part.file == "isic-small.jsonl"):
@@ -307,11 +319,16 @@ def write_lesions() -> str:
                 numbers = (f"{fmean(int(own[0][name]) for own in seeds.values()):.0f}" for name in ("MEL", "DF"))
                 figures = map(mean_interval, zip(*means.values(), strict=True))
                 rows.append([part.name.replace("isic-", "by "), kind, *numbers, *map(mean_text, figures)])
-    known, unknown = found.get(("isic-image", "known"), {}), found.get(("isic-lesion", "several"), {})
-    gaps = [map(operator.sub, known[seed], unknown[seed]) for seed in sorted(known.keys() & unknown.keys())]
-    if gaps:
-        less = (difference_text(mean_interval(gap)) for gap in zip(*gaps, strict=True))
-        rows.append(["by image less by lesion", "known less several", "", "", *less])
+    for split, kind, one, other in (
+        ("by image", "single less several", ("isic-image", "single"), ("isic-image", "several")),
+        ("by lesion", "single less several", ("isic-lesion", "single"), ("isic-lesion", "several")),
+        ("by image less by lesion", "known less several", ("isic-image", "known"), ("isic-lesion", "several")),
+    ):
+        more, less = found.get(one, {}), found.get(other, {})
+        gaps = [map(operator.sub, more[seed], less[seed]) for seed in sorted(more.keys() & less.keys())]
+        if gaps:
+            differences = (difference_text(mean_interval(gap)) for gap in zip(*gaps, strict=True))
+            rows.append([split, kind, "", "", *differences])
     header = ["split", "lesion", "MEL", "DF", "recall of MEL", "recall of DF", "UWA", "AUROC"]
     return "\n".join(markdown_table(header, rows))
 
@@ -350,11 +367,26 @@ def written() -> Iterator[tuple[str, str]]:
             yield name, write()
 
 
+def write_run() -> str:
+    """Write the figures of the one run of the full protocol with the intervals of its test images."""
+    evaluation = json.loads(RUN.read_text("utf-8"))["test"]
+    rows = []
+    for word, name in (("UWA", "uwa"), ("accuracy", "accuracy"), ("AUROC", "auroc")):
+        value, low, high = (f"{100 * evaluation['figures'][name][part]:.1f}" for part in ("value", "low", "high"))
+        rows.append([word, value, f"[{low}, {high}]"])
+    for i, row in enumerate(evaluation["per_class"]):
+        value, low, high = (f"{100 * row['recall'][part]:.1f}" for part in ("value", "low", "high"))
+        right = f"{evaluation['confusion'][i][i]} of {row['support']}"
+        rows.append([f"recall of {row['label']}, {right}", value, f"[{low}, {high}]"])
+    return "\n".join(markdown_table(["figure", "per cent", "interval"], rows))
+
+
 SUMMARIES = (
     ("bands", {"eta", "gamma"}, write_bands),
     ("noise", {"eta", "gamma"}, write_noise),
     ("leak", {"isic-image", "isic-lesion"}, write_leak),
     ("lesions", {"isic-image", "isic-lesion"}, write_lesions),
+    ("run", {"isic-paper"}, write_run),
 )
 
 

@@ -358,7 +358,17 @@ def test_the_mean_over_runs_has_students_interval():
     alone = mean_interval([0.7])
     assert alone.value == 0.7
     assert math.isnan(alone.low)
-    assert str(mean_interval([0.5, 0.5])) == "0.500 [0.500, 0.500]"
+    assert str(alone) == "0.700"
+
+
+def test_runs_that_all_agree_have_no_interval():
+    for runs in ([0.5, 0.5], [10.1, 10.0 + 0.1, 3 * 10.1 / 3]):
+        figure = mean_interval(runs)
+        assert figure.value == pytest.approx(runs[0])
+        assert math.isnan(figure.low)
+        assert math.isnan(figure.high)
+    assert not paired_difference([0.7, 0.8], [0.6, 0.7]).leaves_out_0
+    assert paired_difference([0.7, 0.8001], [0.6, 0.7]).leaves_out_0
 
 
 def test_a_paired_difference_is_that_of_the_paired_t_test():

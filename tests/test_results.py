@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from lopsided.experiments.paper import CL, RUNS, Setting, published
+from lopsided.metrics import evaluate
 from synthetic_records import figures, record
 
 ROOT = Path(__file__).parents[1]
@@ -89,7 +93,7 @@ def test_the_leak_is_what_a_split_by_image_says_above_one_by_lesion(monkeypatch)
 
     assert [row[0] for row in rows[2:]] == [*map(str, published("isic").settings), "mean", "deviation over seeds"]
     for row in rows[2:-1]:
-        assert row[1:] == ["76.0", "75.0", "+1.0 ±0.0*", "88.8", "87.0", "+1.8 ±0.0*", "80.0", "80.0", "+0.0 ±0.0"]
+        assert row[1:] == ["76.0", "75.0", "+1.0", "88.8", "87.0", "+1.8", "80.0", "80.0", "+0.0"]
 
 
 def test_the_noise_beside_the_leak_is_that_of_the_seeds_of_one_loss(monkeypatch):
@@ -147,14 +151,47 @@ def test_images_of_known_lesions_are_set_beside_those_of_several_photographs_tha
     rows = [line.strip("| ").split(" | ") for line in script.write_lesions().splitlines()]
 
     assert rows[2][:5] == ["by image", "known", "10", "4", "83.3 ±14.3"]  # 90, 80 and 80; Student's 4.303 times 3.333.
-    assert rows[3][:2] + rows[3][4:] == ["by lesion", "several", "90.0 ±0.0", "70.0 ±0.0", "80.0 ±0.0", "80.0 ±0.0"]
-    assert rows[4][-4:] == ["-5.0 ±63.5", "-20.0 ±0.0*", "-12.5 ±31.8", "+10.0 ±0.0*"]
+    assert rows[3][:2] + rows[3][4:] == ["by lesion", "several", "90.0", "70.0", "80.0", "80.0"]
+    assert rows[4][-4:] == ["-5.0 ±63.5", "-20.0", "-12.5 ±31.8", "+10.0"]
 
 
-def test_lesions_of_which_no_seed_is_complete_leave_the_table_empty(monkeypatch, tmp_path):
-    runs = [record(None, published("isic").settings[0], 0, figures((0.9, 0.6), 0.9))]
+@pytest.mark.parametrize(("lost", "counts"), [(1, "10,9,4,2,0.9"), (0, "10,9,0,0,")], ids=["no loss", "no class"])
+def test_lesions_of_which_no_seed_is_complete_leave_the_table_empty(monkeypatch, tmp_path, lost, counts):
+    settings = published("isic").settings[lost:]
+    runs = [record(None, setting, 0, figures((0.9, 0.6), 0.9)) for setting in settings]
     monkeypatch.setattr(script.Part, "records", lambda part: runs)
     monkeypatch.setattr(script, "LESIONS", tmp_path / "lesions.csv")
-    script.LESIONS.write_text(f"{','.join(lesions.HEADER)}\n{runs[0].cell},known,10,9,4,2,0.9\n")
+    script.LESIONS.write_text("\n".join([",".join(lesions.HEADER), *(f"{run.cell},known,{counts}" for run in runs)]))
 
     assert len(script.write_lesions().splitlines()) == 2  # The header and the line below it.
+
+
+def test_the_run_of_the_full_protocol_is_shown_with_the_intervals_of_its_images(monkeypatch, tmp_path):
+    labels, p = [0] * 9 + [1] * 3, np.tile([0.9, 0.1], (12, 1))
+    p[9] = 0.2, 0.8
+    metrics = evaluate(labels, p, classes=["MEL", "DF"], bootstrap=100)
+    monkeypatch.setattr(script, "RUN", tmp_path / "metrics.json")
+    script.RUN.write_text(json.dumps({"test": metrics.to_dict()}))
+
+    rows = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in script.write_run().splitlines())}
+
+    wilson = binomtest(1, 3).proportion_ci(method="wilson")
+    assert rows["recall of DF, 1 of 3"] == ["33.3", f"[{100 * wilson.low:.1f}, {100 * wilson.high:.1f}]"]
+    assert rows["recall of MEL, 9 of 9"][0] == "100.0"
+    assert (rows["UWA"][0], rows["accuracy"][0]) == ("66.7", "83.3")
+
+
+def test_hours_are_those_of_the_clock_and_the_median_of_several():
+    runs = [replace(record("90:10", CL, i, figures((0.9, 0.6), 0.9)), seconds=s) for i, s in enumerate((50, 40, 3510))]
+
+    assert script.told_time(runs) == "3 runs, 1.0 hours of one core by the clock; the median run took 50 s"
+    assert script.told_time([replace(runs[2], threads=2)]) == "1 run, 58 minutes of 2 cores by the clock"
+
+
+def test_the_record_of_the_full_protocol_is_that_of_its_metrics():
+    (run,) = next(part for part in script.PARTS if part.name == "isic-paper").records()
+    evaluation = json.loads(script.RUN.read_text("utf-8"))["test"]
+
+    assert (run.test.images, run.test.minority) == (evaluation["num_images"], 36)
+    assert run.test.uwa == pytest.approx(evaluation["figures"]["uwa"]["value"], abs=1e-5)
+    assert run.test.auroc == pytest.approx(evaluation["figures"]["auroc"]["value"], abs=1e-5)

@@ -24,6 +24,9 @@ Floats = NDArray[np.float64]
 CHUNK = 4_000_000
 """Numbers held at once while drawing."""
 
+SAME = 1e-9
+"""By how much equal figures may differ in their last digits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -41,6 +44,8 @@ class Figure:
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "not defined"
+        if math.isnan(self.low):
+            return f"{self.value:.3f}"
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def to_dict(self) -> dict[str, float | None]:
@@ -189,7 +194,10 @@ def calibrated_sums(
 
 
 def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95) -> Figure:
-    """Return the mean over runs with Student's interval; one run alone has no interval.
+    """Return the mean over runs with Student's interval.
+
+    One run alone has no interval, nor have runs that all agree: figures of few images are so coarse that they may well
+    be the same number by chance, and no width can be told from them.
 
     >>> print(mean_interval([0.70, 0.74, 0.72, 0.76]))
     0.730 [0.689, 0.771]
@@ -201,7 +209,7 @@ def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95) -
         raise InputError(sentence("values must be a list of at least one number", f"shape {array.shape}"))
     check_level(level)
     mean = float(array.mean())
-    if array.size == 1 or not np.isfinite(array).all():
+    if not np.isfinite(array).all() or np.ptp(array) <= SAME * max(1.0, float(np.abs(array).max())):
         return Figure(mean, math.nan, math.nan)
     half = float(stdtrit(array.size - 1, (1 + level) / 2) * array.std(ddof=1) / math.sqrt(array.size))
     return Figure(mean, mean - half, mean + half)

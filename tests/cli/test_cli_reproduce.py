@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -79,12 +80,11 @@ def out_of(ended: Ended) -> str:
     return " ".join(ended.out.split())
 
 
-def test_a_sweep_becomes_tables_figures_and_verdicts(sweep: tuple[Path, Ended]) -> None:
+def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, Ended]) -> None:
     out, ended = sweep
     assert ended.code == 0, ended.err
     assert len((out / "records.jsonl").read_text().splitlines()) == 8
     assert names_below(out / "tables") == [
-        "eta-mine-verdicts.md",
         "eta-mine.csv",
         "eta-mine.md",
         "eta-mine.tex",
@@ -95,9 +95,9 @@ def test_a_sweep_becomes_tables_figures_and_verdicts(sweep: tuple[Path, Ended]) 
     assert len(rows) == 2 * 2 * 2 * 2
     assert {row["runs"] for row in rows} == {"2"}
     assert {row["split"] for row in rows} == {"test", "held_out"}
-    assert "A larger eta helps as imbalance grows from 60:40 to 90:10 (UWA, held-out images): " in ended.out
-    assert "Without 3 paired runs at 60:40 and 90:10, where the claim's range ends (of CL " in out_of(ended)
-    assert "This is a part of the paper's table: 4 of its 66 cells have a run here." in out_of(ended)
+    assert "photos over eta (gamma = 0): UWA, per cent" in ended.out
+    assert "The paper's claims are about other data, so that these runs judge none of them." in out_of(ended)
+    assert "published" not in ended.out
     assert f"Written to {out / 'tables'}." in ended.out
 
 
@@ -165,6 +165,12 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
         (("isic", "--preset", "small"), "isic-small", "ACL(300) has the best UWA on ISIC"),
         (("isic", "--preset", "small", "--split", "lesion"), "isic-small-lesion", "split by group"),
         (("eta", "--losses", "cl,acl:300,afcl:0:7"), "eta-losses", "AFCL(0, 7)"),
+        (("isic", "--preset", "small", "--losses", "cl,fcl"), "isic-losses-small", "FCL"),
+        (
+            ("eta", "--scenarios", "60:40,90:10"),
+            "eta",
+            "This is a part of the paper's table: 12 of its 66 cells have a run here.",
+        ),
         (("gamma", "--losses", "cl,acl:300,afcl:0:7"), "gamma-losses", "gamma = 0 is best at 50:50"),
     ],
 )
@@ -235,6 +241,50 @@ def test_runs_of_another_recipe_are_left_out_and_said(call: Call, tmp_path: Path
     assert_refused(call("reproduce", "eta", "--records", alone), "1 + 1 epochs, recipe 01234567")
 
 
+def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_asked_for(
+    call: Call, tmp_path: Path
+) -> None:
+    others = [make_records("eta", runs=2, seed=i, scenarios=["90:10"], source=f"photos-{i}") for i in range(2)]
+    own = make_records("eta", runs=3, scenarios=["90:10"])
+    mixed = write_records(tmp_path / "records.jsonl", [*others[0], *own])
+    ended = call("reproduce", "eta", "--records", mixed, "--json")
+    content = json.loads(ended.out)
+    assert content["source"] == "fashion-mnist-tops"
+    assert {entry["runs"] for entry in content["entries"]} == {3}
+    assert "12 records of other data were left out: photos-0." in ended.err
+    alone = write_records(tmp_path / "alone.jsonl", others[0])
+    content = json.loads(call("reproduce", "eta", "--records", alone, "--json").out)
+    assert (content["source"], content["verdicts"]) == ("photos-0", [])
+    both = write_records(tmp_path / "both.jsonl", [*others[0], *others[1]])
+    assert_refused(call("reproduce", "eta", "--records", both), "a table must have runs on one source, got 'photos-0'")
+
+
+@pytest.mark.parametrize(
+    ("table", "data", "told"),
+    [
+        ("isic", 'scenario = "90:10"', "a recipe for the table isic must take all images, got data.scenario = '90:10'"),
+        ("eta", "test = 0.0", "a recipe for a table must have test images, got data.test = 0."),
+    ],
+)
+def test_a_recipe_whose_runs_no_table_could_show_is_refused_before_they_are_made(
+    table: str, data: str, told: str, call: Call, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(f'[data]\nsource = "fashion-mnist-tops"\n{data}\n')
+    assert_refused(call("reproduce", table, "--recipe", mine, "--out", tmp_path / "sweep"), told)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_where_no_cluster_answers_nothing_is_left(call: Call, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.2", 0))
+        address = f"127.0.0.2:{unused.getsockname()[1]}"
+    ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray", "--address", address)
+    assert_refused(ended, f"--address must be that of a running Ray cluster, got {address}, where no cluster answers (")
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_records_that_do_not_say_their_recipe_are_used_where_there_are_no_others(call: Call, tmp_path: Path) -> None:
     old = make_records("eta", runs=3, scenarios=["90:10"], family=None, epochs=None)
     ended = call("reproduce", "eta", "--records", write_records(tmp_path / "old.jsonl", old), "--json")
@@ -281,7 +331,9 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
     assert sorted((out / "records.jsonl").read_text().splitlines()) == before
     other = tmp_path / "other"
     other.mkdir()
-    told = f"--records must be a file of records or the folder of a sweep, got {other}, which is empty."
+    told = f"--records must be a file of records or the folder of a sweep, got {other}, which holds no sweep."
+    assert_refused(call("reproduce", "eta", "--records", other), told)
+    (other / "thesis.tex").write_text("years of work")
     assert_refused(call("reproduce", "eta", "--records", other), told)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,6 +171,63 @@ def test_runs_of_another_recipe_are_not_mixed_in_and_old_records_are_a_family_of
     assert select([*short, *old], "eta", FMNIST) == old
     assert select(short, "eta", FMNIST) == []
     assert select([*short, *old, *own], "eta", Protocol.of(old[0])) == old
+
+
+def test_a_protocol_with_weights_names_the_recipe_that_it_changes() -> None:
+    paper = Protocol.of(base_recipe("isic", weights="some.safetensors"))
+    assert "from weights of a file" in str(paper)
+    assert str(paper).endswith("recipe paper-isic")
+
+
+def test_other_data_have_nothing_published_and_nothing_claimed_of_them() -> None:
+    """Of a recipe that differs from the paper's in its images alone, so that the family is the same."""
+    other = of(make_records("gamma", source="photos"), "gamma")
+    assert other.source == "photos"
+    assert other.verdicts == ()
+    assert {entry.published for entry in other.entries.values()} == {None}
+    assert other.published("90:10", CL, "uwa") is None
+    assert other.misprints("uwa") == []
+    assert other.coverage() is None
+    assert all(entry.difference is not None for key, entry in other.entries.items() if key[1] != CL)
+    whole = of(make_records("gamma", source="fashion-mnist"), "gamma")
+    assert whole.verdicts
+    assert whole.misprints("uwa")
+
+
+def test_the_papers_data_for_another_of_its_tables_are_other_data() -> None:
+    assert of(make_records("eta", source="isic2018")).verdicts == ()
+
+
+def test_runs_on_several_sources_are_not_put_into_one_table() -> None:
+    mixed = [*make_records("eta", runs=2), *make_records("eta", runs=2, seed=9, source="photos")]
+    told = r"^a table must have runs on one source, got 'fashion-mnist-tops', 'photos'\. Keep the records of one"
+    with pytest.raises(InputError, match=told):
+        of(mixed)
+
+
+def test_a_table_without_records_is_of_the_source_that_was_asked_for() -> None:
+    protocol = Protocol.of(base_recipe("eta"))
+    assert compare([], "eta", protocol).is_of_paper
+    assert not compare([], "eta", protocol, source="photos").is_of_paper
+
+
+def test_held_out_images_without_a_class_have_no_weighted_accuracy() -> None:
+    half = figures((0.8, math.nan), 0.9)
+    run = record("90:10", CL, 0, figures((0.9, 0.7), 0.9), replace(half, uwa=0.8, accuracy=0.8))
+    assert of([run]).entry("90:10", CL, "held_out", "accuracy") is None
+    assert of([run]).entry("90:10", CL, "held_out", "uwa") is not None
+
+
+def test_runs_that_all_differ_by_the_same_number_get_no_star() -> None:
+    pair = [*at_90_10(CL, [0.6, 0.7]), *at_90_10(ACL, [0.625, 0.725])]
+    entry = of(pair).entry("90:10", ACL, "test", "uwa")
+    assert entry is not None
+    assert entry.difference is not None
+    assert entry.difference.value == pytest.approx(2.5)
+    assert not entry.differs
+    same = of(at_90_10(ACL, [0.6, 0.6])).entry("90:10", ACL, "test", "uwa")
+    assert same is not None
+    assert same.expects_published() is None
 
 
 def test_the_cells_of_the_papers_table_that_have_a_run_are_counted() -> None:

@@ -105,6 +105,7 @@ def metrics_of(recipe: Recipe, test: list[int], held_out: list[int] | None = Non
     return {
         "format": 1,
         "lopsided": "0.1.0",
+        "source": "photos",
         "classes": CLASSES,
         "counts": {"train": {"top": 70, "shirt": 7, "coat": 20}, "val": {}, "test": {"top": 4, "coat": 2}},
         "val": None,
@@ -193,6 +194,21 @@ def test_what_a_table_compares_leaves_a_recipe_in_its_family(changes: dict[str, 
 )
 def test_whatever_else_decides_a_run_makes_another_family(changes: dict[str, Any]) -> None:
     assert family_of(RECIPE.override(**changes)) != family_of(RECIPE)
+
+
+def test_the_family_with_weights_begins_with_that_from_scratch() -> None:
+    scratch = family_of(RECIPE.override(**{"encoder.weights": "none"}))
+    assert family_of(RECIPE).startswith(f"{scratch}+")
+    assert family_of(RECIPE.override(**{"encoder.weights": "timm"})).startswith(f"{scratch}+")
+
+
+def test_a_scenario_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    first, second = (record.to_json() for record in some_records(2))
+    path = tmp_path / "records.jsonl"
+    odd = {**json.loads(second), "scenario": "ninety"}
+    path.write_text(f"{first}\n{json.dumps(odd)}\n")
+    with pytest.raises(RunError, match=r"records\.jsonl, line 2: .*, got 'ninety' at scenario\. Remove that line"):
+        read_records(path)
 
 
 def test_fields_that_come_later_leave_families_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,18 @@ def of(table: str, **more: object) -> Comparison:
     return compare(records, table, Protocol.of(base_recipe(table)))
 
 
-@pytest.fixture(scope="module", params=["eta", "gamma", "isic", "losses", "holes"])
+@pytest.fixture(scope="module", params=["eta", "gamma", "isic", "losses", "holes", "others"])
 def text(request: pytest.FixtureRequest) -> str:
     if request.param == "losses":
         settings = [CL, Setting(300.0, 7.0)]
         records = make_records("eta", settings=settings, runs=2, scenarios=["50:50"])
         return to_latex(compare(records, "eta", Protocol.of(base_recipe("eta")), settings=settings), "losses")
+    if request.param == "others":
+        tables = (
+            compare(make_records(table, source="my_photos"), table, Protocol.of(base_recipe(table)))
+            for table in ("eta", "isic")
+        )
+        return "".join(to_latex(table, "mine") for table in tables)
     if request.param == "holes":
         records = [r for r in make_records("gamma", runs=1) if (r.scenario, r.gamma) != ("55:45", 4)]
         return to_latex(compare(records, "gamma", Protocol.of(base_recipe("gamma"))), "gamma")
@@ -82,6 +88,14 @@ def test_the_table_has_the_papers_shape() -> None:
     )
     assert lines[accuracy + 1] == r"& \textit{published} & 90.83 & 91.00 & 90.83 & 90.67 & 89.50 & 91.67 \\"
     assert lines[uwa + 1] == r"& \textit{published} & 64.91 & 68.61 & 66.11 & 64.02 & 61.77 & 72.58 \\"
+
+
+def test_a_table_of_other_data_has_no_published_figures() -> None:
+    for table in ("eta", "isic"):
+        comparison = compare(make_records(table, source="my_photos"), table, Protocol.of(base_recipe(table)))
+        text = to_latex(comparison, "mine")
+        assert r"my\_photos " in text
+        assert "published" not in text
 
 
 def test_bold_is_what_differs_from_cl_and_not_what_is_highest() -> None:

@@ -56,6 +56,26 @@ def test_every_row_has_as_many_cells_as_the_header(comparison: Comparison) -> No
             assert {len(row) for row in group} == {len(block.header)}
 
 
+@pytest.mark.parametrize(("table", "name"), [("gamma", "photos over gamma (eta = 0)"), ("isic", "photos by loss")])
+def test_a_table_of_other_data_speaks_of_them_alone(table: str, name: str) -> None:
+    other = of(table, source="photos")
+    assert title(other) == name
+    console = Console(file=io.StringIO(), width=200)
+    print_table(other, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in (to_markdown(other), printed):
+        assert name in text
+        assert "The paper's claims are about other data, so that these runs judge none of them." in text
+        for word in ("ISIC", "Fashion", "published", "misprint", "paper's 30 %", "supported"):
+            assert word not in text
+    for block in blocks(other):
+        assert {len(group) for group in block.groups} == {2 * len(other.splits)}
+
+
+def test_a_source_with_an_odd_name_is_printed_without_steering_anything() -> None:
+    assert title(of("eta", runs=1, source="pho\x1b[2Jtos")) == "pho\ufffd[2Jtos over eta (gamma = 0)"
+
+
 def test_markdown_tables_are_rectangles(comparison: Comparison) -> None:
     for text in (to_markdown(comparison), verdicts_to_markdown(comparison)):
         for table in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):

@@ -54,7 +54,7 @@ def reproduce(
     ] = None,
     runs: Annotated[int | None, _option(CHOICE, "Runs of each cell, seeds 0 and up; 4 as in the paper.", min=1)] = None,
     quick: Annotated[
-        bool, _option(CHOICE, "A small part of the table, about ten minutes of two cores.", "--quick")
+        bool, _option(CHOICE, "A small part of the table: ten minutes or so of two cores, 25 for isic.", "--quick")
     ] = False,
     normalization: Annotated[
         str | None,
@@ -146,10 +146,10 @@ def reproduce(
             raise InputError(sentence("--out must name the folder of the sweep", "none", "Such as --out sweep."))
         if not quiet and plan.left_out:
             say(plan.left_out)
-        _check_data(plan.recipe)
+        source = _check_data(plan.recipe)
         worker = _engine(engine or "local", address, workers, threads)
         failed = _train(plan, out, worker, keep_models=keep_models, quiet=quiet)
-        comparison = _from_sweep(out, plan, only_asked=bool(losses))
+        comparison = _from_sweep(out, plan, source, only_asked=bool(losses))
     written = [] if out is None else write_tables(comparison, out, stem)
     _show(comparison, written, failed, plan.left_out, out, as_json)
     if failed:
@@ -161,7 +161,7 @@ def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, rec
     base = plan.recipe
     parts = [
         table,
-        "losses" if losses is not None and table != "isic" else "",
+        "losses" if losses is not None else "",
         Path(recipe).stem if recipe else "",
         "small" if preset == "small" else "",
         "lesion" if base.data.split == "group" else "",
@@ -177,8 +177,8 @@ def _refuse(options: dict[str, Any], what: str, other: str) -> None:
             raise InputError(sentence(f"{name} {what}", f"it with {other}", "Leave one of them out."))
 
 
-def _check_data(base: Recipe) -> None:
-    """Look for images and weights once, before every cell of a sweep would fail to find them."""
+def _check_data(base: Recipe) -> str:
+    """Look for images and weights once, before every cell of a sweep would fail to find them; name the images."""
     from lopsided.data.sources import open_source
     from lopsided.experiments.runs import settle
 
@@ -191,6 +191,7 @@ def _check_data(base: Recipe) -> None:
     if settled.data.split == "group" and source.groups is None:
         got = f"none for {source.name}"
         raise DataError(sentence("a split by lesion needs the table of lesions", got, "Use --split image."))
+    return source.name
 
 
 def _engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
@@ -218,7 +219,7 @@ def _train(plan: Plan, out: Path, engine: Engine, *, keep_models: bool, quiet: b
         raise StoppedError(f"interrupted. Start the same command again to go on in {out}.") from None
 
 
-def _from_sweep(out: Path, plan: Plan, *, only_asked: bool) -> Comparison:
+def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comparison:
     """Compare all runs of the sweep that were made by the plan's recipe, also those of earlier commands."""
     from lopsided.experiments.compare import Protocol, compare
     from lopsided.experiments.paper import Setting, cell_recipe, published
@@ -241,6 +242,7 @@ def _from_sweep(out: Path, plan: Plan, *, only_asked: bool) -> Comparison:
         there,
         plan.table,
         Protocol.of(plan.recipe),
+        source=source,
         scenarios=plan.scenarios if only_asked else [name for name in whole.scenarios if name in rows],
         settings=plan.settings if only_asked else [setting for setting in whole.settings if setting in columns],
     )
@@ -257,26 +259,30 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     records, notes = read_records(path)
     protocol = Protocol.of(plan.recipe)
     kept = select(records, plan.table, protocol)
+    asked = [record for record in kept if record.source == Path(plan.recipe.data.source or "").name]
+    kept = asked or kept
     if not kept:
         others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"
         do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
         raise InputError(sentence(f"{path} must hold runs of the table {plan.table} by {protocol}", others, do))
     _check_there(rows, plan.scenarios, [record.scenario for record in kept], path)
     _check_there(columns, plan.settings, [Setting(record.eta, record.gamma) for record in kept], path)
+    chosen = plan.scenarios if rows else None, plan.settings if columns else None
+    comparison = compare(kept, plan.table, Protocol.of(kept[0]), scenarios=chosen[0], settings=chosen[1])
     if not quiet:
         for note in [*notes, *_family_notes(records, kept, protocol)]:
             say(note)
-    chosen = plan.scenarios if rows else None, plan.settings if columns else None
-    return compare(kept, plan.table, Protocol.of(kept[0]), scenarios=chosen[0], settings=chosen[1])
+    return comparison
 
 
 def _renewed(folder: Path, quiet: bool) -> Path:
     """Bring the records of a sweep up to date, and return their file."""
-    from lopsided.experiments.sweep import RECORDS, check_sweep, renew_sweep
+    from lopsided.experiments.sweep import RECORDS, SWEEP, check_sweep, renew_sweep
 
-    if not check_sweep(folder):
-        got = f"{folder}, which is empty"
-        raise InputError(sentence("--records must be a file of records or the folder of a sweep", got))
+    if not (folder / SWEEP).exists():
+        must = "--records must be a file of records or the folder of a sweep"
+        raise InputError(sentence(must, f"{folder}, which holds no sweep"))
+    check_sweep(folder)
     number = renew_sweep(folder)
     if number and not quiet:
         say(f"{number} records were read from the run folders of {folder} again.")
@@ -298,12 +304,15 @@ def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: P
 
     alike = [record for record in records if Protocol.of(record).is_like(protocol)]
     others = [record for record in alike if record.family != kept[0].family]
+    sources = [record.source for record in alike if record.family == kept[0].family and record.source != kept[0].source]
     found = []
     if kept[0].family is None and protocol.family is not None:
         found.append(f"The records do not say by which recipe they were made; they are taken for runs by {protocol}.")
     if others:
         named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
         found.append(f"{len(others)} records of other recipes, or that do not say theirs, were left out: {named}.")
+    if sources:
+        found.append(f"{len(sources)} records of other data were left out: {', '.join(dict.fromkeys(sources))}.")
     return found
 
 
@@ -319,8 +328,9 @@ def write_tables(comparison: Comparison, out: Path, stem: str) -> list[Path]:
         f"{stem}.md": tables.to_markdown(comparison, pictures),
         f"{stem}.csv": tables.to_csv(comparison),
         f"{stem}.tex": latex.to_latex(comparison, stem),
-        f"{stem}-verdicts.md": tables.verdicts_to_markdown(comparison),
     }
+    if comparison.is_of_paper:
+        texts[f"{stem}-verdicts.md"] = tables.verdicts_to_markdown(comparison)
     for name, text in texts.items():
         files.atomic_write(folder / name, text)
     return [*(folder / name for name in texts), *drawn]

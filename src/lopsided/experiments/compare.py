@@ -20,10 +20,11 @@ from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.experiments import paper
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
-from lopsided.experiments.records import Record, epochs_of, family_of
+from lopsided.experiments.records import WITH_WEIGHTS, Record, epochs_of, family_of
 from lopsided.experiments.verdicts import Key, Values, Verdict, judge
 from lopsided.intervals import Figure, mean_interval, paired_difference
 from lopsided.recipe import Recipe, named_recipe, named_recipes
+from lopsided.recipe_words import shown
 
 SPLITS = ("test", "held_out")
 
@@ -79,12 +80,13 @@ class Protocol:
 @cache
 def _recipe_name(family: str) -> str:
     """Return the name of a family's recipe: one that comes with the package, else the start of the hash."""
+    from_scratch = family.partition(WITH_WEIGHTS)[0]
     known = {family_of(named_recipe(name)): name for name in named_recipes()}
     for preset in paper.PRESETS:
         for split in paper.SPLIT_RULES:
             name = f"paper-isic{'' if preset == 'paper' else f' ({preset})'}"
             known.setdefault(family_of(paper.base_recipe("isic", preset=preset, split=split)), name)
-    return known.get(family, family[:8])
+    return known.get(from_scratch, from_scratch[:8])
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,9 @@ class Entry:
     def expects_published(self, runs: int = RUNS) -> bool | None:
         """Whether the published figure lies where the mean of so many further runs would lie, 95 times of 100.
 
-        None where nothing was published or there is but one run. It is Student's prediction interval.
+        None where nothing was published or the mean has no interval. It is Student's prediction interval.
         """
-        if self.published is None or self.runs < 2:
+        if self.published is None or math.isnan(self.mean.high):
             return None
         half = (self.mean.high - self.mean.low) / 2
         return abs(self.published - self.mean.value) <= half * math.sqrt(1 + self.runs / runs)
@@ -120,9 +122,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of the paper with what the runs say. Cells that were not trained have no entry."""
+    """A table of the paper with what the runs say. Cells that were not trained have no entry.
+
+    Runs on other data than the paper's, whose name is ``source``, have nothing published and nothing claimed of them.
+    """
 
     table: str
+    source: str
     protocol: Protocol
     scenarios: tuple[str | None, ...]
     settings: tuple[Setting, ...]
@@ -130,6 +136,11 @@ class Comparison:
     verdicts: tuple[Verdict, ...]
     majority: float | None
     """The accuracy of always answering the majority on the test images; only where there is but one scenario."""
+
+    @property
+    def is_of_paper(self) -> bool:
+        """Whether the runs are on the data of the paper's table."""
+        return self.source in paper.SOURCES[self.table]
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -148,11 +159,11 @@ class Comparison:
 
     def published(self, scenario: str | None, setting: Setting, figure: str) -> float | None:
         """Return what the paper has for a cell, in per cent, whether or not it was trained."""
-        return published_beside(self.table, scenario, setting, figure)
+        return published_beside(self.table, scenario, setting, figure) if self.is_of_paper else None
 
     def is_misprint(self, scenario: str | None, setting: Setting, figure: str) -> bool:
         """Whether what the paper has for a cell is a misprint, so that it is compared with nothing."""
-        return paper.is_misprint(self.table, scenario, setting, figure)
+        return self.is_of_paper and paper.is_misprint(self.table, scenario, setting, figure)
 
     def misprints(self, figure: str) -> list[str]:
         """Return the scenarios in whose row a misprint would stand."""
@@ -162,9 +173,9 @@ class Comparison:
         return [scenario for scenario in rows if scenario is not None]
 
     def coverage(self) -> tuple[int, int] | None:
-        """Return how many cells of the paper's table have a run here, and of how many; None if losses are not its."""
+        """Return how many cells of the paper's table have a run here, and of how many; None for others than its."""
         whole = published(self.table)
-        if not set(self.settings) <= set(whole.settings):
+        if not self.is_of_paper or not set(self.settings) <= set(whole.settings):
             return None
         return len({key[:2] for key in self.entries}), len(whole.scenarios) * len(whole.settings)
 
@@ -181,6 +192,7 @@ class Comparison:
         """Return everything for JSON."""
         return {
             "table": self.table,
+            "source": self.source,
             "protocol": str(self.protocol),
             "entries": [
                 {
@@ -222,15 +234,19 @@ def compare(
     table: str,
     protocol: Protocol,
     *,
+    source: str | None = None,
     scenarios: Sequence[str | None] | None = None,
     settings: Sequence[Setting] | None = None,
 ) -> Comparison:
     """Lay the records of one protocol out as a table of the paper, and judge the claims that it is for.
 
     Without ``scenarios`` or ``settings``, those of the paper's table that have a run are shown; the verdicts see all.
+    ``source`` is for a table without records, which say theirs.
     """
     check_table(table)
     whole = published(table)
+    source = _source_of(records) or source or paper.SOURCES[table][0]
+    is_of_paper = source in paper.SOURCES[table]
     values = _values(records)
     there = {key[:2] for key in values}
     if scenarios is None:
@@ -247,18 +263,29 @@ def compare(
     ]
     return Comparison(
         table=table,
+        source=source,
         protocol=protocol,
         scenarios=tuple(scenarios),
         settings=tuple(settings),
-        entries={key: _entry(values, table, key) for key in keys if values.get(key)},
-        verdicts=judge(table, values),
+        entries={key: _entry(values, table if is_of_paper else None, key) for key in keys if values.get(key)},
+        verdicts=judge(table, values) if is_of_paper else (),
         majority=_majority([record for record in records if record.scenario in scenarios])
         if len(scenarios) == 1
         else None,
     )
 
 
-def _entry(values: Values, table: str, key: Key) -> Entry:
+def _source_of(records: Iterable[Record]) -> str | None:
+    """Return the data that all records are of; those of several cannot be put into one table."""
+    sources = dict.fromkeys(record.source for record in records)
+    if len(sources) > 1:
+        do = "Keep the records of one, or name its data in a recipe."
+        raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
+    return next(iter(sources), None)
+
+
+def _entry(values: Values, table: str | None, key: Key) -> Entry:
+    """Make one entry; ``table`` is that of the paper beside which it is put, if there is one."""
     scenario, setting, split, figure = key
     own, base = values[key], values.get((scenario, CL, split, figure), {})
     seeds = [] if setting == CL else sorted(set(own) & set(base))
@@ -267,7 +294,7 @@ def _entry(values: Values, table: str, key: Key) -> Entry:
         values=own,
         difference=paired_difference([own[s] for s in seeds], [base[s] for s in seeds]) if seeds else None,
         pairs=len(seeds),
-        published=published_beside(table, scenario, setting, figure),
+        published=None if table is None else published_beside(table, scenario, setting, figure),
     )
 
 
@@ -299,7 +326,8 @@ def _value(record: Record, split: str, figure: str) -> float | None:
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
     if split == "test" or shares is None or len(shares) != len(figures.recalls):
         return 100 * figures.accuracy
-    return math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
+    value = math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
+    return None if math.isnan(value) else value
 
 
 def _majority(records: Sequence[Record]) -> float | None:

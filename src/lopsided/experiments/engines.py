@@ -96,7 +96,7 @@ def train_cell(recipe: str, folder: str, threads: int) -> tuple[str, str]:
 LOST = sentence(
     "a worker must live until its cell is done",
     "one that ended before",
-    "It may have been killed, or have run out of memory.",
+    "It may have been killed, or have run out of memory, of which fewer workers need less.",
 )
 
 

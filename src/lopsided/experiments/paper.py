@@ -25,6 +25,13 @@ FIGURES = ("uwa", "accuracy")
 RUNS = 4
 """As many as the paper's, seeds 0 to 3."""
 
+SOURCES = {
+    "eta": ("fashion-mnist-tops", "fashion-mnist"),
+    "gamma": ("fashion-mnist-tops", "fashion-mnist"),
+    "isic": ("isic2018",),
+}
+"""The data of each table: what was published, and claimed, is of these alone."""
+
 RECIPES = {"eta": "paper-fmnist", "gamma": "paper-fmnist", "isic": "paper-isic"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -206,6 +213,11 @@ def base_recipe(
         if value not in choices:
             must = f"{option} must be one of {', '.join(choices)}"
             raise InputError(sentence(must, shown(value), suggest(value, choices)))
+    if table == "isic" and base.data.scenario is not None:
+        got = f"data.scenario = {base.data.scenario!r}"
+        raise InputError(sentence("a recipe for the table isic must take all images", got, "Leave the scenario out."))
+    if not base.data.test:
+        raise InputError(sentence("a recipe for a table must have test images", "data.test = 0", "Such as 0.3."))
     changes: dict[str, Any] = {"encoder_training.eta_unit": "absolute", **PRESETS[preset]}  # As all cells have it.
     if split != "image":
         changes["data.split"] = SPLIT_RULES[split]
@@ -238,7 +250,7 @@ _QUICK: dict[str, tuple[tuple[str | None, ...], tuple[Setting, ...], int]] = {
     "gamma": (("50:50", "70:30", "90:10"), (CL, Setting(0.0, 7.0)), RUNS),
     "isic": ((None,), (CL, Setting(300.0, 7.0)), 3),
 }
-"""The ends of each claim's range: ten minutes or so of two cores (isic with the preset small)."""
+"""The ends of each claim's range: ten minutes or so of two cores, and 25 for isic with the preset small."""
 
 _QUICK_LIMITS = {
     "eta": "",

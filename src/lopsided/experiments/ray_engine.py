@@ -29,7 +29,11 @@ from lopsided.experiments.runs import METRICS
 CONNECT_SECONDS = 20.0
 """Whoever has not answered by then is taken for no cluster; Ray itself would go on asking for minutes."""
 
-_PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+_PROBE = """
+import ray, sys
+print(flush=True)  # Only from here on is it the cluster that takes its time.
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+"""
 _START = "Start one with `ray start --head`, and give the address that it prints."
 
 
@@ -184,17 +188,30 @@ def _probe(address: str) -> None:
     try:
         if port.isdigit() and host not in ("localhost", "127.0.0.1") and "/" not in host:
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-        command = [sys.executable, "-c", _PROBE, address]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        reason = "where no cluster answers"
+        reason = _asked(address)
+        if reason is None:
+            return
     except (OSError, ValueError, OverflowError) as error:
         reason = f"where no cluster answers ({error})"
-    else:
-        if asked.returncode == 0:
-            return
-        reason = f"where Ray says: {(asked.stderr.strip().splitlines() or ['nothing'])[-1].rstrip('.')}"
     raise InputError(sentence("--address must be that of a running Ray cluster", f"{address}, {reason}", _START))
+
+
+def _asked(address: str) -> str | None:
+    """Connect to a cluster from another process; return what stands against it, None if nothing does."""
+    command = [sys.executable, "-c", _PROBE, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            _, errors = process.communicate(timeout=CONNECT_SECONDS)
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return "where no cluster answers"
+            raise
+    if process.returncode == 0:
+        return None
+    return f"where Ray says: {(errors.strip().splitlines() or ['nothing'])[-1].rstrip('.')}"
 
 
 def _cores(node: dict[str, Any]) -> int:

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, WrapValidator
 
 from lopsided import files
+from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
 from lopsided.recipe import LATER_FIELDS, RUNTIME_FIELDS
 from lopsided.recipe_words import leaves, shown
@@ -28,6 +29,9 @@ FORMAT = 1
 """The version of a line; it rises when an older reader could misread a newer line."""
 
 KEY_LENGTH = 16
+WITH_WEIGHTS = "+"
+"""Between the hash of a family's recipe from scratch and that of the weights it starts from."""
+
 LOCK_SECONDS = 60.0
 """A folder of records is locked for the blink of an append; whoever waits longer than this is told who has it."""
 
@@ -44,6 +48,14 @@ _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
+def _check_scenario(text: str) -> str:
+    parse_scenario(text)
+    return text
+
+
+_Scenario = Annotated[str, AfterValidator(_check_scenario)]
+
+
 def cell_key(recipe: Recipe) -> str:
     """Return the name of a settled recipe's folder in a sweep: the start of its content's hash."""
     return recipe.content_hash()[:KEY_LENGTH]
@@ -53,7 +65,7 @@ def family_of(recipe: Recipe) -> str:
     """Return the name of all recipes that differ in nothing but what a table compares: the start of a hash.
 
     Those are loss, eta, gamma, normalization, proportions and seed. Where the images lie does not matter, nor the
-    folder of a file of weights.
+    folder of a file of weights. The name with weights is that without, and a second hash.
     """
     kept = {
         path: value
@@ -62,8 +74,13 @@ def family_of(recipe: Recipe) -> str:
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
     kept["total"] = next((part for part in parts if part.startswith("total=")), None)
-    kept["weights"] = Path(recipe.encoder.weights).name
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
+    name = Path(recipe.encoder.weights).name
+    family = _digest({**kept, "weights": "none"})
+    return family if name == "none" else f"{family}{WITH_WEIGHTS}{_digest(name)}"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
 
 
 def epochs_of(recipe: Recipe) -> tuple[int, ...]:
@@ -125,7 +142,8 @@ class Figures:
 class Record:
     """One finished run; its figures have five digits.
 
-    ``source`` is a name, never a path, and ``scenario`` has no total. ``eta`` is in the unit of the run's recipe.
+    ``source`` is the name of what was opened, never a path: isic2018 for any folder of its layout. ``scenario`` has no
+    total. ``eta`` is in the unit of the run's recipe.
     ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked for.
     ``family`` tells runs apart whose recipes differ in more than what a table compares, and ``epochs`` are those of
     each stage; lines of earlier versions have neither.
@@ -133,7 +151,7 @@ class Record:
 
     cell: str
     source: str
-    scenario: str | None
+    scenario: _Scenario | None
     method: str
     loss: str
     eta: _Number
@@ -177,7 +195,7 @@ class Record:
         training, weights = recipe.encoder_training, recipe.encoder.weights
         return cls(
             cell=cell_key(recipe),
-            source=Path(recipe.data.source or "").name,
+            source=metrics["source"],
             scenario=proportion(recipe.data.scenario),
             method=recipe.method,
             loss=training.loss,

@@ -176,9 +176,9 @@ class _Driver:
     def run(self) -> SweepOutcome:
         self.take_stock()
         skipped = len(self.done)
-        self.view.begin(len(self.cells), skipped)
         try:
             self.open()
+            self.view.begin(len(self.cells), skipped)
             if self.todo:
                 with _handling({signal.SIGTERM: _interrupt}):
                     self.loop()

@@ -52,9 +52,6 @@ ALPHA = 0.05
 FEWEST = 3
 """Paired runs without which there is no verdict."""
 
-SAME = 1e-6
-"""Points of per cent by which equal differences may differ in their last digits."""
-
 WORDS = {"uwa": "UWA", "accuracy": "accuracy", "test": "test", "held_out": "held-out"}
 
 RULE = (
@@ -214,10 +211,8 @@ def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
 
 
 def _limits(points: Sequence[float], low: int, high: int) -> Figure:
-    """Return the mean with Student's limits, each corrected for so many comparisons; none if all points are equal."""
+    """Return the mean with Student's limits, each corrected for so many comparisons."""
     lower, upper = mean_interval(points, 1 - ALPHA / low), mean_interval(points, 1 - ALPHA / high)
-    if max(points) - min(points) <= SAME:
-        return Figure(lower.value, math.nan, math.nan)
     return Figure(lower.value, lower.low, upper.high)
 
 

@@ -61,10 +61,11 @@ def _table(environment: str, label: str, caption: str, body: Iterable[str]) -> I
 
 def _caption(comparison: Comparison, split: str, figures: Iterable[str]) -> str:
     named = " and ".join(WORDS[figure] for figure in figures)
+    beside = ", and the published figures" if comparison.is_of_paper else ""
     text = (
         f"{title(comparison)}: {named} in per cent on the {WORDS[split]} images, mean and 95 % interval over "
-        f"{runs_text(*comparison.runs)}, and the published figures. Bold: the difference to CL over the same seeds has "
-        f"an interval that leaves out 0. {comparison.protocol}."
+        f"{runs_text(*comparison.runs)}{beside}. Bold: the difference to CL over the same seeds has an interval that "
+        f"leaves out 0. {comparison.protocol}."
     )
     return escape(" ".join([text, *misprint_notes(comparison, list(figures))]))
 
@@ -91,25 +92,27 @@ def _by_scenario(comparison: Comparison, split: str, figure: str) -> Iterator[st
         yield r"    \midrule"
         means = [_mean(comparison, scenario, setting, split, figure) for setting in comparison.settings]
         yield _row([escape(str(scenario)), ORDER[figure], *means])
-        printed = [published_text(comparison, scenario, s, figure, MISSING) for s in comparison.settings]
-        yield _row(["", r"\textit{published}", *printed])
+        if comparison.is_of_paper:
+            printed = [published_text(comparison, scenario, s, figure, MISSING) for s in comparison.settings]
+            yield _row(["", r"\textit{published}", *printed])
     yield r"    \bottomrule"
     yield r"\end{tabular}"
 
 
 def _by_loss(comparison: Comparison, split: str) -> Iterator[str]:
     """Yield the tabular of the ISIC table: losses down, figures across."""
-    yield r"\begin{tabular}{lcccc}"
+    header, beside = ["Loss function"], [r"\textit{published}"] if comparison.is_of_paper else []
+    for word in ORDER.values():
+        header += [word, *beside]
+    yield rf"\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}"
     yield r"    \toprule"
-    yield _row(["Loss function", *(cell for word in ORDER.values() for cell in (word, r"\textit{published}"))])
+    yield _row(header)
     yield r"    \midrule"
     for setting in comparison.settings:
         cells = [escape(str(setting))]
         for figure in ORDER:
-            cells += [
-                _mean(comparison, None, setting, split, figure),
-                published_text(comparison, None, setting, figure, MISSING),
-            ]
+            cells.append(_mean(comparison, None, setting, split, figure))
+            cells += [published_text(comparison, None, setting, figure, MISSING) for _ in beside]
         yield _row(cells)
     yield r"    \bottomrule"
     yield r"\end{tabular}"

@@ -12,6 +12,7 @@ from lopsided.experiments.compare import Comparison, Entry
 from lopsided.experiments.paper import Setting
 from lopsided.experiments.verdicts import WORDS
 from lopsided.reports import svg
+from lopsided.reports.tables import runs_text, shown_interval
 
 STYLES = {"test": "c0", "held_out": "c1"}
 Link = Callable[[str | None, Setting, int], str]
@@ -80,10 +81,10 @@ def _address(entry: Entry, place: Place, number: int, link: Link) -> str:
 
 def _cell(entry: Entry, address: str, low: float, high: float, best: float) -> HeatCell:
     share = (entry.mean.value - low) / (high - low) if high > low else 0.5
-    interval = "" if math.isnan(entry.mean.low) else f"{entry.mean.low:.1f} to {entry.mean.high:.1f}"
+    limits = shown_interval(entry.mean)
     return HeatCell(
         text=f"{entry.mean.value:.1f}",
-        note=interval or "1 run",
+        note=runs_text(entry.runs) if limits is None else f"{limits[0]:.1f} to {limits[1]:.1f}",
         shade=1 + round(9 * share),
         is_best=entry.mean.value == best,
         address=address,
@@ -108,8 +109,6 @@ def lines(
     figure: str,
     y: svg.Range,
     link: Link,
-    *,
-    is_paper: bool,
 ) -> Markup:
     """Draw one figure of one scenario over eta, gamma or losses: means with intervals, runs, and the paper's values."""
     positions = [float(i) if axis is None else getattr(setting, axis) for i, setting in enumerate(settings)]
@@ -138,7 +137,7 @@ def lines(
             plot, entries, STYLES[split], f"{WORDS[split]} {WORDS[figure]}", scenario, link, joined=axis is not None
         )
     for x, setting in zip(positions, settings, strict=True):
-        value = comparison.published(scenario, setting, figure) if is_paper else None
+        value = comparison.published(scenario, setting, figure)
         if value is not None and y[0] <= value <= y[1]:
             plot.dot(x, value, "hollow", f"published: {value:.2f}", radius=4.5)
     return plot.render()
@@ -158,9 +157,10 @@ def _series(
         plot.line([(x, entry.mean.value) for x, _, entry in entries], f"{style} thin")
     for x, setting, entry in entries:
         told = f"{setting}, {words} {entry.mean.value:.1f}"
-        if not math.isnan(entry.mean.low):
-            plot.whisker(x, max(entry.mean.low, plot.y[0]), min(entry.mean.high, plot.y[1]), style)
-            told += f" [{entry.mean.low:.1f}, {entry.mean.high:.1f}]"
+        if (limits := shown_interval(entry.mean)) is not None:
+            low, high = limits
+            plot.whisker(x, max(low, plot.y[0]), min(high, plot.y[1]), style)
+            told += f" [{low:.1f}, {high:.1f}]"
         for seed, value in entry.values.items():
             address = link(scenario, setting, seed)
             if address:

@@ -24,8 +24,6 @@ from lopsided.reports.page import render
 from lopsided.reports.sweep_figures import HeatMap, Link, anchor
 from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, duration, listed, signed
 
-PAPER_SOURCES = {"fashion-mnist-tops": "eta", "fashion-mnist": "eta", "isic2018": "isic"}
-"""The sources of the paper, whose published figures and claims may stand beside the runs."""
 _HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # Of a negative number.
 _KEY = re.compile(r"[\w-]{1,64}")
 PAGE = "report.html"
@@ -146,10 +144,9 @@ def _warnings(records: Sequence[Record], failures: Sequence[object], notes: Sequ
 def _group(
     number: int, source: str, protocol: Protocol, records: Sequence[Record], pages: Mapping[str, str]
 ) -> dict[str, Any]:
-    is_paper = source in PAPER_SOURCES and protocol.method == "two-stage"
     views, trouble = [], ""
     try:
-        views = list(_views(records, protocol, is_paper=is_paper)) if protocol.method == "two-stage" else []
+        views = list(_views(records, protocol)) if protocol.method == "two-stage" else []
     except InputError as error:  # Runs that differ in what a record does not tell cannot be laid out; they are listed.
         trouble = str(error)
     cells = {(record.scenario, _setting(record), record.seed): record.cell for record in records}
@@ -161,17 +158,16 @@ def _group(
         "title": clean(source),
         "protocol": str(protocol),
         "verdicts": _verdicts([verdict for view in views for verdict in view.comparison.verdicts]),
-        "is_paper": is_paper,
         "views": [
             {
                 "heading": view.heading,
                 "words": _words(view),
                 "heat_maps": list(_heat_maps(view, number, link)),
-                "lines": [] if view.grid else _lines(view, link, is_paper=is_paper),
+                "lines": [] if view.grid else _lines(view, link),
                 "has_published": any(entry.published is not None for entry in view.comparison.entries.values()),
                 "splits": [(sweep_figures.STYLES[split], WORDS[split]) for split in view.comparison.splits],
                 "differences": list(_differences(view)),
-                "notes": tables.notes(view.comparison) if is_paper and not view.grid else [],
+                "notes": tables.notes(view.comparison) if view.comparison.is_of_paper and not view.grid else [],
             }
             for view in views
         ],
@@ -180,7 +176,7 @@ def _group(
     }
 
 
-def _views(records: Sequence[Record], protocol: Protocol, *, is_paper: bool) -> Iterator[View]:
+def _views(records: Sequence[Record], protocol: Protocol) -> Iterator[View]:
     drawn = [record for record in records if record.scenario is not None]
     whole = [record for record in records if record.scenario is None]
     for part, table in ((drawn, "eta"), (drawn, "gamma"), (whole, "isic")):
@@ -197,9 +193,6 @@ def _views(records: Sequence[Record], protocol: Protocol, *, is_paper: bool) -> 
             if not chosen or (len(chosen) < 2 and (table == "gamma" or len(settings) > 1)):
                 continue
         comparison = compare(part, table, protocol, scenarios=scenarios, settings=chosen)
-        if not is_paper:
-            entries = {key: replace(entry, published=None) for key, entry in comparison.entries.items()}
-            comparison = replace(comparison, entries=entries, verdicts=())
         yield View(heading, axis, comparison, tuple(chosen))
     both = sorted({_setting(record) for record in drawn if record.eta and record.gamma})
     if both:
@@ -241,7 +234,7 @@ def _heat_maps(view: View, number: int, link: Link) -> Iterator[HeatMap]:
             yield sweep_figures.heat_map(comparison, places, names, corner, what, figure, split, number, link)
 
 
-def _lines(view: View, link: Link, *, is_paper: bool) -> list[dict[str, Any]]:
+def _lines(view: View, link: Link) -> list[dict[str, Any]]:
     return [
         {
             "figure": figure,
@@ -256,7 +249,6 @@ def _lines(view: View, link: Link, *, is_paper: bool) -> list[dict[str, Any]]:
                         figure,
                         sweep_figures.y_range(view.comparison, figure, view.settings),
                         link,
-                        is_paper=is_paper,
                     ),
                 )
                 for scenario in view.comparison.scenarios
@@ -294,7 +286,7 @@ def _words(view: View) -> str:
         if of == split and figure == "uwa" and entry.difference is not None and not math.isnan(entry.difference.low)
     ]
     if not found:
-        return "No loss has two runs whose seeds CL has, too, so that nothing can be compared."
+        return "No loss has two runs whose seeds CL has, too, and whose differences are not all the same number."
     scenario, setting, entry = max(found, key=lambda item: abs(item[2].difference.value if item[2].difference else 0.0))
     value = entry.difference or entry.mean
     where = "" if scenario is None else f" at {clean(scenario)}"

@@ -14,12 +14,14 @@ from lopsided.experiments.compare import Comparison, Entry
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting
 from lopsided.experiments.verdicts import BLIND, RULE, WORDS, Verdict
 from lopsided.intervals import Figure
+from lopsided.reports.wording import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MISSING = "-"
 MISPRINT = "misprint"
+PUBLISHED = "published"
 COLOURS = {"supported": "green", "contradicted": "red", "cannot tell": "yellow"}
 CSV_COLUMNS = (
     "scenario",
@@ -39,11 +41,13 @@ CSV_COLUMNS = (
     "published",
     "published_is_misprint",
 )
-_TITLES = {
-    "eta": "Fashion-MNIST tops over eta (gamma = 0)",
-    "gamma": "Fashion-MNIST tops over gamma (eta = 0)",
+_DATA = {
+    "eta": "Fashion-MNIST tops",
+    "gamma": "Fashion-MNIST tops",
     "isic": "Melanoma and dermatofibroma of ISIC 2018",
 }
+_OVER = {"eta": "over eta (gamma = 0)", "gamma": "over gamma (eta = 0)"}
+_NO_CLAIMS = "The paper's claims are about other data, so that these runs judge none of them."
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,11 @@ class Block:
 
 def title(comparison: Comparison) -> str:
     """Name the table."""
-    if axis(comparison) is None and comparison.table != "isic":
-        return "Fashion-MNIST tops by loss"
-    return _TITLES[comparison.table]
+    name = axis(comparison)
+    if comparison.is_of_paper and comparison.table == "isic":
+        return _DATA["isic"]
+    data = _DATA[comparison.table] if comparison.is_of_paper else clean(comparison.source)
+    return f"{data} {'by loss' if name is None else _OVER[name]}"
 
 
 def axis(comparison: Comparison) -> str | None:
@@ -97,7 +103,9 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         split: [comparison.entry(scenario, setting, split, figure) for setting in comparison.settings]
         for split in comparison.splits
     }
-    rows = [["published", *(published_text(comparison, scenario, s, figure) for s in comparison.settings)]]
+    rows = []
+    if comparison.is_of_paper:
+        rows.append([PUBLISHED, *(published_text(comparison, scenario, s, figure) for s in comparison.settings)])
     for split, row in entries.items():
         runs = Counter(entry.runs for entry in row if entry is not None)
         usual = runs.most_common(1)[0][0] if runs else 0
@@ -110,7 +118,9 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         rows.append(
             [f"{WORDS[split]} - CL", *("" if setting == CL else _difference(entry) for setting, entry in cells)]
         )
-    return [["ISIC" if scenario is None else scenario, *rows[0]], *(["", *row] for row in rows[1:])]
+    everything = "ISIC" if comparison.is_of_paper else "all images"
+    names = [everything if scenario is None else scenario, *[""] * len(rows)]
+    return [[name, *row] for name, row in zip(names, rows, strict=False)]
 
 
 def runs_text(low: int, high: int | None = None) -> str:
@@ -182,16 +192,18 @@ def difference_text(value: Figure) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Say what the numbers are, what they may be compared with, and what is not there."""
+    has_all = not any(math.isnan(entry.mean.high) for entry in comparison.entries.values())
     found = [
         f"Runs: {runs_text(*comparison.runs)} of each cell; {comparison.protocol}. Means over runs with Student's 95 % "
-        f"interval{', which one run does not have' if comparison.runs[0] == 1 else ''}."
+        f"interval{'' if has_all else ', which one run does not have, nor runs that all agree'}."
         f" A difference to CL is that of runs of the same seed; * where its interval leaves out 0, uncorrected for "
         f"the number of cells, of which one in twenty gets a star by chance."
     ]
     if "held_out" in comparison.splits:
+        test = "Test images are the paper's 30 %. " if comparison.is_of_paper else ""
         found.append(
-            "Test images are the paper's 30 %. Held-out images are those that the scenario did not draw; held-out "
-            "accuracy is weighted by the scenario's proportions."
+            f"{test}Held-out images are those that the scenario did not draw; held-out accuracy is weighted by the "
+            f"scenario's proportions."
         )
     if comparison.majority is not None:
         vote = f"{comparison.majority:.1f}"
@@ -270,6 +282,8 @@ def verdict_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _verdict_lines(comparison: Comparison) -> list[str]:
+    if not comparison.is_of_paper:
+        return ["## Verdicts", "", _NO_CLAIMS]
     return [
         "## Verdicts",
         "",
@@ -336,12 +350,16 @@ def print_table(comparison: Comparison, console: Console) -> None:
             for i, row in enumerate(group):
                 is_difference = row[1].endswith("- CL")
                 cells = [Text(cell, style="bold" if is_difference and cell.endswith("*") else "") for cell in row]
-                table.add_row(*cells, style="dim" if i == 0 else "", end_section=i == len(group) - 1)
+                dim = "dim" if row[1] == PUBLISHED else ""
+                table.add_row(*cells, style=dim, end_section=i == len(group) - 1)
             table.add_row()
         console.print(table)
     for note in notes(comparison):
         console.print(Text(printable(note), style="dim"))
     console.print()
+    if not comparison.is_of_paper:
+        console.print(Text(_NO_CLAIMS, style="dim"))
+        return
     for verdict in comparison.verdicts:
         line = Text.assemble(
             (verdict.decision, COLOURS[verdict.decision] + (" bold" if verdict.decides else "")),
