@@ -36,9 +36,9 @@ programs:
 	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
 	} || echo "No chromium or no pdflatex, and they could not be installed: tests that need them will be skipped."
 
-# Each worker has one thread of its own, so that two cores run two tests.
+# Each worker has one thread of its own. Three keep two cores busy, for many tests wait for processes that they started.
 check: setup programs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test: lint types contracts check
 
@@ -50,7 +50,7 @@ $(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
 	touch $@
 
 oldest: $(VENV_OLDEST)/.lopsided-stamp programs
-	OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n 3 --dist loadfile
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -90,7 +90,13 @@ def reproduce(
     ] = None,
     address: Annotated[str | None, _option(WORK, "ray: where the cluster is.")] = None,
     workers: Annotated[
-        int | None, _option(WORK, "Processes; as many as have cores for their threads unless given.", min=1)
+        int | None,
+        _option(
+            WORK,
+            "Processes; as many as have cores for their threads unless given. Give fewer where memory is short: with a "
+            "ResNet-50 at 128 pixels each needs some gigabytes.",
+            min=1,
+        ),
     ] = None,
     threads: Annotated[int | None, _option(WORK, "Threads of each process; 1 unless given.", min=1)] = None,
     keep_models: Annotated[bool, _option(WORK, "Keep the models of all runs.", "--keep-models")] = False,
