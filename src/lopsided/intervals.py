@@ -193,11 +193,11 @@ def calibrated_sums(
     return sums
 
 
-def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95) -> Figure:
+def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95, *, same: float = SAME) -> Figure:
     """Return the mean over runs with Student's interval.
 
-    One run alone has no interval, nor have runs that all agree: figures of few images are so coarse that they may well
-    be the same number by chance, and no width can be told from them.
+    One run alone has no interval, nor have runs that all agree, to within ``same``: figures of few images are so coarse
+    that they may well be the same number by chance, and no width can be told from them.
 
     >>> print(mean_interval([0.70, 0.74, 0.72, 0.76]))
     0.730 [0.689, 0.771]
@@ -209,16 +209,16 @@ def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95) -
         raise InputError(sentence("values must be a list of at least one number", f"shape {array.shape}"))
     check_level(level)
     mean = float(array.mean())
-    if not np.isfinite(array).all() or np.ptp(array) <= SAME * max(1.0, float(np.abs(array).max())):
+    if not np.isfinite(array).all() or np.ptp(array) <= same:
         return Figure(mean, math.nan, math.nan)
     half = float(stdtrit(array.size - 1, (1 + level) / 2) * array.std(ddof=1) / math.sqrt(array.size))
     return Figure(mean, mean - half, mean + half)
 
 
 def paired_difference(
-    x: Sequence[float] | NDArray[Any], y: Sequence[float] | NDArray[Any], level: float = 0.95
+    x: Sequence[float] | NDArray[Any], y: Sequence[float] | NDArray[Any], level: float = 0.95, *, same: float = SAME
 ) -> Figure:
-    """Return the mean of x - y over runs of the same seeds, with Student's interval.
+    """Return the mean of x - y over runs of the same seeds, with Student's interval as ``mean_interval`` has it.
 
     >>> print(paired_difference([0.72, 0.75, 0.71], [0.70, 0.72, 0.70]))
     0.020 [-0.005, 0.045]
@@ -227,7 +227,7 @@ def paired_difference(
     if first.shape != second.shape:
         got = f"{first.shape} and {second.shape}"
         raise InputError(sentence("x and y must hold one value for each of the same runs", got))
-    return mean_interval(first - second, level)
+    return mean_interval(first - second, level, same=same)
 
 
 def check_level(level: float) -> None:

@@ -41,6 +41,7 @@ def test_a_run_folder_holds_what_is_promised_and_nothing_else(finished: Path, ph
     assert metrics["format"] == 1
     assert metrics["seed"] == 3
     assert metrics["source"] == str(photos)
+    assert metrics["source_name"] == photos.name
     counts = metrics["counts"]
     assert {name: sum(split[name] for split in counts.values()) for name in ("cat", "dog")} == {"cat": 40, "dog": 16}
     for split in ("val", "test"):

@@ -95,7 +95,8 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
     assert len(rows) == 2 * 2 * 2 * 2
     assert {row["runs"] for row in rows} == {"2"}
     assert {row["split"] for row in rows} == {"test", "held_out"}
-    assert "photos over eta (gamma = 0): UWA, per cent" in ended.out
+    assert ended.out.startswith("photos over eta (gamma = 0): UWA, per cent\n")
+    assert {Record.from_json(line).source for line in (out / "records.jsonl").read_text().splitlines()} == {"photos"}
     assert "The paper's claims are about other data, so that these runs judge none of them." in out_of(ended)
     assert "published" not in ended.out
     assert f"Written to {out / 'tables'}." in ended.out
@@ -107,6 +108,19 @@ def test_the_same_command_again_trains_nothing(sweep: tuple[Path, Ended], recipe
     ended = reproduce(recipe, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "2")
     assert (ended.code, ended.out) == (0, before.out)
     assert (out / "records.jsonl").read_bytes() == lines
+
+
+def test_a_source_may_have_had_another_name_when_the_sweep_was_begun(
+    sweep: tuple[Path, Ended], recipe: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(sweep[0], tmp_path / "sweep")
+    lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    old = [line.replace('"source":"photos"', '"source":"pictures"') for line in lines[:4]]
+    assert old != lines[:4]
+    (out / "records.jsonl").write_text("".join([*old, *lines[4:]]))
+    ended = reproduce(recipe, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "2")
+    assert ended.code == 0, ended.err
+    assert ended.out.replace(str(out), str(sweep[0])) == sweep[1].out
 
 
 def test_a_smaller_request_later_loses_nothing_of_the_table(

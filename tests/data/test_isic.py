@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from lopsided.data.isic import GROUPINGS, INPUT, TRUTH, find_isic
-from lopsided.data.sources import open_source
+from lopsided.data.sources import name_of, open_source
 from lopsided.errors import DataError
 
 COLUMNS = "image,MEL,NV,BCC,AKIEC,BKL,DF,VASC"
@@ -61,8 +61,9 @@ def by_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_official_folders_are_a_source_with_lesions_as_groups(
     official: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Path, pytest.MonkeyPatch], str]
 ) -> None:
-    source = open_source(way(official, monkeypatch))
-    assert source.name == "isic2018"
+    data = way(official, monkeypatch)
+    source = open_source(data)
+    assert source.name == name_of(data) == "isic2018"
     assert source.counts() == {"MEL": 2, "NV": 1, "DF": 1}
     assert source.names == tuple(IMAGES)
     assert source.groups is not None

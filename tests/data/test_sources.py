@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from lopsided.data.images import ordered_map
-from lopsided.data.sources import Source, check_splits, decode_image, open_source, source_from_arrays
+from lopsided.data.sources import Source, check_splits, decode_image, name_of, open_source, source_from_arrays
 from lopsided.errors import DataError, InputError, MissingDependencyError
+from tiny import write_photos
 
 MakeFolder = Callable[..., Path]
 
@@ -648,3 +649,14 @@ def test_a_path_outside_says_how_fit_is_to_allow_it(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\n../a.png,x\n")
     with pytest.raises(DataError, match=r"data\.allow_outside = true in a recipe"):
         open_source(tmp_path / "t.csv")
+
+
+def test_the_name_of_a_folder_or_table_is_known_before_it_is_opened(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "pictures.of.2020", {"cat": 2, "dog": 2})
+    table = tmp_path / "list.csv"
+    table.write_text(
+        "path,label\n" + "".join(f"{p.relative_to(tmp_path)},{p.parent.name}\n" for p in photos.glob("*/*"))
+    )
+    for data in (photos, table, "fashion-mnist-tops"):
+        assert name_of(data) == open_source(data).name
+    assert name_of(tmp_path / "gone") == "gone"

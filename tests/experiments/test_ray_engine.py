@@ -5,6 +5,7 @@ import importlib.util
 import json
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
@@ -103,6 +104,27 @@ def test_what_listens_but_never_answers_is_no_cluster(tmp_path: Path, monkeypatc
         ):
             engine.open(tmp_path)
         engine.close()
+
+
+@with_ray
+def test_a_probe_that_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[subprocess.Popen[str]] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            asked.append(self)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    monkeypatch.setattr(ray_engine, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(ray_engine.subprocess, "Popen", Noted)
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ray_engine._asked("127.0.0.2:1")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert asked[0].wait(10) == -signal.SIGKILL
 
 
 @with_ray

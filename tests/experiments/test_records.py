@@ -105,7 +105,6 @@ def metrics_of(recipe: Recipe, test: list[int], held_out: list[int] | None = Non
     return {
         "format": 1,
         "lopsided": "0.1.0",
-        "source": "photos",
         "classes": CLASSES,
         "counts": {"train": {"top": 70, "shirt": 7, "coat": 20}, "val": {}, "test": {"top": 4, "coat": 2}},
         "val": None,
@@ -200,6 +199,23 @@ def test_the_family_with_weights_begins_with_that_from_scratch() -> None:
     scratch = family_of(RECIPE.override(**{"encoder.weights": "none"}))
     assert family_of(RECIPE).startswith(f"{scratch}+")
     assert family_of(RECIPE.override(**{"encoder.weights": "timm"})).startswith(f"{scratch}+")
+
+
+def test_a_record_has_the_name_of_what_was_opened_and_its_classes(tmp_path: Path) -> None:
+    metrics = {**metrics_of(RECIPE, [0, 1, 2]), "source_name": "isic2018"}
+    record = Record.from_run(write_run(tmp_path, RECIPE, metrics))
+    assert (record.source, record.classes) == ("isic2018", tuple(CLASSES))
+    odd = {**metrics, "source_name": "caf\udce9", "classes": ["a\udce9", *CLASSES[1:]]}
+    record = Record.from_run(write_run(tmp_path, RECIPE, {**odd, "counts": {}}))
+    assert (record.source, record.classes) == ("caf\ufffd", ("a\ufffd", *CLASSES[1:]))
+
+
+def test_a_family_that_earlier_versions_mixed_weights_into_is_none() -> None:
+    run = replace(some_records(1)[0], weights="file", family=family_of(RECIPE))
+    assert run.has_family
+    assert not replace(run, family="0123456789abcdef").has_family
+    assert replace(run, family="0123456789abcdef", weights="none").has_family
+    assert not replace(run, family=None).has_family
 
 
 def test_a_scenario_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -128,3 +128,9 @@ def test_files_are_pictures_and_the_same_bytes_every_time(tmp_path: Path) -> Non
                 assert min(image.size) > 200
     again = write_figures(comparison, tmp_path / "two", "eta")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+
+
+def test_the_name_of_a_source_is_printed_as_it_is(tmp_path: Path) -> None:
+    comparison = of("eta", runs=1, scenarios=["90:10"], source="cost_$1_$2")
+    (path,) = write_figures(comparison, tmp_path, "mine", formats=("svg",))[:1]
+    assert "cost_$1_$2 over eta (gamma = 0)" in path.read_text()

@@ -66,14 +66,21 @@ def test_a_table_of_other_data_speaks_of_them_alone(table: str, name: str) -> No
     for text in (to_markdown(other), printed):
         assert name in text
         assert "The paper's claims are about other data, so that these runs judge none of them." in text
-        for word in ("ISIC", "Fashion", "published", "misprint", "paper's 30 %", "supported"):
+        for word in ("ISIC", "Fashion", "published", "misprint", "UWA of 50", "supported"):
             assert word not in text
     for block in blocks(other):
         assert {len(group) for group in block.groups} == {2 * len(other.splits)}
 
 
+def test_a_table_of_other_data_without_any_run_has_rows_all_the_same() -> None:
+    protocol = Protocol.of(base_recipe("eta"))
+    empty = compare([], "eta", protocol, source="photos", scenarios=["90:10"], settings=[CL])
+    assert [block.groups for block in blocks(empty)] == [[[["90:10", "-", "-"]]]] * 2
+
+
 def test_a_source_with_an_odd_name_is_printed_without_steering_anything() -> None:
     assert title(of("eta", runs=1, source="pho\x1b[2Jtos")) == "pho\ufffd[2Jtos over eta (gamma = 0)"
+    assert title(of("eta", runs=1, source="a\n# b")) == "a # b over eta (gamma = 0)"
 
 
 def test_markdown_tables_are_rectangles(comparison: Comparison) -> None:

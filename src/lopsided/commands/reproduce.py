@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -240,7 +241,8 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
         return record.cell == cell_key(settle(cell_recipe(plan.recipe, record.scenario, setting, record.seed)))
 
     path = out / RECORDS
-    there = [record for record in read_records(path)[0] if is_of_plan(record)] if path.exists() else []
+    known = read_records(path)[0] if path.exists() else []
+    there = [replace(record, source=source) for record in known if is_of_plan(record)]  # It is in the cell's hash.
     whole = published(plan.table)
     rows = {record.scenario for record in there} | set(plan.scenarios)
     columns = {Setting(record.eta, record.gamma) for record in there} | set(plan.settings)
@@ -256,6 +258,7 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
 
 def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> Comparison:
     """Compare the runs of a file, or of a sweep; ``rows`` and ``columns``: the options that chose some of them."""
+    from lopsided.data.sources import name_of
     from lopsided.experiments.compare import Protocol, compare, select
     from lopsided.experiments.paper import Setting
     from lopsided.experiments.records import read_records
@@ -265,7 +268,8 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     records, notes = read_records(path)
     protocol = Protocol.of(plan.recipe)
     kept = select(records, plan.table, protocol)
-    asked = [record for record in kept if record.source == Path(plan.recipe.data.source or "").name]
+    data = plan.recipe.data.source or ""
+    asked = [record for record in kept if record.source in (name_of(data), Path(data).name)]
     kept = asked or kept
     if not kept:
         others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"

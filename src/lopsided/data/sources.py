@@ -148,6 +148,18 @@ def open_source(
     return source.verify(skip_unreadable=True) if skip_unreadable else source
 
 
+def name_of(data: str | os.PathLike[str]) -> str:
+    """Return the name that a source has once it is opened; what is not there is called by its last part."""
+    path = Path(data)
+    if data in SOURCE_NAMES:
+        return str(data)
+    if not path.is_dir():
+        return path.stem if path.suffix.lower() in TABLE_SUFFIXES else path.name
+    if isic_root(path) is not None:
+        return "isic2018"
+    return "fashion-mnist" if holds_fashion(path) else path.resolve().name
+
+
 def _list(
     data: str | os.PathLike[str],
     *,

@@ -20,7 +20,7 @@ from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.experiments import paper
 from lopsided.experiments.paper import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
-from lopsided.experiments.records import WITH_WEIGHTS, Record, epochs_of, family_of
+from lopsided.experiments.records import ROUNDING, WITH_WEIGHTS, Record, epochs_of, family_of
 from lopsided.experiments.verdicts import Key, Values, Verdict, judge
 from lopsided.intervals import Figure, mean_interval, paired_difference
 from lopsided.recipe import Recipe, named_recipe, named_recipes
@@ -129,6 +129,7 @@ class Comparison:
 
     table: str
     source: str
+    is_of_paper: bool
     protocol: Protocol
     scenarios: tuple[str | None, ...]
     settings: tuple[Setting, ...]
@@ -136,11 +137,6 @@ class Comparison:
     verdicts: tuple[Verdict, ...]
     majority: float | None
     """The accuracy of always answering the majority on the test images; only where there is but one scenario."""
-
-    @property
-    def is_of_paper(self) -> bool:
-        """Whether the runs are on the data of the paper's table."""
-        return self.source in paper.SOURCES[self.table]
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -241,12 +237,14 @@ def compare(
     """Lay the records of one protocol out as a table of the paper, and judge the claims that it is for.
 
     Without ``scenarios`` or ``settings``, those of the paper's table that have a run are shown; the verdicts see all.
-    ``source`` is for a table without records, which say theirs.
+    ``source`` names the data where the records do not, or not as they are called now.
     """
     check_table(table)
     whole = published(table)
-    source = _source_of(records) or source or paper.SOURCES[table][0]
-    is_of_paper = source in paper.SOURCES[table]
+    own = _source_of(records)
+    if source is None:
+        source = paper.SOURCES[table][0] if own is None else own
+    is_of_paper = _is_of_paper(table, source, records)
     values = _values(records)
     there = {key[:2] for key in values}
     if scenarios is None:
@@ -264,6 +262,7 @@ def compare(
     return Comparison(
         table=table,
         source=source,
+        is_of_paper=is_of_paper,
         protocol=protocol,
         scenarios=tuple(scenarios),
         settings=tuple(settings),
@@ -273,6 +272,12 @@ def compare(
         if len(scenarios) == 1
         else None,
     )
+
+
+def _is_of_paper(table: str, source: str, records: Iterable[Record]) -> bool:
+    """Whether runs are on the data of the paper's table, as far as their records say."""
+    classes = {record.classes for record in records} - {None}
+    return source in paper.SOURCES[table] and classes <= {paper.CLASSES[table]}
 
 
 def _source_of(records: Iterable[Record]) -> str | None:
@@ -292,7 +297,9 @@ def _entry(values: Values, table: str | None, key: Key) -> Entry:
     return Entry(
         mean=mean_interval(list(own.values())),
         values=own,
-        difference=paired_difference([own[s] for s in seeds], [base[s] for s in seeds]) if seeds else None,
+        difference=paired_difference([own[s] for s in seeds], [base[s] for s in seeds], same=ROUNDING)
+        if seeds
+        else None,
         pairs=len(seeds),
         published=None if table is None else published_beside(table, scenario, setting, figure),
     )

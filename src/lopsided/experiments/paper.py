@@ -30,7 +30,8 @@ SOURCES = {
     "gamma": ("fashion-mnist-tops", "fashion-mnist"),
     "isic": ("isic2018",),
 }
-"""The data of each table: what was published, and claimed, is of these alone."""
+CLASSES = {"eta": ("T-shirt/top", "Shirt"), "gamma": ("T-shirt/top", "Shirt"), "isic": ("MEL", "DF")}
+"""The data of each table, and their classes in order: what was published, and claimed, is of these alone."""
 
 RECIPES = {"eta": "paper-fmnist", "gamma": "paper-fmnist", "isic": "paper-isic"}
 PRESETS: dict[str, dict[str, Any]] = {

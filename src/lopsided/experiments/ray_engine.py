@@ -201,8 +201,8 @@ def _asked(address: str) -> str | None:
     command = [sys.executable, "-c", _PROBE, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        process.stdout.readline()
         try:
+            process.stdout.readline()
             _, errors = process.communicate(timeout=CONNECT_SECONDS)
         except BaseException as error:
             process.kill()

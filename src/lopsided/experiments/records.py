@@ -32,6 +32,9 @@ KEY_LENGTH = 16
 WITH_WEIGHTS = "+"
 """Between the hash of a family's recipe from scratch and that of the weights it starts from."""
 
+ROUNDING = 2e-3
+"""Points of per cent by which differences between figures of five digits may differ though they are the same."""
+
 LOCK_SECONDS = 60.0
 """A folder of records is locked for the blink of an append; whoever waits longer than this is told who has it."""
 
@@ -145,8 +148,8 @@ class Record:
     ``source`` is the name of what was opened, never a path: isic2018 for any folder of its layout. ``scenario`` has no
     total. ``eta`` is in the unit of the run's recipe.
     ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked for.
-    ``family`` tells runs apart whose recipes differ in more than what a table compares, and ``epochs`` are those of
-    each stage; lines of earlier versions have neither.
+    ``family`` tells runs apart whose recipes differ in more than what a table compares, ``epochs`` are those of each
+    stage, and ``classes`` the names in their order; lines of earlier versions lack some of these.
     """
 
     cell: str
@@ -170,6 +173,7 @@ class Record:
     torch: str
     family: str | None = None
     epochs: tuple[int, ...] | None = None
+    classes: tuple[str, ...] | None = None
 
     @classmethod
     def from_run(cls, run: Run) -> Record:
@@ -195,7 +199,7 @@ class Record:
         training, weights = recipe.encoder_training, recipe.encoder.weights
         return cls(
             cell=cell_key(recipe),
-            source=metrics["source"],
+            source=_writable(metrics.get("source_name", Path(recipe.data.source or "").name)),
             scenario=proportion(recipe.data.scenario),
             method=recipe.method,
             loss=training.loss,
@@ -215,12 +219,18 @@ class Record:
             torch=metrics["environment"]["packages"]["torch"],
             family=family_of(recipe),
             epochs=epochs_of(recipe),
+            classes=tuple(map(_writable, metrics["classes"])),
         )
 
     @property
     def name(self) -> str:
         """The cell in words."""
         return coordinates(self.scenario, self.loss, self.eta, self.gamma, self.seed)
+
+    @property
+    def has_family(self) -> bool:
+        """Whether its family is named as ``family_of`` does; earlier versions did not, or mixed the weights in."""
+        return self.family is not None and (self.weights == "none" or WITH_WEIGHTS in self.family)
 
     def to_json(self) -> str:
         """Write one line, without its break."""

@@ -140,7 +140,7 @@ def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) ->
     """
     path = Path(folder)
     there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
-    known = {cell for cell, record in there.items() if record.family is not None} | (set(but) - set(there))
+    known = {cell for cell, record in there.items() if record.has_family} | (set(but) - set(there))
     found = []
     for metrics in sorted((path / CELLS).glob(f"*/{runs.METRICS}")):
         cell = metrics.parent.name
@@ -177,10 +177,10 @@ class _Driver:
         self.take_stock()
         skipped = len(self.done)
         try:
-            self.open()
-            self.view.begin(len(self.cells), skipped)
-            if self.todo:
-                with _handling({signal.SIGTERM: _interrupt}):
+            with _handling({signal.SIGTERM: _interrupt}):
+                self.open()
+                self.view.begin(len(self.cells), skipped)
+                if self.todo:
                     self.loop()
         finally:
             with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # It is ending already.

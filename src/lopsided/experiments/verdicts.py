@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from lopsided.experiments.paper import CL, Setting, published
+from lopsided.experiments.records import ROUNDING
 from lopsided.intervals import Figure, mean_interval
 
 Key: TypeAlias = tuple[str | None, Setting, str, str]
@@ -212,7 +213,7 @@ def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
 
 def _limits(points: Sequence[float], low: int, high: int) -> Figure:
     """Return the mean with Student's limits, each corrected for so many comparisons."""
-    lower, upper = mean_interval(points, 1 - ALPHA / low), mean_interval(points, 1 - ALPHA / high)
+    lower, upper = (mean_interval(points, 1 - ALPHA / number, same=ROUNDING) for number in (low, high))
     return Figure(lower.value, lower.low, upper.high)
 
 

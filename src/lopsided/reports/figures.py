@@ -77,7 +77,7 @@ def draw(comparison: Comparison, figure: str) -> Figure:
     for panel in panels[: len(comparison.scenarios)][-columns:]:  # The last of each column.
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(axis(comparison) or "")
-    drawn.suptitle(f"{title(comparison)}: {WORDS[figure]}", fontsize=10)
+    drawn.suptitle(f"{title(comparison)}: {WORDS[figure]}", fontsize=10, parse_math=False)
     drawn.supylabel(f"{WORDS[figure]}, per cent", fontsize=9)
     handles, labels = _legend(panels)
     drawn.legend(handles, labels, loc="outside lower center", ncols=min(across, max(len(labels), 1)), frameon=False)

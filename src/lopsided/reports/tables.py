@@ -64,7 +64,7 @@ def title(comparison: Comparison) -> str:
     name = axis(comparison)
     if comparison.is_of_paper and comparison.table == "isic":
         return _DATA["isic"]
-    data = _DATA[comparison.table] if comparison.is_of_paper else clean(comparison.source)
+    data = _DATA[comparison.table] if comparison.is_of_paper else " ".join(clean(comparison.source).split())
     return f"{data} {'by loss' if name is None else _OVER[name]}"
 
 
@@ -118,6 +118,7 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         rows.append(
             [f"{WORDS[split]} - CL", *("" if setting == CL else _difference(entry) for setting, entry in cells)]
         )
+    rows = rows or [[MISSING] * (1 + len(comparison.settings))]
     everything = "ISIC" if comparison.is_of_paper else "all images"
     names = [everything if scenario is None else scenario, *[""] * len(rows)]
     return [[name, *row] for name, row in zip(names, rows, strict=False)]
@@ -200,14 +201,13 @@ def notes(comparison: Comparison) -> list[str]:
         f"the number of cells, of which one in twenty gets a star by chance."
     ]
     if "held_out" in comparison.splits:
-        test = "Test images are the paper's 30 %. " if comparison.is_of_paper else ""
         found.append(
-            f"{test}Held-out images are those that the scenario did not draw; held-out accuracy is weighted by the "
-            f"scenario's proportions."
+            "Test images are those of the recipe's split, 30 % in the paper. Held-out images are those that the "
+            "scenario did not draw; held-out accuracy is weighted by the scenario's proportions."
         )
     if comparison.majority is not None:
-        vote = f"{comparison.majority:.1f}"
-        found.append(f"Always answering the majority has an accuracy of {vote} on the test images, and a UWA of 50.")
+        vote, beside = f"{comparison.majority:.1f}", ", and a UWA of 50" if comparison.is_of_paper else ""
+        found.append(f"Always answering the majority has an accuracy of {vote} on the test images{beside}.")
     if axis(comparison) == "gamma":
         found.append("Of six values of gamma that are equally good, one above 0 comes out best five times in six.")
     for figure in FIGURES:
