@@ -259,6 +259,17 @@ def _deviation(cells: Iterable[Sequence[Record]], split: str, figure: str) -> st
     return f"{math.sqrt(squares / sum(len(cell) - 1 for cell in values)):.1f}" if values else MISSING
 
 
+def write_ranking() -> str:
+    """Write the differences of the released losses to CL in AUROC, which tables of the command do not have."""
+    runs = runs_of(next(part for part in PARTS if part.name == "released"))
+    settings = sorted({setting for _, setting, _ in runs} - {CL})
+    rows = [
+        [scenario, *(_band(runs, [setting], [scenario], "auroc") for setting in settings)]
+        for scenario in FOUR.split(",")
+    ]
+    return "\n".join(markdown_table(["AUROC less CL", *map(str, settings)], rows))
+
+
 def write_leak() -> str:
     """Write what a split by image says above one by lesion, for each loss and all of them, and the noise."""
     image, lesion = (runs_of(part) for part in PARTS if part.file == "isic-small.jsonl")
@@ -384,6 +395,7 @@ def write_run() -> str:
 SUMMARIES = (
     ("bands", {"eta", "gamma"}, write_bands),
     ("noise", {"eta", "gamma"}, write_noise),
+    ("ranking", {"released"}, write_ranking),
     ("leak", {"isic-image", "isic-lesion"}, write_leak),
     ("lesions", {"isic-image", "isic-lesion"}, write_lesions),
     ("run", {"isic-paper"}, write_run),

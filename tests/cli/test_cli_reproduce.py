@@ -102,6 +102,19 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
     assert f"Written to {out / 'tables'}." in ended.out
 
 
+def test_a_sweep_on_the_papers_data_becomes_tables_figures_and_verdicts(recipe: Path, tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine.toml", tmp_path / "sweep"
+    photos = recipe.parent / "photos"
+    mine.write_text(recipe.read_text().replace(f'"{photos}"', '"fashion-mnist-tops"'))
+    ended = reproduce(mine, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "1")
+    assert ended.code == 0, ended.err
+    assert "eta-mine-verdicts.md" in names_below(out / "tables")
+    assert ended.out.startswith("Fashion-MNIST tops over eta (gamma = 0): UWA, per cent\n")
+    assert "A larger eta helps as imbalance grows from 60:40 to 90:10 (UWA, held-out images): " in ended.out
+    assert "Without 3 paired runs at 60:40 and 90:10, where the claim's range ends (of CL " in out_of(ended)
+    assert "This is a part of the paper's table: 4 of its 66 cells have a run here." in out_of(ended)
+
+
 def test_the_same_command_again_trains_nothing(sweep: tuple[Path, Ended], recipe: Path) -> None:
     out, before = sweep
     lines = (out / "records.jsonl").read_bytes()
@@ -197,6 +210,7 @@ def test_records_alone_make_every_table(
     text = (tmp_path / "tables" / f"{stem}.md").read_text()
     assert f"(figures/{stem}-uwa.svg)" in text
     assert (tmp_path / "tables" / "figures" / f"{stem}-uwa.svg").is_file()
+    assert (tmp_path / "tables" / f"{stem}-verdicts.md").is_file()
     assert not (tmp_path / "sweep.json").exists()
 
 

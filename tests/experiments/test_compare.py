@@ -9,7 +9,7 @@ from scipy.stats import t
 
 from lopsided.errors import InputError
 from lopsided.experiments.compare import Comparison, Entry, Protocol, compare, select
-from lopsided.experiments.paper import CL, Setting, base_recipe
+from lopsided.experiments.paper import CL, CLASSES, Setting, base_recipe
 from lopsided.experiments.records import Record
 from lopsided.intervals import mean_interval
 from synthetic_records import figures, make_records, record
@@ -204,6 +204,11 @@ def test_the_papers_data_for_another_of_its_tables_are_other_data() -> None:
 def test_other_classes_of_the_papers_source_are_other_data(classes: tuple[str, ...]) -> None:
     assert not of(make_records("eta", runs=1, classes=classes)).is_of_paper
     assert of(make_records("eta", runs=1, classes=("T-shirt/top", "Shirt"))).is_of_paper
+
+
+def test_the_papers_classes_on_isic_are_those_of_its_recipe() -> None:
+    assert CLASSES["isic"] == tuple(base_recipe("isic").data.classes or ())
+    assert of(make_records("isic", runs=1, classes=("MEL", "DF")), "isic").is_of_paper
 
 
 def test_figures_that_were_rounded_may_still_all_differ_by_the_same_number() -> None:

@@ -204,11 +204,10 @@ def _asked(address: str) -> str | None:
         try:
             process.stdout.readline()
             _, errors = process.communicate(timeout=CONNECT_SECONDS)
-        except BaseException as error:
-            process.kill()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return "where no cluster answers"
-            raise
+        except subprocess.TimeoutExpired:
+            return "where no cluster answers"
+        finally:
+            process.kill()  # Which does nothing to one that has ended.
     if process.returncode == 0:
         return None
     return f"where Ray says: {(errors.strip().splitlines() or ['nothing'])[-1].rstrip('.')}"

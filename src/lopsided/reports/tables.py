@@ -120,8 +120,8 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         )
     rows = rows or [[MISSING] * (1 + len(comparison.settings))]
     everything = "ISIC" if comparison.is_of_paper else "all images"
-    names = [everything if scenario is None else scenario, *[""] * len(rows)]
-    return [[name, *row] for name, row in zip(names, rows, strict=False)]
+    first = everything if scenario is None else scenario
+    return [["" if i else first, *row] for i, row in enumerate(rows)]
 
 
 def runs_text(low: int, high: int | None = None) -> str:
