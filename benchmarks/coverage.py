@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from lopsided.metrics import confusion_figures, evaluate
+from lopsided.evaluation.metrics import confusion_figures, evaluate
 from lopsided.seeds import derive_seed
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "coverage.json"

@@ -36,10 +36,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lopsided.evaluation.metrics import evaluate
 from lopsided.losses import AsymmetricFocalContrastiveLoss, asymmetric_focal_contrastive_loss, parity_eta
 from lopsided.losses.classification import asymmetric_loss, focal_loss
 from lopsided.losses.reference import reference_loss
-from lopsided.metrics import evaluate
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "fuzz_losses.json"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

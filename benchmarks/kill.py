@@ -50,8 +50,8 @@ from lopsided.files import atomic_write
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "kill.json"
 SOURCE = Path(__file__).parents[1] / "src"
-PRELOAD = ["lopsided.cli", "lopsided.commands.train", "lopsided.commands.use", "lopsided.training.stages"]
-PRELOAD += ["lopsided.experiments.predict", "lopsided.experiments.sweep", "lopsided.progress", "lopsided.metrics"]
+PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.use", "lopsided.training.fit"]
+PRELOAD += ["lopsided.inference.predict", "lopsided.sweeps.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
 PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
 QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce")
 RANDOM, WRITES = "random moments", "every write"
@@ -150,10 +150,10 @@ def die_at_write(fatal: int, below: str) -> None:
 
 def sweep_here(folder: Path, recipe: str) -> int:
     """Run a sweep whose cells are trained by the driver itself, one after the other."""
-    from lopsided.experiments.engines import CELLS, Cell, Ended, train_cell
-    from lopsided.experiments.records import Record
-    from lopsided.experiments.sweep import run_sweep
     from lopsided.recipe import Recipe
+    from lopsided.runs.records import Record
+    from lopsided.sweeps.engines import CELLS, Cell, Ended, train_cell
+    from lopsided.sweeps.sweep import run_sweep
 
     class Here:
         slots = 1

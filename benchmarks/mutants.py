@@ -43,8 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "records" / "mutants.json"
 EXPLAINED = Path(__file__).with_suffix(".toml")
 SOURCE = ROOT / "src" / "lopsided"
-TARGETS = [*sorted((SOURCE / "losses").glob("*.py")), SOURCE / "metrics.py"]
-TESTS = ["src/lopsided/losses", "src/lopsided/metrics.py", "tests/losses", "tests/test_metrics.py"]
+TARGETS = [*sorted((SOURCE / "losses").rglob("*.py")), SOURCE / "evaluation" / "metrics.py"]
+TESTS = ["src/lopsided/losses", "src/lopsided/evaluation", "tests/losses", "tests/evaluation/test_metrics.py"]
 DESELECTED = (
     # It measures another process, in which there is no mutant.
     "tests/losses/test_contrastive_kernel.py::test_memory_stays_far_below_one_matrix_of_all_pairs",

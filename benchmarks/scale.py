@@ -34,17 +34,17 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.data.augment import Augment
+from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.encoders import build_encoder
-from lopsided.heads import ProjectionHead
+from lopsided.distributed import Ranks, joined
+from lopsided.models.encoders import build_encoder
+from lopsided.models.fast.optimizers import make_optimizer
+from lopsided.models.heads import ProjectionHead
+from lopsided.models.machine import arrange
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
-from lopsided.training.distributed import Ranks, joined
-from lopsided.training.inputs import MemoryInputs, Part
 from lopsided.training.loop import Stage
-from lopsided.training.machine import arrange
 from lopsided.training.objectives import ContrastiveObjective
-from lopsided.training.optimizers import make_optimizer
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.shares import cut
 from lopsided.training.step import Step

@@ -41,16 +41,16 @@ from torchvision.transforms import v2
 
 from lopsided.data.augment import Augment
 from lopsided.data.images import FileImages
-from lopsided.encoders import build_encoder
-from lopsided.heads import ProjectionHead
+from lopsided.data.inputs import MemoryInputs, row_batches
 from lopsided.losses import AsymmetricFocalContrastiveLoss
+from lopsided.models.encoders import build_encoder
+from lopsided.models.fast.optimizers import Adam
+from lopsided.models.heads import ProjectionHead
+from lopsided.models.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.recipe import named_recipe
-from lopsided.training.inputs import MemoryInputs, row_batches
-from lopsided.training.machine import arrange, compile_encoder, keep_freed_memory
-from lopsided.training.optimizers import Adam
+from lopsided.training.fit import fit, split_source
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
-from lopsided.training.stages import fit, split_source
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
 CPU = torch.device("cpu")
@@ -215,7 +215,7 @@ class PerImage(Dataset[tuple[Tensor, int]]):
 
 def whole_methods(epochs: int = 20, classifier_epochs: int = 10) -> dict[str, Step]:
     """The recipe paper-fmnist, from the embedded images to test predictions, by both loops."""
-    from lopsided.experiments.runs import prepare_source
+    from lopsided.runs.run import prepare_source
 
     recipe = named_recipe("paper-fmnist").override(
         **{"encoder_training.epochs": epochs, "classifier.epochs": classifier_epochs}
@@ -340,7 +340,7 @@ def options() -> dict[str, Any]:
 
 def agreement() -> dict[str, Any]:
     """By how much the losses of the first twelve steps of paper-fmnist differ with and without ``fast``."""
-    from lopsided.experiments.runs import prepare_source
+    from lopsided.runs.run import prepare_source
 
     found = {}
     for seed in (0, 1):

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from sklearn.metrics import roc_auc_score
 
-from lopsided.experiments.records import read_records
-from lopsided.experiments.runs import Run
+from lopsided.runs.records import read_records
+from lopsided.runs.run import Run
 
 TABLE = Path(__file__).parents[1] / "results" / "isic-lesions.csv"
 CLASSES = ("MEL", "DF")

@@ -4,7 +4,7 @@
 
 FOLDER holds the four IDX files and is Debian's (package dataset-fashion-mnist) unless given. The images become one
 sheet of 80 columns, T-shirts first, as a grey PNG: lossless, smaller than a compressed .npz, and anyone can look at
-it. The last line printed is the SHA-256 of the pixels, which ``lopsided.data.fashion`` checks when it loads them.
+it. The last line printed is the SHA-256 of the pixels; ``lopsided.data.sources.fashion`` checks it on loading.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from lopsided.data.decoding import Pixels
-from lopsided.data.fashion import CLASSES, DEBIAN, TOPS_CLASSES, TOPS_PER_CLASS, read_pair, to_sheet
+from lopsided.data.sources.fashion import CLASSES, DEBIAN, TOPS_CLASSES, TOPS_PER_CLASS, read_pair, to_sheet
 
 ASSET = Path(__file__).parents[1] / "src" / "lopsided" / "data" / "assets" / "fashion-mnist-tops.png"
 

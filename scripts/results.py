@@ -20,13 +20,11 @@ from pathlib import Path
 from statistics import fmean, median, variance
 from typing import TypeAlias
 
-from lopsided.experiments.compare import Comparison, Protocol, compare, select
-from lopsided.experiments.paper import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
-from lopsided.experiments.records import Record, read_records
-from lopsided.intervals import mean_interval, paired_difference
-from lopsided.recipe import Recipe
-from lopsided.reports.figures import write_figures
-from lopsided.reports.tables import (
+from lopsided.evaluation.intervals import mean_interval, paired_difference
+from lopsided.paper.compare import Comparison, Protocol, compare, select
+from lopsided.paper.figures import write_figures
+from lopsided.paper.protocol import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
+from lopsided.paper.tables import (
     MISSING,
     blocks,
     difference_text,
@@ -37,6 +35,8 @@ from lopsided.reports.tables import (
     title,
     verdict_rows,
 )
+from lopsided.recipe import Recipe
+from lopsided.runs.records import Record, read_records
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"

@@ -141,7 +141,7 @@ class InProcess:
         self.cells.append(cell)
 
     def wait(self, seconds: float) -> list[Any]:
-        from lopsided.experiments.engines import CELLS, Ended, Record, train_cell
+        from lopsided.sweeps.engines import CELLS, Ended, Record, train_cell
 
         cells, self.cells = self.cells, []
         found = []
@@ -177,7 +177,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
     def in_process() -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(always_due())
-            stack.enter_context(patch("lopsided.commands.reproduce._engine", lambda *_: InProcess()))
+            stack.enter_context(patch("lopsided.cli.reproduce._engine", lambda *_: InProcess()))
             yield
 
     @contextmanager
@@ -185,7 +185,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
         """Export in no time: what is exported is tested elsewhere."""
         with ExitStack() as stack:
             for name, value in {"_require": None, "_to_onnx": b"a graph", "_check": 0.0}.items():
-                stack.enter_context(patch(f"lopsided.experiments.export.{name}", lambda *_, value=value: value))
+                stack.enter_context(patch(f"lopsided.inference.export.{name}", lambda *_, value=value: value))
             yield
 
     @contextmanager
@@ -194,7 +194,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
 
         base = Recipe.load(recipe).override(**{"data.scenario": None})
         small = {loss: base.override(**{"encoder_training.loss": loss}) for loss in ("ce", "cl")}
-        with always_due(), patch("lopsided.experiments.demo.demo_recipes", lambda seed: small):
+        with always_due(), patch("lopsided.runs.demo.demo_recipes", lambda seed: small):
             yield
 
     jobs = [

@@ -10,8 +10,8 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The first optimizer of a process imports torch._dynamo, which takes seconds.
-PRELOAD = ["lopsided.training.stages", "lopsided.experiments.runs", "lopsided.metrics", "sklearn.metrics"]
-PRELOAD += ["torch._dynamo", "timm", "PIL.PngImagePlugin", "lopsided.experiments.sweep", "lopsided.experiments.predict"]
+PRELOAD = ["lopsided.training.fit", "lopsided.runs.run", "lopsided.evaluation.metrics", "sklearn.metrics"]
+PRELOAD += ["torch._dynamo", "timm", "PIL.PngImagePlugin", "lopsided.sweeps.sweep", "lopsided.inference.predict"]
 
 
 def forked(target: Callable[..., None], *arguments: Any) -> int | None:

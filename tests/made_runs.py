@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import save_file
 
-from lopsided.metrics import evaluate
+from lopsided.evaluation.metrics import evaluate
 from lopsided.recipe import Recipe
 
 SIDE = 24

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from lopsided.experiments.paper import Setting, base_recipe, published
-from lopsided.experiments.records import Figures, Record, epochs_of, family_of
+from lopsided.paper.protocol import Setting, base_recipe, published
+from lopsided.runs.records import Figures, Record, epochs_of, family_of
 from lopsided.seeds import derive_seed
 
 PAPER = {fashion: base_recipe("eta" if fashion else "isic") for fashion in (True, False)}

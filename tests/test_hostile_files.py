@@ -26,13 +26,13 @@ from hostile import broken_safetensors, mutated, pickles, safetensors
 from lopsided import TwoStageClassifier
 from lopsided.cli import run
 from lopsided.data.sources import open_source
-from lopsided.encoders import build_encoder
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
-from lopsided.experiments.records import read_failures, read_records
-from lopsided.experiments.runs import Run, open_model
-from lopsided.experiments.sweep import check_sweep
+from lopsided.models.encoders import build_encoder
 from lopsided.recipe import Recipe
 from lopsided.reports.run_page import run_page
+from lopsided.runs.records import read_failures, read_records
+from lopsided.runs.run import Run, open_model
+from lopsided.sweeps.sweep import check_sweep
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME, Checkpoint, restore_training
 from made_runs import make_run
 from synthetic_records import make_records
@@ -295,7 +295,7 @@ def test_a_classifier_of_another_number_of_classes_is_refused_before_anything_is
     def build(*_: object, **__: object) -> None:
         raise AssertionError("It was built.")
 
-    monkeypatch.setattr("lopsided.training.model._build", build)
+    monkeypatch.setattr("lopsided.models.model._build", build)
     model = stranger / "model"
     if changed == "classes":
         card = json.loads((model / "model.json").read_text())
@@ -663,15 +663,15 @@ def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
             print("\N{CYRILLIC CAPITAL LETTER ZHE} \udcff", file=stream)
         return []
 
-    monkeypatch.setattr("lopsided.doctor.examine", examine)
+    monkeypatch.setattr("lopsided.cli.doctor.examine", examine)
     assert run(["doctor", "--json"]) == 0
     assert out.getvalue() == expected + b"[]\n"
     assert err.getvalue() == expected.replace(b"\xff", b"\\udcff")
 
 
 def test_a_stem_and_a_scenario_of_any_text_are_harmless_in_latex() -> None:
-    from lopsided.experiments.compare import Protocol, compare
-    from lopsided.reports.latex import escape, to_latex
+    from lopsided.paper.compare import Protocol, compare
+    from lopsided.paper.latex import escape, to_latex
 
     records = make_records("eta", runs=1, scenarios=["90:10"])
     text = to_latex(compare(records, "eta", Protocol.of(records[0])), "a}\\input{x}%")
@@ -686,7 +686,7 @@ def test_memory_that_is_exhausted_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     def examine() -> None:
         raise error
 
-    monkeypatch.setattr("lopsided.doctor.examine", examine)
+    monkeypatch.setattr("lopsided.cli.doctor.examine", examine)
     ended = call("doctor")
     assert ended.code == 2
     assert ended.err.startswith("lopsided: the work must fit into the memory of this machine, got ")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from lopsided.experiments.paper import CL, RUNS, Setting, published
-from lopsided.metrics import evaluate
+from lopsided.evaluation.metrics import evaluate
+from lopsided.paper.protocol import CL, RUNS, Setting, published
 from synthetic_records import figures, record
 
 ROOT = Path(__file__).parents[1]

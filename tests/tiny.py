@@ -28,9 +28,9 @@ def write_model(folder: Path, *, encoder: str = "mlp", image_size: int = SIZE, s
     """Write the two files of an untrained model of cats and dogs."""
     import torch
 
-    from lopsided.encoders import build_encoder
-    from lopsided.heads import ClassifierHead
-    from lopsided.training.model import Model, ModelCard, save_model
+    from lopsided.models.encoders import build_encoder
+    from lopsided.models.heads import ClassifierHead
+    from lopsided.models.model import Model, ModelCard, save_model
 
     network, features = build_encoder(encoder, channels=3, image_size=image_size, seed=seed)
     card = ModelCard(

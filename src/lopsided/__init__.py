@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lopsided.training.classifier import TwoStageClassifier
+    from lopsided.estimator import TwoStageClassifier
 
 __version__ = "0.1.0"
 __all__ = ["TwoStageClassifier", "__version__"]
@@ -17,7 +17,7 @@ __all__ = ["TwoStageClassifier", "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "TwoStageClassifier":
-        from lopsided.training.classifier import TwoStageClassifier
+        from lopsided.estimator import TwoStageClassifier
 
         return TwoStageClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lopsided.experiments.runs import Run
-from lopsided.metrics import unweighted_accuracy
+from lopsided.evaluation.metrics import unweighted_accuracy
 from lopsided.recipe import Recipe
+from lopsided.runs.run import Run
 from tiny_command import SMALL, Call, command, names_below, start
 
 FILES = [
@@ -256,8 +256,8 @@ def test_a_run_in_work_is_left_alone_by_all_others_who_are_told_so_in_a_sentence
 def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_clears_nothing_away(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lopsided.experiments import runs
     from lopsided.files import lock
+    from lopsided.runs import run as runs
 
     run, first = tmp_path / "run", ExitStack()
     run.mkdir()
@@ -279,8 +279,8 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
 def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lopsided.experiments import demo
     from lopsided.recipe import named_recipe
+    from lopsided.runs import demo
 
     small = {"encoder.name": "mlp", "encoder_training.epochs": 1, "classifier.epochs": 1, "data.scenario": None}
     small["data.scenario"] = "90:10,total=200"
@@ -316,7 +316,7 @@ def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
 
 
 def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
-    from lopsided.experiments.demo import demo_recipes
+    from lopsided.runs.demo import demo_recipes
 
     recipes = demo_recipes(4)
     assert list(recipes) == ["ce", "cl", "afcl"]
@@ -334,7 +334,7 @@ def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
 def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lopsided.experiments import runs
+    from lopsided.runs import run as runs
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

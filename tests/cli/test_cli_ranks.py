@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
-from lopsided.experiments.runs import Run
+from lopsided.distributed import Ranks
+from lopsided.runs.run import Run
 from lopsided.training import loop
-from lopsided.training.distributed import Ranks
 from tiny import write_photos
 from tiny_command import SMALL, Ended, environment, names_below
 from training.ranks import together
@@ -95,7 +95,8 @@ DYING = """
 import os, signal, sys
 from datetime import timedelta
 from lopsided import cli
-from lopsided.training import distributed, loop
+from lopsided import distributed
+from lopsided.training import loop
 
 distributed._PATIENCE = timedelta(minutes=2)  # Who waits does not come to speak.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends those that are left, sooner or later.

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from test_cli_bad_input import assert_refused
 
-from lopsided.experiments.paper import CL, Setting, base_recipe
-from lopsided.experiments.records import Record, epochs_of, family_of
+from lopsided.paper.protocol import CL, Setting, base_recipe
+from lopsided.runs.records import Record, epochs_of, family_of
 from synthetic_records import make_records
 from tiny import write_photos
 from tiny_command import Call, Ended, command, names_below, start
@@ -420,8 +420,8 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
 
 
 def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lopsided.experiments import sweep
-    from lopsided.experiments.records import Failure
+    from lopsided.runs.records import Failure
+    from lopsided.sweeps import sweep
 
     failure = Failure("0123", "98:2", "cl", 0.0, 0.0, 3, "it broke.")
     monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
@@ -434,7 +434,7 @@ def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.Monke
 def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from lopsided.experiments import sweep
+    from lopsided.sweeps import sweep
 
     trained = []
 

@@ -79,7 +79,7 @@ def test_a_misused_verb_ends_with_one_sentence_and_code_2(arguments: list[str], 
 def test_something_unexpected_is_one_sentence_that_says_how_to_see_more(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lopsided import doctor
+    from lopsided.cli import doctor
 
     def fail() -> None:
         raise ZeroDivisionError("no way")
@@ -96,7 +96,7 @@ def test_something_unexpected_is_one_sentence_that_says_how_to_see_more(
 
 
 def test_an_interruption_ends_with_code_130(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopsided import doctor
+    from lopsided.cli import doctor
 
     def fail() -> None:
         raise KeyboardInterrupt
@@ -190,8 +190,8 @@ def test_completion_offers_the_verbs_and_the_values_of_a_flag() -> None:
 
 
 def test_doctor_tells_the_room_that_the_cache_will_take_and_the_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopsided import doctor
-    from lopsided.training import inputs
+    from lopsided.cli import doctor
+    from lopsided.data import inputs
 
     monkeypatch.setattr(inputs, "free_memory", lambda: 400 * 3 * 224 * 224)
     found = {finding.name: finding for finding in doctor.examine()}

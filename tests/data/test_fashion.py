@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.data import fashion
-from lopsided.data.fashion import CLASSES, DEBIAN, from_sheet, holds_fashion, list_fashion, read_idx, to_sheet
-from lopsided.data.sources import ArrayImages, open_source
+from lopsided.data.images import ArrayImages
+from lopsided.data.sources import fashion, open_source
+from lopsided.data.sources.fashion import CLASSES, DEBIAN, from_sheet, holds_fashion, list_fashion, read_idx, to_sheet
 from lopsided.errors import DataError
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lopsided.data.isic import GROUPINGS, INPUT, TRUTH, find_isic
 from lopsided.data.sources import name_of, open_source
+from lopsided.data.sources.isic import GROUPINGS, INPUT, TRUTH, find_isic
 from lopsided.errors import DataError
 
 COLUMNS = "image,MEL,NV,BCC,AKIEC,BKL,DF,VASC"

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from lopsided.data.decoding import decode_image
 from lopsided.data.images import ordered_map
-from lopsided.data.sources import Source, check_splits, decode_image, name_of, open_source, source_from_arrays
+from lopsided.data.sources import Source, check_splits, name_of, open_source, source_from_arrays
 from lopsided.errors import DataError, InputError, MissingDependencyError
 from tiny import write_photos
 

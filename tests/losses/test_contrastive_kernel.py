@@ -26,7 +26,7 @@ from lopsided.losses import (
     contrastive_loss,
     parity_eta,
 )
-from lopsided.losses.plan import rows_per_block, sorted_plan
+from lopsided.losses._kernel.plan import rows_per_block, sorted_plan
 
 every_path = pytest.mark.parametrize("tile", PATHS.values(), ids=PATHS)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-import lopsided.losses.tiled
+import lopsided.losses._kernel.tiled
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,12 @@ def test_random_cases_of_every_type_and_layout_are_finite_and_agree_with_float64
 
 
 def test_an_error_of_a_thousandth_in_one_term_is_noticed(fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = lopsided.losses.tiled.weights
+    right = lopsided.losses._kernel.tiled.weights
 
     def wrong(num_positive: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor | None]:
         w_pos, w_neg = right(num_positive, *rest)
         return w_pos * 1.001, w_neg
 
-    monkeypatch.setattr(lopsided.losses.tiled, "weights", wrong)
+    monkeypatch.setattr(lopsided.losses._kernel.tiled, "weights", wrong)
     found = fuzz.try_cases(0, 39, minutes=60)
     assert any("is right" in failure["what"] for failure in found["failures"])

@@ -16,16 +16,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lopsided import files
-from lopsided.data import fashion
+from lopsided.data.sources import fashion
 from lopsided.errors import DataError, RunError
-from lopsided.experiments.records import Failure, append_failure, read_failures
-from lopsided.experiments.runs import Run
+from lopsided.paper.page import sweep_page
 from lopsided.recipe import Recipe
 from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import open_finished, read_judged, read_stages
 from lopsided.reports.run_page import run_page
-from lopsided.reports.sweep_page import sweep_page
+from lopsided.runs.records import Failure, append_failure, read_failures
+from lopsided.runs.run import Run
 from made_runs import make_run, read_rows
 from reports.test_run_page import rewrite, text_of
 from tiny_command import environment
@@ -57,7 +57,7 @@ def test_a_report_fetches_nothing_and_loads_no_torch_where_the_files_of_its_sour
     make_run(tmp_path / "run", recipe={"data.source": "fashion-mnist"})
     code = (
         "import sys, socket, lopsided.cli\n"
-        "from lopsided.data import fashion\n"
+        "from lopsided.data.sources import fashion\n"
         "from pathlib import Path\n"
         f"fashion.DEBIAN = Path({str(tmp_path)!r})\n"
         "def refuse(*_, **__): raise AssertionError('asked the network')\n"

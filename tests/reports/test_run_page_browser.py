@@ -635,8 +635,8 @@ def test_an_image_exactly_at_the_threshold_is_called(tmp_path: Path, show: Open)
 
 
 def test_the_page_of_a_run_that_was_really_trained_shows_its_figures(tmp_path: Path, show: Open) -> None:
-    from lopsided.experiments.runs import run_recipe
     from lopsided.recipe import Recipe
+    from lopsided.runs.run import run_recipe
 
     photos = write_photos(tmp_path / "photos", {"cat": 30, "dog": 14})
     small = {

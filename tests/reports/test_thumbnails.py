@@ -99,7 +99,8 @@ def test_pictures_of_pure_noise_shrink_until_they_fit(tmp_path: Path) -> None:
 
 
 def test_a_source_in_memory_has_pictures_too() -> None:
-    from lopsided.data.sources import ArrayImages, open_source
+    from lopsided.data.images import ArrayImages
+    from lopsided.data.sources import open_source
 
     source = open_source("fashion-mnist-tops")
     assert isinstance(source.images, ArrayImages)

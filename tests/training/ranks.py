@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopsided.training.distributed import Ranks, joined
+from lopsided.distributed import Ranks, joined
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports torch._dynamo, which takes seconds.
-CONTEXT.set_forkserver_preload(["lopsided.training.stages", "torch._dynamo", "timm"])
+CONTEXT.set_forkserver_preload(["lopsided.training.fit", "torch._dynamo", "timm"])
 LONGEST = 120.0
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
+from lopsided.distributed import Ranks
 from lopsided.training.batch_norm import BatchStatistics
-from lopsided.training.distributed import Ranks
 from training.ranks import in_threads
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {

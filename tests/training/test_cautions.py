@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.splits import Leaks
 from lopsided.recipe import Recipe
 from lopsided.training.cautions import cautions
-from lopsided.training.inputs import MemoryInputs, Part, Prepared
 from training.conftest import tiny
 
 NO_LEAKS = Leaks((), ())

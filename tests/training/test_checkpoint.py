@@ -13,18 +13,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lopsided.errors import RunError
+from lopsided.models.model import all_finite
 from lopsided.training.checkpoint import (
     ENCODER_NAME,
     FOLDER_NAME,
     STATE_NAME,
     Checkpoint,
     State,
-    all_finite,
     restore_training,
     training_tensors,
 )
+from lopsided.training.fit import fit
 from lopsided.training.reporter import Reporter
-from lopsided.training.stages import fit
 from training.conftest import stripes, tiny
 
 OPTIMIZERS = {

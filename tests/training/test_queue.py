@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.splits import Leaks
 from lopsided.errors import RunError
 from lopsided.training.cautions import cautions
-from lopsided.training.inputs import MemoryInputs, Part, Prepared
 from lopsided.training.queue import FeatureQueue
 from training.conftest import tiny
 

@@ -16,9 +16,9 @@ import pytest
 
 from forked import forked
 from lopsided import files
-from lopsided.training.model import CARD_NAME, WEIGHTS_NAME
+from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
+from lopsided.training.fit import fit
 from lopsided.training.reporter import Reporter
-from lopsided.training.stages import fit
 from training.conftest import stripes, tiny
 
 COUNTS = {"many": 40, "few": 12}
@@ -106,7 +106,7 @@ SCRIPT = f"""
 import sys
 from pathlib import Path
 from lopsided.training.reporter import Reporter
-from lopsided.training.stages import fit
+from lopsided.training.fit import fit
 from training.conftest import stripes, tiny
 
 class Telling(Reporter):

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.data.augment import Augment
+from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.encoders import build_encoder
-from lopsided.heads import ProjectionHead
+from lopsided.distributed import Ranks
 from lopsided.losses import asymmetric_focal_contrastive_loss
+from lopsided.models.encoders import build_encoder
+from lopsided.models.fast.small_maps import use_fast_paths
+from lopsided.models.heads import ProjectionHead
 from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
-from lopsided.small_maps import use_fast_paths
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.distributed import Ranks
-from lopsided.training.inputs import MemoryInputs, Part
 from lopsided.training.loop import Stage, Trainer
 from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from lopsided.training.precision import Precision

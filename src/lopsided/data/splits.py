@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.data.listing import SPLITS
 from lopsided.data.scenarios import apportion
 from lopsided.data.sources import Source
+from lopsided.data.sources.listing import SPLITS
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.seeds import derive_seed
 

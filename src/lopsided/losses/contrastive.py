@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lopsided.losses.autograd import TiledRows, TiledTotal
-from lopsided.losses.checks import Arguments, Reference, check_inputs, check_settings, check_tile, check_word
-from lopsided.losses.dense import dense_values
-from lopsided.losses.formulas import parity_eta
+from lopsided.losses._kernel.autograd import TiledRows, TiledTotal
+from lopsided.losses._kernel.checks import Arguments, Reference, check_inputs, check_settings, check_tile, check_word
+from lopsided.losses._kernel.dense import dense_values
+from lopsided.losses._kernel.formulas import parity_eta
 
 Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]

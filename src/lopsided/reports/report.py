@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.experiments.engines import CELLS
-from lopsided.experiments.runs import METRICS, RECIPE
-from lopsided.experiments.sweep import SWEEP
+from lopsided.paper.page import PAGE, sweep_page
 from lopsided.reports.feature_map import check_kind
 from lopsided.reports.run_page import run_page
-from lopsided.reports.sweep_page import PAGE, sweep_page
+from lopsided.runs.run import METRICS, RECIPE
+from lopsided.sweeps.engines import CELLS
+from lopsided.sweeps.sweep import SWEEP
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
-from lopsided.experiments.run_metrics import JUDGED, check_metrics, is_number
-from lopsided.experiments.runs import LOG, METRICS, PREDICTIONS, PROBABILITY, RECIPE, Run
+from lopsided.inference.predict import PROBABILITY
+from lopsided.runs.metrics import JUDGED, check_metrics, is_number
+from lopsided.runs.run import LOG, METRICS, PREDICTIONS, RECIPE, Run
 
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from lopsided.metrics import NUM_BINS
+from lopsided.evaluation.metrics import NUM_BINS
 from lopsided.reports import svg
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts, curves

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.experiments.run_metrics import JUDGED
-from lopsided.experiments.runs import FEATURES, RECIPE
 from lopsided.recipe import CONTRASTIVE_LOSSES
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
@@ -21,6 +19,8 @@ from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, counts_at, favoured, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import amount, clean, duration, percent, quoted
+from lopsided.runs.metrics import JUDGED
+from lopsided.runs.run import FEATURES, RECIPE
 from lopsided.seeds import derive_seed
 
 MOST_IMAGES = 10_000

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from lopsided.training.distributed import Ranks
+from lopsided.distributed import Ranks
 
 
 class BatchStatistics:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lopsided.data.inputs import Part, Prepared
 from lopsided.data.splits import Leaks
 from lopsided.recipe import Recipe
-from lopsided.training.inputs import Part, Prepared
 
 FEW_TEST, FEW_VAL = 30, 10
 """Images of a class below which its recall says little on the test split, and picks little on the validation split."""

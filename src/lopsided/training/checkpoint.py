@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,9 +25,10 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from lopsided.distributed import Ranks
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, reason, remove_leftovers
-from lopsided.training.distributed import Ranks
+from lopsided.models.model import all_finite
 
 FORMAT = 1
 FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "encoder.safetensors"
@@ -282,10 +283,3 @@ def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         module.load_state_dict(dict(tensors))
     except RuntimeError as error:
         raise RunError(sentence(_FIT, "weights of another model", _AGAIN)) from error
-
-
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no weight is NaN or infinite."""
-    values = [value.detach() for value in tensors if value.is_floating_point() and value.numel()]
-    # The largest absolute value, in one pass over the memory: it is NaN where a weight is.
-    return not values or bool(torch.stack([*torch._foreach_norm(values, math.inf)]).isfinite().all())

@@ -13,15 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
+from lopsided.distributed import Ranks
 from lopsided.errors import RunError, sentence
+from lopsided.models.fast.optimizers import make_optimizer
+from lopsided.models.machine import seeded
 from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
-from lopsided.training.distributed import Ranks
-from lopsided.training.inputs import Part
-from lopsided.training.machine import seeded
-from lopsided.training.optimizers import make_optimizer
 from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter

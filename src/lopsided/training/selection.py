@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lopsided.metrics import confusion_figures
+from lopsided.evaluation.metrics import confusion_figures
 
 MAX_PROBE = 100
 """The most training inputs of each class that the probe of the first stage takes."""

@@ -1,301 +1,322 @@
-"""From a recipe and a source to a fitted model: two stages, or end to end.
-
-**Two stages.** The first trains encoder and projection head with a contrastive loss. The second drops the projection,
-freezes the encoder in eval mode and trains one linear layer on its features; unless ``classifier.augment``, each image
-is encoded once. **End to end** trains encoder and linear layer together for ``encoder_training.epochs``; a baseline of
-the same budget (``Recipe.baseline``) has the epochs of both stages there.
-
-**Which epoch is taken.** With a validation split, in every stage the epoch whose ``selection.metric`` is highest, the
-later one of equals; training stops early after ``selection.patience`` epochs without a gain. The first stage has no
-classifier, so its epochs are judged by the nearest class mean in the encoder's features, from up to 100 training images
-of each class. Without a validation split the last epoch is taken. The test split is looked at once, at the end.
-
-**Randomness.** Initial weights, the order of images, augmentation and dropout have seeds by name, stage, epoch and
-step, so that no generator's state needs to be saved: an epoch is the same whenever it is run.
-
-**Ranks.** Several processes train one model: the batches, their augmentation and the loss are those of one process
-with the same recipe, and each rank computes a share (see ``step`` and ``distributed``). Only dropout differs, whose
-masks are drawn by each rank for its own images. Validation and test images are shared, too, each to one rank.
-"""
+"""The stages of a run, built from a recipe and gone through from checkpoint to checkpoint."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from lopsided import __version__
-from lopsided.data.sources import Source
-from lopsided.data.splits import Leaks, Splits, find_leaks, split
-from lopsided.errors import RunError, sentence
-from lopsided.files import make_folder, remove_leftovers
-from lopsided.recipe import Recipe
-from lopsided.training.cautions import cautions
-from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
-from lopsided.training.distributed import Ranks
-from lopsided.training.inputs import Part, check_trainable, prepare
-from lopsided.training.machine import flushed_denormals, keep_freed_memory, pick_device, threads
-from lopsided.training.model import CARD_NAME, Model, ModelCard, load_model, save_model
-from lopsided.training.prediction import (
-    Predictions,
-    gather_rows,
-    predict,
-    predict_batch,
-    predict_inputs,
-    share_rows,
+from lopsided.data.augment import Augment, to_float
+from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
+from lopsided.data.samplers import BatchSampler
+from lopsided.distributed import Ranks
+from lopsided.inference.probabilities import evaluating, share_rows
+from lopsided.models.encoders import build_encoder, seeded_init
+from lopsided.models.heads import ClassifierHead, ProjectionHead
+from lopsided.models.machine import arrange, compile_encoder
+from lopsided.models.model import Model, ModelCard, all_finite
+from lopsided.recipe import Classifier, EncoderTraining, Recipe
+from lopsided.seeds import derive_seed
+from lopsided.training.checkpoint import (
+    ENCODER_NAME,
+    Checkpoint,
+    State,
+    load_strictly,
+    restoring,
 )
-from lopsided.training.reporter import Log, Reporter
-from lopsided.training.run import Training
+from lopsided.training.loop import Stage, Trainer
+from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
+from lopsided.training.reporter import Log
+from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
-__all__ = [
-    "Fitted",
-    "Model",
-    "ModelCard",
-    "Predictions",
-    "Reporter",
-    "data_seed",
-    "fit",
-    "load_model",
-    "predict",
-    "predict_batch",
-    "save_model",
-    "split_source",
-]
-
-_MAY_DIFFER = ("threads", "ranks", "fast", "torch")
-"""Facts of a state that a run may be resumed with others of."""
+_AVERAGED = ", and the running ones are averaged over the ranks after each epoch"
 
 
-@dataclass(eq=False)
-class Fitted:
-    """What a run gave. ``history`` holds the facts of each epoch, as they are in the log."""
+class Training:
+    """A run of one recipe on prepared data."""
 
     model: Model
     card: ModelCard
-    splits: Splits
-    leaks: Leaks
-    history: list[dict[str, Any]]
-    val: Predictions | None
-    test: Predictions | None
-    held_out: Predictions | None = None
-    warnings: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        device: torch.device,
+        log: Log,
+        checkpoint: Checkpoint,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.recipe, self.prepared, self.device = recipe, prepared, device
+        self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
+        self.num_classes = len(prepared.classes)
+        self._augment = self._choose_augment()
 
-def data_seed(recipe: Recipe) -> int:
-    """The seed that draws a scenario and a split: the run's own, or 0 for every run without ``data.redraw``."""
-    return recipe.seed if recipe.data.redraw else 0
-
-
-def split_source(recipe: Recipe, source: Source) -> Splits:
-    """Split a source by a recipe's rule."""
-    how = recipe.data.split
-    if how == "auto":
-        how = "given" if source.splits is not None else "group" if source.groups is not None else "stratified"
-    return split(source, how=how, val=recipe.data.val, test=recipe.data.test, seed=data_seed(recipe))
-
-
-def fit(
-    recipe: Recipe,
-    source: Source,
-    folder: Path | None = None,
-    *,
-    held_out: Source | None = None,
-    resume: bool = False,
-    reporter: Reporter | None = None,
-    ranks: Ranks | None = None,
-) -> Fitted:
-    """Train a model on a source that is already drawn by scenario and verified.
-
-    ``held_out`` is a source of the same classes that has no part in the training; the finished model is judged on it.
-
-    With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after an epoch when it is due, and
-    ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on from its
-    checkpoint and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
-    holds the folder's lock.
-
-    With ``ranks``, every rank calls this with the same arguments and gets the same result. The first one alone reads
-    and writes the folder and tells the reporter. A run may be resumed with another number of ranks.
-    """
-    ranks = ranks or Ranks()
-    device = pick_device(recipe.device, ranks)
-    if recipe.fast:
-        keep_freed_memory()
-    checkpoint = Checkpoint(folder, ranks)
-    saved = _saved(checkpoint, folder, ranks, resume=resume)
-    log = Log(folder, reporter) if ranks.first else Log(None, None)
-    with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
-        splits = split_source(recipe, source)
-        prepared, notes = prepare(recipe, source, splits, ranks)
-        check_trainable(prepared)
-        notes += _unused(source, splits)
-        digests = source.images.digest(np.arange(len(source)))
-        state = State(
-            recipe=recipe.content_hash(),
-            data=_fingerprint(source, splits, digests),
-            stage="encoder" if recipe.method == "two-stage" else "end-to-end",
-            threads=num_threads,
-            ranks=ranks.size,
-            fast=recipe.fast,
+    def build(self, *, fresh: bool = True) -> None:
+        """Build the model; weights are loaded only for a fresh run, because a checkpoint brings its own."""
+        recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
+        channels = 1 if vector else prepared.shape[0]
+        encoder, features = build_encoder(
+            recipe.encoder.name,
+            channels=channels,
+            image_size=None if vector else (prepared.shape[1], prepared.shape[2]),
+            in_features=prepared.shape[0] if vector else None,
+            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
+            seed=recipe.seed,
         )
-        ranks.check_same("recipe", state.recipe)
-        ranks.check_same("images, labels and splits", state.data)
-        if saved is not None:
-            notes += _check_resumable(state, saved[0])
-            check_course(*saved, _stage_epochs(recipe))
-            # What the next resume compares with is what this one goes on with.
-            now = {name: getattr(state, name) for name in _MAY_DIFFER}
-            state = replace(saved[0], **now)
-        training = Training(recipe, prepared, device, log, checkpoint, ranks)
-        training.build(fresh=saved is None)
-        leaks = find_leaks(source, splits, digests)
-        if folder is not None and ranks.first:
-            remove_leftovers(make_folder(folder))
-        _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
-        for text in [*notes, *training.notes()]:
-            log.note(text)
-        for text in cautions(recipe, prepared, leaks):
-            log.warn(text)
-        _complete(training, state, saved[1] if saved is not None else {}, folder)
-        fitted = Fitted(
-            model=training.model,
-            card=training.card,
-            splits=splits,
-            leaks=leaks,
-            history=state.history,
-            val=_predictions(training, source, splits.val, prepared.val),
-            test=_predictions(training, source, splits.test, prepared.test),
-            held_out=_judged(training, held_out),
-            warnings=log.warnings,
-            seconds=state.seconds,
+        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
+            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        with seeded_init(recipe.seed, "classifier"):
+            classifier = ClassifierHead(features, self.num_classes)
+        self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
+        if recipe.fast and not vector:
+            arrange(self.model.encoder, self.device, prepared.shape)
+        if recipe.compile:
+            compile_encoder(self.model.encoder, self.device, self.ranks.size)
+        self.card = ModelCard(
+            kind=prepared.kind,
+            encoder=recipe.encoder.name,
+            encoder_weights=recipe.encoder.weights,
+            channels=channels,
+            image_size=prepared.image_size,
+            shape=prepared.shape,
+            mean=prepared.mean,
+            std=prepared.std,
+            classes=prepared.classes,
+            features=features,
         )
-    log.event("end", seconds=fitted.seconds)
-    return fitted
 
+    def notes(self) -> Iterator[str]:
+        """Say how a batch is computed, where it is not in one piece."""
+        settings, num = self.recipe.encoder_training, self.ranks.size
+        norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
+        if num > 1:
+            yield f"{num} ranks share each batch of {settings.batch_size:,} images."
+        if num > 1 and norm:
+            over, after = ("all ranks", "") if settings.batch_norm == "sync" else ("each rank's own images", _AVERAGED)
+            yield f'Batch norm takes its statistics over {over}: batch_norm is "{settings.batch_norm}"{after}.'
+        if self.recipe.precision != "float32":
+            yield f"The encoder is trained in {self.recipe.precision}; its weights and losses are float32."
+        if settings.chunk_size is not None:
+            whose = "each rank's share of them" if num > 1 and settings.batch_norm == "rank" else "each of them"
+            rule = f", {whose} a batch to batch norm" if norm else ""
+            yield f"A batch goes through the encoder in chunks of {settings.chunk_size:,} images{rule}."
+        if settings.queue:
+            kind = "the same number of each class as far as there are" if settings.queue_balanced else "the last ones"
+            yield f"A batch is also contrasted with up to {settings.queue:,} features of past batches, {kind}."
 
-def _complete(training: Training, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
-    """Train what is left to train and write the model, or read back the one that is finished."""
-    ranks = training.ranks
-    if state.finished and folder is not None:
-        training.checkpoint.tidy(state)  # It may have been broken off before it came to that.
-        if ranks.first:
-            training.model, training.card = load_model(folder, training.device, fast=training.recipe.fast)
-        if ranks.size > 1:
-            load_strictly(training.model, ranks.spread(training.model.state_dict))
-        training.model.eval()
-        return
-    training.run(state, tensors)
-    if folder is not None and ranks.first:
-        training.card = save_model(folder, training.model, training.card)
-    state.finished, state.chosen = True, None
-    training.checkpoint.save(state, {})
+    def run(self, state: State, tensors: dict[str, Tensor]) -> None:
+        """Go through the stages, from the one that ``state`` is in; ``state`` follows."""
+        self._begin = perf_counter() - state.seconds
+        if state.stage == "end-to-end":
+            self._run_stage(self._end_to_end(), state, tensors)
+        else:
+            if state.stage == "encoder":
+                self._run_stage(self._encoder_stage(), state, tensors)
+                self.checkpoint.save_weights(ENCODER_NAME, self.model.encoder.state_dict())
+                state.stage, state.epoch, state.selection, state.chosen, tensors = "classifier", 0, {}, None, {}
+                self.checkpoint.save(state, {})
+            else:
+                load_strictly(self.model.encoder, self.checkpoint.load_weights(ENCODER_NAME))
+            self._run_stage(self._classifier_stage(), state, tensors)
+        self.model.eval()
 
-
-def _saved(
-    checkpoint: Checkpoint, folder: Path | None, ranks: Ranks, *, resume: bool
-) -> tuple[State, dict[str, torch.Tensor]] | None:
-    if folder is None:
-        if resume:
-            raise RunError(sentence("a run must have a folder to be resumed", "none"))
-        return None
-    if resume:
-        return checkpoint.load()
-    if ranks.told(lambda: checkpoint.exists() or (folder / CARD_NAME).exists()):
-        raise RunError(
-            sentence("a new run must have a folder of its own", f"{folder}, which holds a run", "Resume it (--resume).")
+    def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
+        epochs, minority = stage.settings.epochs, self.prepared.minority
+        trainer = Trainer(
+            stage,
+            device=self.device,
+            seed=self.recipe.seed,
+            num_classes=self.num_classes,
+            minority=minority,
+            reporter=self.log,
+            ranks=self.ranks,
+            precision=self.recipe.precision,
         )
-    return None
+        selection = Selection(patience=self.recipe.selection.patience)
+        best: dict[str, Tensor] = {}
+        if tensors:
+            with restoring():
+                trainer.restore(tensors)
+                selection = Selection.from_dict(state.selection, selection.patience, state.epoch)
+                if state.chosen is not None:
+                    best = self.checkpoint.load_weights(state.chosen)
+                    if selection.best is None or not all_finite(best.values()):
+                        raise ValueError("chosen weights that were never judged, or are not finite")
+        written = state.chosen
+        self.log.stage(stage.name, epochs, len(stage.sampler))
+        while state.epoch < epochs and not selection.exhausted(state.epoch):
+            index = state.epoch
+            facts = trainer.epoch(index, self.checkpoint)
+            due = self.checkpoint.due()
+            now = trainer.tensors()
+            if due or stage.judge is not None or index + 1 == epochs:  # Else the next epoch's loss would tell.
+                trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
+            found = stage.judge() if stage.judge is not None else {}
+            found = self.ranks.told(partial(dict, found))  # Which epoch is taken must not hang on a rounding.
+            facts |= {f"val_{name}": value for name, value in found.items()}
+            if selection.update(index, found.get(self.recipe.selection.metric)) and stage.judge is not None:
+                best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
+                state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
+            state.epoch, state.selection = index + 1, selection.to_dict()
+            state.history.append(facts)
+            state.seconds = perf_counter() - self._begin
+            self.log.epoch(index + 1, facts)
+            if due:
+                if state.chosen not in (None, written):
+                    self.checkpoint.save_weights(state.chosen, best)
+                    written = state.chosen
+                self.checkpoint.save(state, now)
+        if best:
+            load_strictly(stage.module, best)
+            text = f"Stage {stage.name} takes epoch {selection.chosen + 1} of {state.epoch}"
+            self.log.note(f"{text}, validation {self.recipe.selection.metric} {selection.best:.4f}.")
+
+    def _encoder_stage(self) -> Stage:
+        settings = self.recipe.encoder_training
+        with seeded_init(self.recipe.seed, "projection"):
+            projection = ProjectionHead(self.card.features, self.recipe.head.hidden, self.recipe.head.out)
+        module = nn.ModuleDict({"encoder": self.model.encoder, "projection": projection})
+        views = settings.views
+
+        def output(x: Tensor) -> Tensor:
+            z: Tensor = projection(self.model.features(x))
+            return z if views == 1 else z.view(len(z) // views, views, -1)
+
+        return Stage(
+            name="encoder",
+            section="encoder_training",
+            module=module,
+            settings=settings,
+            part=self.prepared.train,
+            sampler=self._sampler("encoder", settings),
+            transform=lambda x, generator, start, total: self._augment(
+                _repeat(x, views), generator, start=start * views, total=total * views
+            ),
+            output=output,
+            objective=ContrastiveObjective(settings),
+            judge=None if self.prepared.val is None else self._probe(self.prepared.val),
+            contrastive=True,
+            views=views,
+            min_batch=2,
+        )
+
+    def _end_to_end(self) -> Stage:
+        settings, val = self.recipe.encoder_training, self.prepared.val
+
+        def judge() -> dict[str, float]:
+            assert val is not None
+            with evaluating(self.model):
+                logits = self.model.classifier(self._features(val.inputs))
+            return figures(logits.argmax(dim=1).cpu().numpy(), val.labels, self.num_classes)
+
+        return Stage(
+            name="end-to-end",
+            section="encoder_training",
+            module=self.model,
+            settings=settings,
+            part=self.prepared.train,
+            sampler=self._sampler("end-to-end", settings),
+            transform=lambda x, generator, start, total: self._augment(x, generator, start=start, total=total),
+            output=self.model,
+            objective=ClassificationObjective(settings, self.prepared.counts()),
+            judge=None if val is None else judge,
+            min_batch=2,
+        )
+
+    def _classifier_stage(self) -> Stage:
+        settings, prepared = self.recipe.classifier, self.prepared
+        classifier = self.model.classifier
+        val = None if prepared.val is None else (self._features(prepared.val.inputs), prepared.val.labels)
+
+        def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
+            with torch.no_grad():
+                return self.model.features(self._augment(x, generator, start=start, total=total))
+
+        def judge() -> dict[str, float]:
+            assert val is not None
+            with torch.no_grad():
+                predicted = classifier(val[0]).argmax(dim=1)
+            return figures(predicted.cpu().numpy(), val[1], self.num_classes)
+
+        part, transform = prepared.train, encode
+        if not settings.augment:
+            part = Part(MemoryInputs(self._features(part.inputs)), part.labels)
+            transform = _unchanged
+        self.model.encoder.eval()
+        return Stage(
+            name="classifier",
+            section="classifier",
+            module=classifier,
+            settings=settings,
+            part=part,
+            sampler=self._sampler("classifier", settings),
+            transform=transform,
+            output=classifier,
+            objective=ClassificationObjective(settings, prepared.counts()),
+            judge=None if val is None else judge,
+        )
+
+    def _sampler(self, stage: str, settings: EncoderTraining | Classifier) -> BatchSampler:
+        return BatchSampler(
+            self.prepared.train.labels,
+            settings.batch_size,
+            kind=settings.sampler,
+            m_per_class=settings.m_per_class if isinstance(settings, EncoderTraining) else None,
+            last=settings.last_batch if isinstance(settings, EncoderTraining) else "keep",
+            seed=derive_seed(self.recipe.seed, stage),
+        )
+
+    def _probe(self, val: Part) -> Callable[[], dict[str, float]]:
+        """Judge an encoder by nearest class means, from training images as they are."""
+        train = self.prepared.train
+        rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
+        labels = torch.from_numpy(train.labels[rows]).to(self.device)
+
+        def judge() -> dict[str, float]:
+            known = self._features(train.inputs, rows)
+            predicted = nearest_centroid(known, labels, self._features(val.inputs), self.num_classes)
+            return figures(predicted, val.labels, self.num_classes)
+
+        return judge
+
+    def _features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
+        """The features of inputs, not augmented, in the order of ``rows``; each rank computes a share of them."""
+        size = self.recipe.encoder_training.batch_size
+        rows = np.arange(len(inputs)) if rows is None else rows
+        share, sizes = share_rows(len(rows), self.ranks)
+        own = rows[share]
+        parts = [torch.empty(0, self.card.features, device=self.device)]
+        with evaluating(self.model):
+            batches = inputs.batches(own[part] for part in row_batches(len(own), size))
+            parts += [self.model.features(_plain(x.to(self.device))) for _, x in batches]
+        return self.ranks.gather(torch.cat(parts), sizes)
+
+    def _choose_augment(self) -> Callable[..., Tensor]:
+        if self.prepared.kind == "vector":
+            return _unchanged
+        section = self.recipe.augment
+        return Augment(
+            rotation=section.rotation,
+            horizontal_flip=section.horizontal_flip,
+            vertical_flip=section.vertical_flip,
+            crop=section.crop,
+            colour=section.colour,
+        )
 
 
-def _check_resumable(state: State, saved: State) -> list[str]:
-    do = "Resume with what the run was started with, or start a new one in another folder."
-    for name, what in (("recipe", "recipe"), ("data", "images, labels and splits")):
-        if getattr(state, name) != getattr(saved, name):
-            raise RunError(sentence(f"a run must be resumed with the same {what}", "others", do))
-    notes = [f"The run goes on after epoch {saved.epoch} of stage {saved.stage}."]
-    for name in _MAY_DIFFER:
-        then, now = getattr(saved, name), getattr(state, name)
-        if then != now:
-            notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
-    return notes
+def _plain(x: Tensor) -> Tensor:
+    return to_float(x) if x.ndim == 4 else x
 
 
-def _stage_epochs(recipe: Recipe) -> dict[str, int]:
-    epochs = recipe.encoder_training.epochs
-    if recipe.method == "two-stage":
-        return {"encoder": epochs, "classifier": recipe.classifier.epochs}
-    return {"end-to-end": epochs}
+def _unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
+    return x
 
 
-def _unused(source: Source, splits: Splits) -> list[str]:
-    number = len(source) - sum(len(rows) for _, rows in splits.parts())
-    return [f"{number:,} images of the given val split are not used because data.val is 0."] if number else []
-
-
-def _fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
-    digest = hashlib.sha256(repr((source.classes, source.names, digests)).encode())
-    for array in (source.labels, splits.train, splits.val, splits.test):
-        digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")
-    return digest.hexdigest()
-
-
-def _announce(
-    log: Log,
-    recipe: Recipe,
-    source: Source,
-    splits: Splits,
-    device: torch.device,
-    num_threads: int,
-    num_ranks: int,
-    *,
-    resumed: bool,
-) -> None:
-    counts = {name: source.subset(rows).counts() for name, rows in splits.parts()}
-    log.event(
-        "resume" if resumed else "start",
-        recipe=recipe.content_hash(),
-        seed=recipe.seed,
-        lopsided=__version__,
-        torch=torch.__version__,
-        device=str(device),
-        threads=num_threads,
-        ranks=num_ranks,
-        source=source.name,
-        images=counts,
-    )
-    if device.type != "cpu":
-        log.note(f"On {device} two runs of one recipe can differ in their last digits; on a CPU they do not.")
-
-
-def _predictions(training: Training, source: Source, rows: Any, part: Part | None) -> Predictions | None:
-    if part is None:
-        return None
-    size = training.recipe.encoder_training.batch_size
-    probabilities, features = predict_inputs(training.model, part.inputs, size, training.ranks)
-    return Predictions(
-        names=tuple(source.names[i] for i in rows),
-        classes=source.classes,
-        probabilities=probabilities,
-        y_true=part.labels,
-        groups=None if source.groups is None else source.groups[rows],
-        features=features,
-    )
-
-
-def _judged(training: Training, source: Source | None) -> Predictions | None:
-    if source is None:
-        return None
-    size = training.recipe.encoder_training.batch_size
-    own, sizes = share_rows(len(source), training.ranks)
-    found = predict(training.model, training.card, source.images.take(own), batch_size=size)
-    return Predictions(
-        names=source.names,
-        classes=source.classes,
-        probabilities=gather_rows(found, sizes, training.ranks),
-        y_true=source.labels,
-        groups=source.groups,
-    )
+def _repeat(x: Tensor, views: int) -> Tensor:
+    return x if views == 1 else x.repeat_interleave(views, dim=0)

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lopsided.distributed import Ranks
+from lopsided.inference.probabilities import evaluating
+from lopsided.models.machine import seeded
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
-from lopsided.training.distributed import Ranks
-from lopsided.training.machine import seeded
 from lopsided.training.precision import Precision
-from lopsided.training.prediction import evaluating
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.shares import Batch
 

@@ -1,0 +1,148 @@
+"""What this machine can do, and what each finding means for the work."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from lopsided import __version__
+
+EXTRAS = {
+    "onnx": ("lopsided[onnx]", ("onnx", "onnxruntime", "onnxscript"), "export to ONNX"),
+    "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
+    "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
+}
+"""For each optional ability: what to install, the modules it needs, and what it is for."""
+
+STEP_GFLOP = 16.7
+"""One step of resnet18 on 128 images of 28 x 28: 0.0218 GMAC an image without padding, two operations each, thrice."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, what it means; ``ok`` is False where something is missing."""
+
+    name: str
+    value: str
+    meaning: str
+    ok: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Look at this machine; takes a few seconds, most of them for importing torch."""
+    return [*_software(), *_processors(), *_devices(), *_room(), *_extras()]
+
+
+def _software() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("lopsided", __version__, "written into every run and model")
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding("Python", platform.python_version(), f"on {system}; 3.11 or newer is needed")
+    yield Finding("torch", torch.__version__, "results are repeatable bit by bit with the same version only")
+
+
+def _processors() -> Iterator[Finding]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    meaning = "all cores are used" if threads >= cores else f"of {cores} cores; set threads in the recipe for more"
+    yield Finding("threads", str(threads), meaning, ok=threads >= cores)
+    libraries = [
+        name
+        for name, backend in (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
+        if backend.is_available()
+    ]
+    known = "the usual fast libraries" if libraries else "neither MKL nor oneDNN: training will be slow"
+    yield Finding("BLAS", " and ".join(libraries) or "other", known, ok=bool(libraries))
+    flushed = torch.set_flush_denormal(True)
+    torch.set_flush_denormal(False)
+    paths = "small maps, channels last" + (", flushed denormals" if flushed else "")
+    lacks = "" if flushed else "; this CPU cannot flush denormals"
+    yield Finding(
+        "fast paths",
+        paths,
+        f"used on the CPU unless fast = false in the recipe; optimizers are fused in any case{lacks}",
+    )
+    # torch has these two tests for its own compiler; where they are gone, nothing is said.
+    tests = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+    if any(tests):
+        there = any(test() for test in tests if test is not None)
+        meaning = "try --precision bf16" if there else "--precision bf16 works, but is slower than float32 here"
+        yield Finding("bf16", "in hardware" if there else "not in hardware", meaning)
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    meaning = "compile = true in a recipe works; its first minute pays in long runs alone"
+    yield Finding(
+        "compiler", compiler or "none", meaning if compiler else "compile = true in a recipe needs a C++ compiler"
+    )
+    speed = matmul_speed()
+    steps = f"at best {speed / STEP_GFLOP:.1f} training steps a second of resnet18 on 128 images of 28 x 28"
+    yield Finding("speed", f"{speed:.0f} GFLOP/s", steps)
+
+
+def matmul_speed(size: int = 1024, seconds: float = 0.3) -> float:
+    """Return the GFLOP/s of a float32 matrix product: the best of as many as fit into the time."""
+    import torch
+
+    a = torch.ones(size, size)
+    best = float("inf")
+    end = time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e9
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    for i in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(i)
+        size = f"{facts.total_memory / 2**30:.0f} GiB"
+        yield Finding(
+            f"cuda:{i}", f"{facts.name}, {size}", "used with --device auto" if i == 0 else f"--device cuda:{i}"
+        )
+    if torch.backends.mps.is_available():
+        yield Finding("mps", "Apple GPU", "used with --device mps")
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        yield Finding("GPU", "none", "everything runs on the CPU; keep images small (--image-size)")
+
+
+def _room() -> Iterator[Finding]:
+    from lopsided.data.inputs import MEMORY_SHARE, free_memory
+
+    memory = free_memory()
+    if memory is not None:
+        images = int(MEMORY_SHARE * memory / (3 * 224 * 224))
+        meaning = f"{MEMORY_SHARE:.0%} of it caches {images:,} images of 224 x 224"
+        yield Finding("memory", f"{memory / 2**30:.1f} GiB free", meaning)
+    here = Path.cwd()
+    free = shutil.disk_usage(here).free
+    writable = os.access(here, os.W_OK)
+    meaning = "a run with resnet18 takes about 0.2 GiB" if writable else "this folder is read-only: use --out elsewhere"
+    yield Finding("disk", f"{free / 2**30:.1f} GiB free in {here}", meaning, ok=writable and free > 2**30)
+
+
+def _extras() -> Iterator[Finding]:
+    for name, (install, modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if util.find_spec(module) is None]
+        if missing:
+            yield Finding(
+                name, f"without {', '.join(missing)}", f"needed for {purpose}: pip install '{install}'", ok=False
+            )
+        else:
+            versions = ", ".join(f"{module} {metadata.version(module)}" for module in modules)
+            yield Finding(name, versions, f"{purpose} is ready")

@@ -1,0 +1,143 @@
+"""The verbs that look at what is there: recipes, data, doctor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lopsided.cli.output import LONGEST, AllowOutside, Json, Quiet, shortened, show, show_json, table
+from lopsided.progress import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Complete the name of a recipe."""
+    from lopsided.recipe import named_recipes
+
+    return [name for name in named_recipes() if name.startswith(incomplete)]
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The recipe to print: a name, or a file.", autocompletion=complete_recipe, show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, or print one with every field explained.
+
+    \b
+    Examples:
+      lopsided recipes
+      lopsided recipes paper-fmnist
+      lopsided recipes default > mine.toml
+    """
+    from lopsided.recipe import find_recipe, named_recipes
+
+    if name is None:
+        known = named_recipes()
+        if as_json:
+            show_json(known)
+        else:
+            show(table(["recipe", "what it is for"], known.items()))
+        return
+    recipe = find_recipe(name)
+    if as_json:
+        show_json(recipe.model_dump(mode="json"))
+    else:
+        show(recipe.to_toml().rstrip("\n"))
+
+
+def data(
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="A source's name, a folder or a table to describe.", show_default=False),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="A table's column of what must not be parted.", show_default=False)
+    ] = None,
+    allow_outside: AllowOutside = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Say which sources are there, or what a folder or a table holds.
+
+    Every image is decoded once, so that what `fit` would stumble over is
+    listed: unreadable files, byte-identical images, classes too small.
+
+    \b
+    Examples:
+      lopsided data
+      lopsided data photos
+      lopsided data lesions.csv --group patient --json
+    """
+    from lopsided.data.describe import describe, list_sources
+
+    if data is None:
+        sources = list_sources()
+        if as_json:
+            show_json(sources)
+        else:
+            show(table(["source", "found", "where"], ([s["name"], _yes(s["found"]), s["where"]] for s in sources)))
+        return
+    from lopsided.progress import counter
+
+    with counter("reading images", quiet=quiet) as progress:
+        facts = describe(data, group=group, allow_outside=allow_outside, progress=progress)
+    if as_json:
+        show_json(facts)
+    else:
+        show(_in_words(facts))
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine can do, and what that means for training.
+
+    \b
+    Examples:
+      lopsided doctor
+      lopsided doctor --json
+    """
+    from lopsided.cli.doctor import examine
+
+    findings = examine()
+    if as_json:
+        show_json([finding.to_dict() for finding in findings])
+    else:
+        show(table(["", "found", "which means"], ([f.name, f.value, f.meaning] for f in findings)))
+
+
+def _yes(found: bool) -> str:
+    return "yes" if found else "no"
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    total = facts["images"]
+    parts = [
+        f"{printable(facts['name'])}: {total:,} images, {len(facts['classes'])} classes, "
+        f"{'grey' if facts['channels'] == 1 else 'colour'}, {facts['sizes']['words']}"
+    ]
+    splits = list(facts["splits"] or ())
+    rows = [
+        [shortened(name), count, f"{100 * count / total:.1f} %", *(facts["splits"][split][name] for split in splits)]
+        for name, count in facts["classes"].items()
+    ]
+    parts.append(table(["class", "images", "share", *splits], rows))
+    if facts["groups"] is not None:
+        groups = facts["groups"]
+        parts.append(f"{groups['number']:,} groups, the largest of {groups['largest']:,} images.")
+    for key, what in (("duplicates", "byte-identical images"), ("unreadable", "unreadable images")):
+        listed = facts[key]
+        if listed:
+            lines = [f"{len(listed):,} {what}:", *(f"  {_line(item)}" for item in listed[:10])]
+            parts.append("\n".join(lines + (["  ..."] if len(listed) > 10 else [])))
+    return "\n\n".join([*parts, *(shortened(note, LONGEST) for note in facts["notes"])])
+
+
+def _line(item: Mapping[str, Any]) -> str:
+    return printable(f"{item['name']} ({item['reason']})" if "reason" in item else " = ".join(item["names"]))

@@ -1,0 +1,79 @@
+"""The verb that writes a page to look at: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lopsided.cli.output import AllowOutside, Json, Quiet, check_out, say, show, show_json
+
+
+def _complete_map(incomplete: str) -> list[str]:
+    return [name for name in ("pca", "tsne", "umap") if name.startswith(incomplete)]
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of a finished run, or of a sweep.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The HTML file to write; left out: report.html in the folder.", show_default=False),
+    ] = None,
+    map_kind: Annotated[
+        str,
+        typer.Option(
+            "--map", help="How the features become a map beside PCA: tsne or umap.", autocompletion=_complete_map
+        ),
+    ] = "pca",
+    runs: Annotated[bool, typer.Option("--runs", help="Of a sweep: also write the page of each of its runs.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    allow_outside: AllowOutside = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page about a run or a sweep, which opens offline.
+
+    Of a run: what it does with the rare class, its mistakes as pictures, a
+    threshold to move, a map of the features, learning curves, the recipe. Of
+    a sweep: figures over eta and gamma with intervals, verdicts, differences
+    between paired runs. The page loads nothing and can be sent as it is.
+
+    With --runs, a run whose folder cannot be read is named and passed over;
+    all other pages are written, and the command ends with exit code 1.
+
+    \b
+    Examples:
+      lopsided report run
+      lopsided report run --map tsne --out for-a-friend.html --open
+      lopsided report sweep --runs
+    """
+    from lopsided.reports.report import RunReports, write_report, write_run_reports
+
+    check_out(out)
+    pages = RunReports(0, ())
+    if runs:
+        from lopsided.progress import counter
+
+        with counter("writing pages", quiet=quiet) as progress:
+            pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
+    written = write_report(folder, out, kind=map_kind, allow_outside=allow_outside)
+    if as_json:
+        result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}
+        if runs:
+            result["failed"] = [{"run": str(run), "error": error} for run, error in pages.failed]
+        show_json(result)
+    else:
+        more = f", and {pages.written:,} pages of runs" if pages.written else ""
+        show(f"Written to {written.path} ({written.num_bytes / 1e6:.1f} MB){more}.")
+    if open_it:
+        import webbrowser
+
+        webbrowser.open(written.path.resolve().as_uri())
+    if pages.failed:
+        for run, error in pages.failed:
+            say(f"No page of {run}: {error}")
+        say(f"{len(pages.failed):,} of {pages.written + len(pages.failed):,} runs have no page.")
+        raise typer.Exit(1)

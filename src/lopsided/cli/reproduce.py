@@ -1,0 +1,378 @@
+"""The verb that repeats the paper's experiments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lopsided.cli.output import Json, Quiet, StoppedError, say, show, show_json
+from lopsided.errors import DataError, InputError, sentence
+
+if TYPE_CHECKING:
+    from lopsided.paper.compare import Comparison, Protocol
+    from lopsided.paper.protocol import Plan
+    from lopsided.recipe import Recipe
+    from lopsided.runs.records import Failure, Record
+    from lopsided.sweeps.engines import Engine
+
+CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
+TABLES_FOLDER, FIGURES_FOLDER = "tables", "figures"
+PLAIN_WIDTH = 160
+"""Columns of output that no terminal limits."""
+
+
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def _words(*words: str) -> Any:
+    """Return a completion with these words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="eta or gamma (Fashion-MNIST over eleven imbalances), or isic (five losses on ISIC 2018).",
+            autocompletion=_words("eta", "gamma", "isic"),
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="SWEEP", help="The folder of the sweep; started again, it goes on.")
+    ] = None,
+    scenarios: Annotated[str | None, _option(CHOICE, "Some of the imbalances, such as 50:50,90:10.")] = None,
+    values: Annotated[str | None, _option(CHOICE, "Some of the table's values of eta or gamma, such as 0,300.")] = None,
+    losses: Annotated[
+        str | None, _option(CHOICE, "Any losses in place of the values, such as cl,fcl,acl:300,afcl:300:7.")
+    ] = None,
+    runs: Annotated[int | None, _option(CHOICE, "Runs of each cell, seeds 0 and up; 4 as in the paper.", min=1)] = None,
+    quick: Annotated[
+        bool, _option(CHOICE, "A small part of the table: ten minutes or so of two cores, 25 for isic.", "--quick")
+    ] = False,
+    normalization: Annotated[
+        str | None,
+        _option(
+            PROTOCOL,
+            "paper, or released for the loss of the authors' code.",
+            autocompletion=_words("paper", "released"),
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        _option(
+            PROTOCOL, "isic: small for ResNet-18 at 64 pixels, else paper.", autocompletion=_words("paper", "small")
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        _option(
+            PROTOCOL,
+            "isic: image as in the paper, or lesion, so that no lesion is on both sides.",
+            autocompletion=_words("image", "lesion"),
+        ),
+    ] = None,
+    data: Annotated[Path | None, _option(PROTOCOL, "isic: the folder that holds the official folders.")] = None,
+    weights: Annotated[str | None, _option(PROTOCOL, "none, timm, or a .safetensors file to start from.")] = None,
+    recipe: Annotated[
+        str | None,
+        _option(PROTOCOL, "A recipe in place of the paper's; loss, scenario and seed are still the table's."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        _option(WORK, "local processes, or ray for an existing cluster.", autocompletion=_words("local", "ray")),
+    ] = None,
+    address: Annotated[str | None, _option(WORK, "ray: where the cluster is.")] = None,
+    workers: Annotated[
+        int | None,
+        _option(
+            WORK,
+            "Processes; as many as have cores for their threads unless given. Give fewer where memory is short: with a "
+            "ResNet-50 at 128 pixels each needs some gigabytes.",
+            min=1,
+        ),
+    ] = None,
+    threads: Annotated[int | None, _option(WORK, "Threads of each process; 1 unless given.", min=1)] = None,
+    keep_models: Annotated[bool, _option(WORK, "Keep the models of all runs.", "--keep-models")] = False,
+    records: Annotated[
+        Path | None,
+        _option(
+            WORK,
+            "Train nothing: make tables, figures and verdicts of this file of records, or of the records of this "
+            "SWEEP, of which those that are lost or of an earlier version are read from its run folders again.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat one of the paper's tables, with intervals, and judge its claims.
+
+    Every finished run is kept in SWEEP, so that starting again goes on and
+    more runs only add. Tables (Markdown, CSV, LaTeX), figures and verdicts
+    are written to SWEEP/tables. A cell that fails does not stop the others;
+    the exit code is 1 then.
+
+    \b
+    Examples:
+      lopsided reproduce eta --out sweep --quick
+      lopsided reproduce gamma --out sweep --runs 8
+      lopsided reproduce isic --out skin --preset small --split lesion
+      lopsided reproduce eta --out other --normalization released --scenarios 50:50,90:10 --losses cl,afcl:300:7
+      lopsided reproduce eta --records sweep/records.jsonl
+    """
+    from lopsided.paper.protocol import base_recipe, make_plan
+
+    if quick and table == "isic" and preset is None and recipe is None:
+        preset = "small"
+    base = base_recipe(
+        table,
+        recipe=recipe,
+        preset=preset or "paper",
+        split=split or "image",
+        data=data,
+        weights=weights,
+        normalization=normalization,
+    )
+    plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
+    stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
+    failed: Sequence[Failure] = ()
+    if records is not None:
+        training = {"--runs": runs, "--quick": quick, "--engine": engine, "--address": address, "--workers": workers}
+        _refuse({**training, "--threads": threads, "--keep-models": keep_models}, "is for training", "--records")
+        columns = "--values" if values else "--losses" if losses else ""
+        comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
+    else:
+        if out is None:
+            raise InputError(sentence("--out must name the folder of the sweep", "none", "Such as --out sweep."))
+        if not quiet and plan.left_out:
+            say(plan.left_out)
+        source = _check_data(plan.recipe)
+        worker = _engine(engine or "local", address, workers, threads)
+        failed = _train(plan, out, worker, keep_models=keep_models, quiet=quiet)
+        comparison = _from_sweep(out, plan, source, only_asked=bool(losses))
+    written = [] if out is None else write_tables(comparison, out, stem)
+    _show(comparison, written, failed, plan.left_out, out, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, recipe: str | None) -> str:
+    """Name the files of a table, so that several protocols may share a folder."""
+    base = plan.recipe
+    parts = [
+        table,
+        "losses" if losses is not None else "",
+        Path(recipe).stem if recipe else "",
+        "small" if preset == "small" else "",
+        "lesion" if base.data.split == "group" else "",
+        "" if base.encoder.weights == "none" else "pretrained",
+        "" if base.encoder_training.normalization == "paper" else base.encoder_training.normalization,
+    ]
+    return "-".join(part for part in parts if part)
+
+
+def _refuse(options: dict[str, Any], what: str, other: str) -> None:
+    for name, value in options.items():
+        if value not in (None, False):
+            raise InputError(sentence(f"{name} {what}", f"it with {other}", "Leave one of them out."))
+
+
+def _check_data(base: Recipe) -> str:
+    """Look for images and weights once, before every cell of a sweep would fail to find them; name the images."""
+    from lopsided.data.sources import open_source
+    from lopsided.runs.run import settle
+
+    settled = settle(base)
+    weights = settled.encoder.weights
+    if weights not in ("none", "timm") and not Path(weights).is_file():
+        raise InputError(sentence("--weights must be a file of weights", f"{weights}, which does not exist"))
+    data = settled.data
+    source = open_source(data.source or "", classes=data.classes, group=data.group, allow_outside=data.allow_outside)
+    if settled.data.split == "group" and source.groups is None:
+        got = f"none for {source.name}"
+        raise DataError(sentence("a split by lesion needs the table of lesions", got, "Use --split image."))
+    return source.name
+
+
+def _engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
+    if name == "local":
+        from lopsided.sweeps.engines import LocalEngine
+
+        _refuse({"--address": address}, "is for --engine ray", "--engine local")
+        return LocalEngine(workers, threads or 1)
+    if name == "ray":
+        from lopsided.sweeps.ray_engine import RayEngine
+
+        _refuse({"--workers": workers}, "is for --engine local", "--engine ray")
+        return RayEngine(address or "auto", threads=threads or 1)
+    raise InputError(sentence("--engine must be one of local, ray", repr(name)))
+
+
+def _train(plan: Plan, out: Path, engine: Engine, *, keep_models: bool, quiet: bool) -> list[Failure]:
+    from lopsided.sweeps.sweep import run_sweep
+    from lopsided.sweeps.view import sweep_view
+
+    try:
+        with sweep_view(quiet=quiet) as view:
+            return run_sweep(plan.cells(), out, engine=engine, view=view, keep_models=keep_models).failed
+    except KeyboardInterrupt:
+        raise StoppedError(f"interrupted. Start the same command again to go on in {out}.") from None
+
+
+def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comparison:
+    """Compare all runs of the sweep that were made by the plan's recipe, also those of earlier commands."""
+    from lopsided.paper.compare import Protocol, compare
+    from lopsided.paper.protocol import Setting, cell_recipe, published
+    from lopsided.runs.records import cell_key, read_records
+    from lopsided.runs.run import settle
+    from lopsided.sweeps.sweep import RECORDS
+
+    def is_of_plan(record: Record) -> bool:
+        if (record.scenario is None) != (plan.table == "isic"):
+            return False
+        setting = Setting(record.eta, record.gamma)
+        return record.cell == cell_key(settle(cell_recipe(plan.recipe, record.scenario, setting, record.seed)))
+
+    path = out / RECORDS
+    known = read_records(path)[0] if path.exists() else []
+    there = [replace(record, source=source) for record in known if is_of_plan(record)]  # It is in the cell's hash.
+    whole = published(plan.table)
+    rows = {record.scenario for record in there} | set(plan.scenarios)
+    columns = {Setting(record.eta, record.gamma) for record in there} | set(plan.settings)
+    return compare(
+        there,
+        plan.table,
+        Protocol.of(plan.recipe),
+        source=source,
+        scenarios=plan.scenarios if only_asked else [name for name in whole.scenarios if name in rows],
+        settings=plan.settings if only_asked else [setting for setting in whole.settings if setting in columns],
+    )
+
+
+def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> Comparison:
+    """Compare the runs of a file, or of a sweep; ``rows`` and ``columns``: the options that chose some of them."""
+    from lopsided.data.sources import name_of
+    from lopsided.paper.compare import Protocol, compare, select
+    from lopsided.paper.protocol import Setting
+    from lopsided.runs.records import read_records
+
+    if path.is_dir():
+        path = _renewed(path, quiet)
+    records, notes = read_records(path)
+    protocol = Protocol.of(plan.recipe)
+    kept = select(records, plan.table, protocol)
+    data = plan.recipe.data.source or ""
+    asked = [record for record in kept if record.source in (name_of(data), Path(data).name)]
+    kept = asked or kept
+    if not kept:
+        others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"
+        do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
+        raise InputError(sentence(f"{path} must hold runs of the table {plan.table} by {protocol}", others, do))
+    _check_there(rows, plan.scenarios, [record.scenario for record in kept], path)
+    _check_there(columns, plan.settings, [Setting(record.eta, record.gamma) for record in kept], path)
+    chosen = plan.scenarios if rows else None, plan.settings if columns else None
+    comparison = compare(kept, plan.table, Protocol.of(kept[0]), scenarios=chosen[0], settings=chosen[1])
+    if not quiet:
+        for note in [*notes, *_family_notes(records, kept, protocol)]:
+            say(note)
+    return comparison
+
+
+def _renewed(folder: Path, quiet: bool) -> Path:
+    """Bring the records of a sweep up to date, and return their file."""
+    from lopsided.sweeps.sweep import RECORDS, SWEEP, check_sweep, renew_sweep
+
+    if not (folder / SWEEP).exists():
+        must = "--records must be a file of records or the folder of a sweep"
+        raise InputError(sentence(must, f"{folder}, which holds no sweep"))
+    check_sweep(folder)
+    number = renew_sweep(folder)
+    if number and not quiet:
+        say(f"{number} records were read from the run folders of {folder} again.")
+    return folder / RECORDS
+
+
+def _check_there(option: str, asked: Sequence[object], there: Sequence[object], path: Path) -> None:
+    """Refuse what was asked for by an option, and has no run at all."""
+    lost = [str(item) for item in asked if item not in there]
+    if option and lost:
+        known = ", ".join(dict.fromkeys(map(str, there)))
+        must = f"{option} must be among those that have a run in {path}, {known}"
+        raise InputError(sentence(must, ", ".join(lost)))
+
+
+def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: Protocol) -> list[str]:
+    """Say which runs of like protocols were left out because their recipe is another one, or not known."""
+    from lopsided.paper.compare import Protocol
+
+    alike = [record for record in records if Protocol.of(record).is_like(protocol)]
+    others = [record for record in alike if record.family != kept[0].family]
+    sources = [record.source for record in alike if record.family == kept[0].family and record.source != kept[0].source]
+    found = []
+    if kept[0].family is None and protocol.family is not None:
+        found.append(f"The records do not say by which recipe they were made; they are taken for runs by {protocol}.")
+    if others:
+        named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
+        found.append(f"{len(others)} records of other recipes, or that do not say theirs, were left out: {named}.")
+    if sources:
+        found.append(f"{len(sources)} records of other data were left out: {', '.join(dict.fromkeys(sources))}.")
+    return found
+
+
+def write_tables(comparison: Comparison, out: Path, stem: str) -> list[Path]:
+    """Write tables, verdicts and figures below a folder; return the files."""
+    from lopsided import files
+    from lopsided.paper import figures, latex, tables
+
+    folder = files.make_folder(out / TABLES_FOLDER)
+    drawn = figures.write_figures(comparison, folder / FIGURES_FOLDER, stem) if comparison.entries else []
+    pictures = [f"{FIGURES_FOLDER}/{path.name}" for path in drawn if path.suffix == ".svg"]
+    texts = {
+        f"{stem}.md": tables.to_markdown(comparison, pictures),
+        f"{stem}.csv": tables.to_csv(comparison),
+        f"{stem}.tex": latex.to_latex(comparison, stem),
+    }
+    if comparison.is_of_paper:
+        texts[f"{stem}-verdicts.md"] = tables.verdicts_to_markdown(comparison)
+    for name, text in texts.items():
+        files.atomic_write(folder / name, text)
+    return [*(folder / name for name in texts), *drawn]
+
+
+def _show(
+    comparison: Comparison,
+    written: Sequence[Path],
+    failed: Sequence[Failure],
+    left_out: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    if as_json:
+        show_json(
+            {
+                "out": None if out is None else str(out),
+                **comparison.to_dict(),
+                "left_out": left_out,
+                "failed": [{"cell": f.cell, "name": f.name, "error": f.error} for f in failed],
+                "files": [str(path) for path in written],
+            }
+        )
+        return
+    from rich.console import Console
+
+    from lopsided.paper.tables import print_table
+
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    print_table(comparison, console)
+    lines = [left_out] if left_out else []
+    lines += [f"{failure.name} failed: {failure.error}" for failure in failed]
+    if out is not None:
+        lines.append(f"Written to {out / TABLES_FOLDER}.")
+    show("\n".join(["", *lines]))

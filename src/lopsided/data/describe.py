@@ -1,0 +1,133 @@
+"""What a source holds, before anyone trains on it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from lopsided.data.decoding import UnreadableImageError, read_header
+from lopsided.data.images import FileImages, Progress
+from lopsided.data.sources import Source, fashion, isic, open_source
+from lopsided.data.sources.listing import SPLITS
+from lopsided.errors import DataError
+
+
+def list_sources() -> list[dict[str, Any]]:
+    """Say of each source that has a name whether it is on this machine, and where, or what to do about it."""
+    folder = fashion.find_folder()
+    put = "downloaded when it is first used, or put below $LOPSIDED_DATA"
+    try:
+        lesions, found = str(isic.find_isic()), True
+    except DataError:
+        lesions, found = f"unpack the official archives and set LOPSIDED_DATA to what holds {isic.INPUT}", False
+    return [
+        {"name": "fashion-mnist-tops", "found": True, "where": "embedded in the package"},
+        {"name": "fashion-mnist", "found": folder is not None, "where": put if folder is None else str(folder)},
+        {"name": "isic2018", "found": found, "where": lesions},
+    ]
+
+
+def describe(
+    data: str | os.PathLike[str],
+    *,
+    group: str | None = None,
+    allow_outside: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Describe a source: classes, splits, groups, sizes, byte-identical images and those that cannot be read."""
+    source = open_source(data, group=group, allow_outside=allow_outside, min_classes=1)
+    workers = workers or (os.cpu_count() or 1)
+    broken = source.images.unreadable(workers=workers, progress=progress)
+    rows = np.setdiff1d(np.arange(len(source)), [index for index, _ in broken])
+    duplicates = _duplicates(source, rows)
+    return {
+        "name": source.name,
+        "images": len(source),
+        "classes": source.counts(),
+        "channels": source.images.channels,
+        "sizes": _sizes(source, rows),
+        "groups": _groups(source),
+        "splits": _split_counts(source),
+        "duplicates": duplicates,
+        "unreadable": [{"name": source.names[index], "reason": error.reason} for index, error in broken],
+        "notes": _notes(source, duplicates),
+    }
+
+
+def _sizes(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+    if isinstance(source.images, FileImages):
+        sizes = np.array([_size(source.images, i) for i in rows], dtype=np.int64).reshape(-1, 2)
+        sizes = sizes[sizes[:, 0] > 0]
+    else:
+        sizes = np.array([source.images.load(np.array([0]), None, source.images.channels).shape[2:]])
+    if not len(sizes):
+        return {"smallest": None, "largest": None, "same": False, "words": "of no readable size"}
+    area = sizes.prod(axis=1)
+    (small_h, small_w), (large_h, large_w) = sizes[area.argmin()].tolist(), sizes[area.argmax()].tolist()
+    same = bool((sizes == sizes[0]).all())
+    words = f"{large_w} x {large_h} pixels" if same else f"{small_w} x {small_h} to {large_w} x {large_h} pixels"
+    return {"smallest": [small_h, small_w], "largest": [large_h, large_w], "same": same, "words": words}
+
+
+def _size(images: FileImages, index: int) -> tuple[int, int]:
+    try:
+        return read_header(images.paths[index])[0]
+    except UnreadableImageError:  # It was readable a moment ago; whoever removed it knows.
+        return (0, 0)
+
+
+def _groups(source: Source) -> dict[str, int] | None:
+    if source.groups is None:
+        return None
+    _, counts = np.unique(source.groups, return_counts=True)
+    return {"number": len(counts), "largest": int(counts.max())}
+
+
+def _split_counts(source: Source) -> dict[str, dict[str, int]] | None:
+    if source.splits is None:
+        return None
+    present = [name for name in SPLITS if (source.splits == name).any()]
+    return {name: source.subset(np.flatnonzero(source.splits == name)).counts() for name in present}
+
+
+def _duplicates(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
+    """Sets of images with the same bytes, with their classes."""
+    same: dict[str, list[int]] = defaultdict(list)
+    for index, digest in zip(rows.tolist(), source.images.digest(rows), strict=True):
+        same[digest].append(index)
+    return [
+        {
+            "names": [source.names[i] for i in indices],
+            "labels": sorted({source.classes[source.labels[i]] for i in indices}),
+        }
+        for indices in same.values()
+        if len(indices) > 1
+    ]
+
+
+def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
+    counts = source.counts()
+    smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if len(counts) == 1:
+        return [f"There is one class only, {smallest}; training needs at least two."]
+    notes = ["All classes have the same number of images."]
+    if counts[smallest] < counts[largest]:
+        share = 100 * counts[largest] / len(source)
+        notes = [
+            f"{largest} has {counts[largest] / counts[smallest]:.1f} times as many images as {smallest}; answering "
+            f"{largest} always is {share:.1f} % accurate and has an unweighted accuracy of {1 / len(counts):.3f}."
+        ]
+    if counts[smallest] < 2:
+        notes.append(f"{smallest} has one image only and cannot be split.")
+    conflicts = [item for item in duplicates if len(item["labels"]) > 1]
+    if conflicts:
+        first = conflicts[0]
+        notes.append(
+            f"{len(conflicts):,} byte-identical images carry different labels, the first "
+            f"{' = '.join(first['names'])} ({' and '.join(first['labels'])})."
+        )
+    return notes

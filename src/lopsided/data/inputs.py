@@ -1,0 +1,247 @@
+"""Splits made ready for training: where inputs come from, their shape, and how they are normalised."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lopsided.data.images import Images
+from lopsided.data.sources import Source
+from lopsided.data.splits import Splits
+from lopsided.distributed import Ranks
+from lopsided.errors import DataError, sentence
+from lopsided.recipe import Recipe
+
+Indices = npt.NDArray[np.int64]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEMORY_SHARE = 0.25
+"""The share of the memory that is free at the start which decoded images may take with ``cache = "auto"``."""
+
+
+class Inputs(ABC):
+    """Inputs by row: uint8 images (b, c, h, w), or vectors (b, d)."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, rows: Indices) -> Tensor:
+        """The inputs at ``rows``, in that order."""
+
+    def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
+        """Yield rows with their inputs, part by part."""
+        for rows in parts:
+            yield rows, self.batch(rows)
+
+
+class MemoryInputs(Inputs):
+    """Inputs that are there."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def batch(self, rows: Indices) -> Tensor:
+        """The inputs at ``rows``, in that order."""
+        return self.tensor[torch.from_numpy(rows)]
+
+
+class StreamedInputs(Inputs):
+    """Images that are decoded when they are asked for, the next batch while the last one is computed with."""
+
+    def __init__(self, images: Images, image_size: int | None, channels: int, workers: int = 0) -> None:
+        self.images, self.image_size, self.channels, self.workers = images, image_size, channels, workers
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, rows: Indices) -> Tensor:
+        """The images at ``rows``, in that order."""
+        return self.images.load(rows, self.image_size, self.channels, workers=self.workers)
+
+    def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
+        """Yield rows with their images, one batch ahead."""
+        with ThreadPoolExecutor(1) as pool:
+            waiting = None
+            for rows in parts:
+                following = (rows, pool.submit(self.batch, rows))
+                if waiting is not None:
+                    yield waiting[0], waiting[1].result()
+                waiting = following
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+
+
+def row_batches(num: int, size: int) -> Iterator[Indices]:
+    """Yield the rows 0 to ``num`` - 1 in order, ``size`` at a time."""
+    for start in range(0, num, size):
+        yield np.arange(start, min(start + size, num))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One split: inputs, and their labels as indices into the classes."""
+
+    inputs: Inputs
+    labels: Indices
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that training needs of the data; ``val`` and ``test`` are None where a recipe asks for none."""
+
+    kind: Literal["image", "vector"]
+    shape: tuple[int, ...]
+    image_size: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    train: Part
+    val: Part | None = None
+    test: Part | None = None
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The number of training inputs of each class."""
+        return np.bincount(self.train.labels, minlength=len(self.classes))
+
+    @property
+    def minority(self) -> int:
+        """The class with the fewest training inputs, the first of equals."""
+        return int(self.counts().argmin())
+
+
+def prepare(recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None) -> tuple[Prepared, list[str]]:
+    """Make the splits of a source ready, and say in sentences what was decided about memory and pixels."""
+    data = recipe.data
+    channels = data.channels or source.images.channels
+    first = source.images.load(splits.train[:1], data.image_size, channels)
+    height, width = first.shape[2:]
+    size = height if height == width else None
+    inputs, notes = _inputs(recipe, source, (channels, height, width), (ranks or Ranks()).local_size)
+    parts = {
+        name: Part(inputs(rows), source.labels[rows]) for name, rows in splits.parts() if len(rows) or name == "train"
+    }
+    mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels)
+    shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
+    notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
+    prepared = Prepared(
+        kind="image", shape=(channels, height, width), image_size=size, mean=mean, std=std, classes=source.classes,
+        train=parts["train"], val=parts.get("val"), test=parts.get("test"),
+    )  # fmt: skip
+    return prepared, notes
+
+
+def prepare_vectors(
+    x: npt.NDArray[np.float64], labels: Indices, classes: tuple[str, ...], train: Indices, val: Indices
+) -> Prepared:
+    """Make vectors ready: columns are standardised by the training rows, constant ones only centred."""
+    mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+    std[std <= 10 * np.finfo(np.float64).eps * np.abs(mean)] = 1.0
+    inputs = torch.from_numpy(np.array(x, dtype=np.float64))
+    parts = [Part(MemoryInputs(inputs[rows]), labels[rows]) if len(rows) else None for rows in (train, val)]
+    assert parts[0] is not None
+    return Prepared(
+        kind="vector", shape=(x.shape[1],), image_size=None, mean=tuple(mean.tolist()), std=tuple(std.tolist()),
+        classes=classes, train=parts[0], val=parts[1],
+    )  # fmt: skip
+
+
+class _Maker:
+    """Makes the inputs of a split: kept in memory, or decoded batch by batch."""
+
+    def __init__(self, source: Source, size: int | None, channels: int, workers: int, *, keep: bool) -> None:
+        self.source, self.size, self.channels, self.workers, self.keep = source, size, channels, workers, keep
+
+    def __call__(self, rows: Indices) -> Inputs:
+        images = self.source.images
+        if self.keep:
+            return MemoryInputs(images.load(rows, self.size, self.channels, workers=self.workers))
+        return StreamedInputs(images.take(rows), self.size, self.channels, self.workers)
+
+
+def _inputs(
+    recipe: Recipe, source: Source, shape: tuple[int, int, int], num_processes: int
+) -> tuple[_Maker, list[str]]:
+    need, free = len(source) * int(np.prod(shape)), free_memory()
+    room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
+    fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process keeps its own.
+    keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
+    what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
+    where = "are kept in memory" if keep else "are decoded anew in every epoch"
+    note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
+    workers = recipe.threads or max((os.cpu_count() or 1) // num_processes, 1)
+    return _Maker(source, recipe.data.image_size, shape[0], min(workers, 16), keep=keep), [note]
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that can still be had, by this process in its container; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        left = left_in_container()
+        return free if left is None else min(free, left)
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def left_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a limit of the container leaves, None without one; the files of both versions of Linux's control groups."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(int((root / limit).read_text()) - int((root / used).read_text()), 0)
+        except (OSError, ValueError):  # There is no such file, or it says "max".
+            continue
+    return None
+
+
+def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel; for one channel ImageNet's are the means over its three."""
+    if rule == "none":
+        return (0.0,) * channels, (1.0,) * channels
+    if rule == "half":
+        return (0.5,) * channels, (0.5,) * channels
+    if rule == "imagenet":
+        if channels == 3:
+            return IMAGENET_MEAN, IMAGENET_STD
+        return (sum(IMAGENET_MEAN) / 3,), (sum(IMAGENET_STD) / 3,)
+    # Counts of the 256 values are exact, so that the result does not depend on the order or on the size of batches.
+    counts = torch.zeros(channels, 256, dtype=torch.int64)
+    for _, batch in inputs.batches(row_batches(len(inputs), 256)):
+        for channel in range(channels):
+            counts[channel] += torch.bincount(batch[:, channel].flatten().int(), minlength=256)
+    values = np.arange(256) / 255
+    shares = counts.numpy() / counts.sum(dim=1, keepdim=True).numpy()
+    mean = shares @ values
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def check_trainable(prepared: Prepared) -> None:
+    """Raise unless there are two classes and two inputs to train on."""
+    counts = prepared.counts()
+    held = int((counts > 0).sum())
+    if held < 2:
+        raise DataError(sentence("train must hold at least 2 classes", f"{held} with {len(prepared.train)} samples"))

@@ -1,0 +1,325 @@
+"""Sources: labelled images by name, from a folder, from a table or from arrays, behind one face."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.data.decoding import (
+    MAX_PIXELS,
+    SUFFIXES,
+    Pixels,
+    UnreadableImageError,
+    decode_image,
+)
+from lopsided.data.images import ArrayImages, FileImages, Images, Progress
+from lopsided.data.sources.fashion import holds_fashion, list_fashion, list_tops
+from lopsided.data.sources.folders import list_folder
+from lopsided.data.sources.isic import find_isic, isic_root, list_isic
+from lopsided.data.sources.listing import SPLITS, Listing
+from lopsided.data.sources.tables import TABLE_SUFFIXES, list_table
+from lopsided.errors import DataError, InputError, sentence
+
+__all__ = [
+    "MAX_PIXELS",
+    "SOURCE_NAMES",
+    "SUFFIXES",
+    "ArrayImages",
+    "FileImages",
+    "Images",
+    "Source",
+    "UnreadableImageError",
+    "check_splits",
+    "decode_image",
+    "open_source",
+    "source_from_arrays",
+]
+
+SOURCE_NAMES = ("fashion-mnist-tops", "fashion-mnist", "isic2018")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Labelled images. ``labels`` are indices into ``classes``; without labels they are -1 and ``classes`` is empty."""
+
+    name: str
+    images: Images
+    labels: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    groups: npt.NDArray[np.str_] | None = None
+    splits: npt.NDArray[np.str_] | None = None
+    unreadable: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: npt.ArrayLike) -> Source:
+        """The images at ``indices``, in that order, with the same classes."""
+        rows = np.asarray(indices, dtype=np.int64)
+        return replace(
+            self,
+            images=self.images.take(rows),
+            labels=self.labels[rows],
+            names=tuple(self.names[i] for i in rows),
+            groups=None if self.groups is None else self.groups[rows],
+            splits=None if self.splits is None else self.splits[rows],
+        )
+
+    def counts(self) -> dict[str, int]:
+        """The number of images of each class."""
+        numbers = np.bincount(self.labels[self.labels >= 0], minlength=len(self.classes))
+        return dict(zip(self.classes, numbers.tolist(), strict=True))
+
+    def relabel(self, classes: Sequence[str]) -> Source:
+        """Count labels in ``classes``, as those of a trained model; every class that occurs must be among them."""
+        places = {name: i for i, name in enumerate(classes)}
+        unknown = [name for name, number in self.counts().items() if number and name not in places]
+        if unknown:
+            must = f"labels must be among the classes of the model, {', '.join(classes)}"
+            raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}"))
+        table = np.array([places.get(name, -1) for name in self.classes] + [-1], dtype=np.int64)
+        return replace(self, labels=table[self.labels], classes=tuple(classes))
+
+    def verify(
+        self,
+        *,
+        skip_unreadable: bool = False,
+        same_size: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+    ) -> Source:
+        """Decode every image once, so that training does not meet a broken one after an hour.
+
+        The first unreadable image raises, and the message says how many there are; with ``skip_unreadable`` they are
+        left out of the returned source and listed in its ``unreadable``. ``same_size`` also checks that all images
+        agree in size, as loading them in their own size needs.
+        """
+        broken = self.images.unreadable(workers=workers, progress=progress)
+        if broken and not skip_unreadable:
+            first = broken[0][1]
+            more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+            raise UnreadableImageError(first.path, first.reason + more)
+        rows = np.setdiff1d(np.arange(len(self)), [index for index, _ in broken])
+        source = self if not broken else self.subset(rows)
+        emptied = [name for name, number in source.counts().items() if not number and self.counts()[name]]
+        if emptied:
+            got = f"none in {emptied[0]} of {self.name} (such as {broken[0][1].path}: {broken[0][1].reason})"
+            raise DataError(sentence("every class must hold a readable image", got))
+        if same_size and isinstance(source.images, FileImages):
+            source.images.check_sizes()
+        listed = tuple((self.names[index], error.reason) for index, error in broken)
+        return replace(source, unreadable=self.unreadable + listed)
+
+
+def open_source(
+    data: str | os.PathLike[str],
+    *,
+    classes: Sequence[str] | None = None,
+    group: str | None = None,
+    skip_unreadable: bool = False,
+    missing_ok: bool = False,
+    allow_outside: bool = False,
+    min_classes: int = 2,
+    download: bool = True,
+) -> Source:
+    """Open a source by name, or a folder or table by path.
+
+    A source name always means that source, wherever the command is run; write ``./fashion-mnist`` for a folder of that
+    name. A folder with the official layout of ISIC 2018 or the IDX files of Fashion-MNIST is opened as that source.
+
+    ``classes`` chooses classes and their order, in any case of letters. ``group`` names a table's column of groups.
+    Pixels are not read here, unless ``skip_unreadable``: then every image is decoded once, and the broken ones are left
+    out and listed. ``Source.verify`` does the same with threads and progress; ``missing_ok`` leaves the files that a
+    table names and that are not there to it. Without ``download`` nothing is fetched that is not on the machine.
+    """
+    check = not (skip_unreadable or missing_ok)
+    listing = _list(data, classes=classes, group=group, allow_outside=allow_outside, check=check, download=download)
+    source = _assemble(listing, classes)
+    if len(source.classes) < min_classes:
+        got = f"{len(source.classes)} ({', '.join(source.classes)}) in {listing.where}"
+        raise DataError(sentence(f"a source must hold at least {min_classes} classes", got))
+    return source.verify(skip_unreadable=True) if skip_unreadable else source
+
+
+def name_of(data: str | os.PathLike[str]) -> str:
+    """Return the name that a source has once it is opened; what is not there is called by its last part."""
+    path = Path(data)
+    if data in SOURCE_NAMES:
+        return str(data)
+    if not path.is_dir():
+        return path.stem if path.suffix.lower() in TABLE_SUFFIXES else path.name
+    if isic_root(path) is not None:
+        return "isic2018"
+    return "fashion-mnist" if holds_fashion(path) else path.resolve().name
+
+
+def _list(
+    data: str | os.PathLike[str],
+    *,
+    classes: Sequence[str] | None,
+    group: str | None,
+    allow_outside: bool,
+    check: bool,
+    download: bool,
+) -> Listing:
+    if data == "isic2018":
+        return list_isic(find_isic(), classes=classes, group=group, check=check)
+    path = Path(data)
+    if data not in SOURCE_NAMES and path.is_dir():
+        root = isic_root(path)
+        if root is not None:
+            return list_isic(root, classes=classes, group=group, check=check)
+    elif data not in SOURCE_NAMES and path.suffix.lower() in TABLE_SUFFIXES and path.is_file():
+        return list_table(path, group=group, allow_outside=allow_outside, check=check)
+    elif data not in SOURCE_NAMES:
+        exists = "which is neither" if path.exists() else "which does not exist"
+        must = f"DATA must be a folder, a CSV or Parquet table, or one of {', '.join(SOURCE_NAMES)}"
+        raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
+    if group is not None:
+        repair = "Use a table with columns path, label and group."
+        raise InputError(sentence("groups come from a table or from isic2018", f"{group!r} for {data}", repair))
+    if data == "fashion-mnist-tops":
+        return list_tops()
+    if data == "fashion-mnist":
+        return list_fashion(download=download)
+    return list_fashion(path) if holds_fashion(path) else list_folder(path)
+
+
+def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:
+    found = listing.classes()
+    for name in found:
+        if not name.isascii() and name.encode(errors="replace").decode() != name:
+            shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            got = f"{shown} in {listing.where}"
+            raise DataError(sentence("the name of a class must be UTF-8", got, "Rename its folder."))
+    chosen = found if classes is None else _choose(classes, found, listing.aliases, listing.where)
+    places = {name: i for i, name in enumerate(chosen)}
+    labels = np.array([places.get(name, -1) for name in listing.labels], dtype=np.int64)
+    source = Source(
+        name=listing.name,
+        images=listing.images,
+        labels=labels,
+        classes=chosen,
+        names=tuple(listing.names),
+        groups=None if listing.groups is None else np.array(listing.groups, dtype=np.str_),
+        splits=None if listing.splits is None else np.array(listing.splits, dtype=np.str_),
+    )
+    return source if (labels >= 0).all() else source.subset(np.flatnonzero(labels >= 0))
+
+
+def _choose(asked: Sequence[str], found: Sequence[str], aliases: Mapping[str, str], where: str) -> tuple[str, ...]:
+    lowered = {name.lower(): name for name in found}
+    if len(lowered) < len(found):  # Two classes differ in case alone: only exact names can tell them apart.
+        lowered = {}
+    chosen: list[str] = []
+    for name in asked:
+        match = name if name in found else lowered.get(name.lower(), aliases.get(name.lower()))
+        if match is None or match not in found:
+            raise DataError(sentence(f"classes must be among {', '.join(found)}", f"{name!r} for {where}"))
+        chosen.append(match)
+    if len(set(chosen)) < len(chosen):
+        raise InputError(sentence("classes must be named once each", ", ".join(asked)))
+    return tuple(chosen)
+
+
+def check_splits(source: Source, where: str) -> None:
+    """Raise unless a source that comes split can be trained on so: it holds train, and the same classes everywhere."""
+    if source.splits is None:
+        return
+    held = {split: set(source.labels[source.splits == split].tolist()) for split in SPLITS if split in source.splits}
+    if "train" not in held:
+        raise DataError(sentence("a source that comes split must hold train", f"{', '.join(held)} in {where}"))
+    for split, labels in held.items():
+        for index in sorted(labels ^ held["train"]):
+            only = split if index in labels else "train"
+            must = f"labels must be the same in train and {split}"
+            raise DataError(sentence(must, f"{source.classes[index]!r} only in {only} of {where}"))
+
+
+def source_from_arrays(
+    x: Any,
+    y: Any = None,
+    *,
+    classes: Sequence[str] | None = None,
+    groups: Any = None,
+    name: str = "arrays",
+) -> Source:
+    """Make a source of an array or tensor of images: (n, h, w), (n, h, w, c) or (n, c, h, w), c being 1 or 3.
+
+    Values are uint8, or floats in [0, 1], which are rounded to 8 bits. Where both the second and the last axis could be
+    channels, a tensor is read as (n, c, h, w) and an array as (n, h, w, c). ``y`` holds one label per image; with
+    ``classes`` given, integers are indices into it and anything else is a class name.
+    """
+    pixels = _pixels(x)
+    n = len(pixels)
+    labels, names = np.full(n, -1, dtype=np.int64), tuple(classes or ())
+    if y is not None:
+        labels, names = _labels(y, n, classes)
+    if groups is not None and len(groups) != n:
+        raise DataError(sentence(f"groups must hold one entry per image, {n}", len(groups)))
+    return Source(
+        name=name,
+        images=ArrayImages(pixels),
+        labels=labels,
+        classes=names,
+        names=tuple(str(i) for i in range(n)),
+        groups=None if groups is None else np.array([str(group) for group in _numpy(groups)], dtype=np.str_),
+    )
+
+
+def _numpy(values: Any) -> npt.NDArray[Any]:
+    # A tensor may sit on another device and hold a gradient; torch need not be imported to ask.
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def _pixels(x: Any) -> Pixels:
+    array = _numpy(x)
+    must = "images must be an array (n, h, w), (n, h, w, c) or (n, c, h, w) with c 1 or 3"
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4:
+        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if not first and not last:
+            raise DataError(sentence(must, f"shape {array.shape}"))
+        if last and not (first and hasattr(x, "detach")):
+            array = array.transpose(0, 3, 1, 2)
+    else:
+        raise DataError(sentence(must, f"shape {array.shape}"))
+    if array.size == 0:
+        raise DataError(sentence("images must not be empty", f"shape {array.shape}"))
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise DataError(sentence("images must be uint8 or float", array.dtype))
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0.0 and high <= 1.0):  # Written so that NaN fails.
+        raise DataError(sentence("images of floats must lie in [0, 1]", f"values from {low:g} to {high:g}"))
+    return np.ascontiguousarray(np.rint(array * 255.0).astype(np.uint8))
+
+
+def _labels(y: Any, n: int, classes: Sequence[str] | None) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    values = _numpy(y)
+    if values.shape != (n,):
+        raise DataError(sentence(f"labels must have the shape ({n},), one per image", values.shape))
+    if classes is None:
+        found, labels = np.unique(values, return_inverse=True)
+        return labels.astype(np.int64), tuple(str(value) for value in found)
+    if np.issubdtype(values.dtype, np.integer):
+        if values.min() < 0 or values.max() >= len(classes):
+            got = f"{values.min()} to {values.max()}"
+            raise DataError(sentence(f"integer labels must be indices into {len(classes)} classes", got))
+        return values.astype(np.int64), tuple(classes)
+    places = {str(name): i for i, name in enumerate(classes)}
+    unknown = sorted({str(value) for value in values} - set(places))
+    if unknown:
+        raise DataError(sentence(f"labels must be among {', '.join(classes)}", ", ".join(unknown)))
+    return np.array([places[str(value)] for value in values], dtype=np.int64), tuple(classes)

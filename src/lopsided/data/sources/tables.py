@@ -1,0 +1,188 @@
+"""A CSV or Parquet table with the columns path and label, and optionally group and split."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from lopsided.data.images import FileImages
+from lopsided.data.sources.listing import SPLIT_NAMES, Listing, check_files
+from lopsided.errors import DataError, MissingDependencyError, sentence
+from lopsided.files import check_regular
+
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
+
+
+def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bool) -> Listing:
+    """List the images of a table.
+
+    Relative paths are relative to the table. A path that is absolute, climbs out of the table's folder or leads out of
+    it through a link needs ``allow_outside``, because a table may come from someone else. Labels are text: 01 and 1
+    are two classes. ``group`` names the column of the groups; without it the column ``group`` is used when there is
+    one.
+    """
+    columns, lines = _read(table, {"path", "label", group or "group", "split"})
+    needed = ["path", "label"] + ([group] if group else [])
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        got = f"{', '.join(columns) or 'none'} in {table}"
+        raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got))
+    if not columns["path"]:
+        raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))
+    optional = ["split"] if group else ["group", "split"]
+    for name in needed + [name for name in optional if name in columns]:
+        _check_filled(table, name, columns[name], lines)
+    names = [_inside(table, line, text, allow_outside) for line, text in zip(lines, columns["path"], strict=True)]
+    _check_once(table, names, lines)
+    if not allow_outside:
+        _check_links(table, names, lines)
+    splits = _splits(table, columns["split"], lines) if "split" in columns else None
+    paths = [table.parent / name for name in names]
+    if check:
+        check_files(paths, table)
+    return Listing(
+        name=table.stem,
+        where=str(table),
+        images=FileImages(paths),
+        labels=columns["label"],
+        names=names,
+        groups=columns.get(group or "group"),
+        splits=splits,
+    )
+
+
+def read_columns(table: Path) -> dict[str, list[str]]:
+    """Read a table as text, column by column; empty cells are empty strings."""
+    return _read(table)[0]
+
+
+def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, list[str]], Sequence[int]]:
+    """Columns, and the line of the file on which each row ends; rows of Parquet count as if below a header.
+
+    Of a Parquet table only the columns that are ``used``, all if None, become text; the others are empty.
+    """
+    if table.suffix.lower() in (".parquet", ".pq"):
+        columns = _read_parquet(table, used)
+        return columns, range(2, 2 + max(map(len, columns.values()), default=0))
+    try:
+        check_regular(table)
+        text = table.read_bytes().decode("utf-8-sig")  # A line break inside a cell stays what it is.
+    except OSError as error:
+        raise DataError(sentence("a table must be readable", f"{table} ({error.strerror})")) from error
+    except UnicodeDecodeError as error:
+        raise DataError(sentence("a CSV table must be UTF-8", f"byte {error.start} of {table}")) from error
+    header = next(iter(text.splitlines()), "")
+    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        numbered = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise DataError(sentence("a CSV table must be well formed", f"{table} ({error})")) from error
+    if not numbered:
+        raise DataError(sentence("a CSV table must start with a line of column names", f"{table}, which is empty"))
+    header_row = [name.strip() for name in numbered[0][1]]
+    _check_different(table, header_row)
+    for line, row in numbered:
+        if len(row) != len(header_row):
+            got = f"{len(row)} cells in line {line} of {table}"
+            raise DataError(sentence(f"every line must have {len(header_row)} cells, as the first", got))
+    body = numbered[1:]
+    columns = {name: [row[i].strip() for _, row in body] for i, name in enumerate(header_row)}
+    return columns, [line for line, _ in body]
+
+
+def _check_different(table: Path, columns: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise DataError(sentence("the columns of a table must have different names", f"{name!r} twice in {table}"))
+        seen.add(name)
+
+
+def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[str]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        repair = "Run pip install pyarrow, or write the table as CSV."
+        raise MissingDependencyError(sentence("reading Parquet needs pyarrow", "no such package", repair)) from error
+    try:
+        check_regular(table)
+        content = pyarrow.parquet.read_table(table, memory_map=False)
+        _check_different(table, content.column_names)
+        return {
+            name: _texts(content.column(name)) if used is None or name in used else [] for name in content.column_names
+        }
+    except DataError:
+        raise
+    # Text that is not UTF-8, dates that Python does not have and unknown time zones are told in classes of Python's.
+    except (OSError, ValueError, LookupError, OverflowError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(sentence("a Parquet table must be readable", f"{table} ({reason:.200})")) from error
+
+
+def _texts(column: Any) -> list[str]:
+    return ["" if value is None else str(value) for value in column.to_pylist()]
+
+
+def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int]) -> None:
+    for line, value in zip(numbers, values, strict=True):
+        if not value:
+            got = f"an empty cell in line {line} of {table}"
+            raise DataError(sentence(f"the column {column} must be filled in every line", got))
+        if "\0" in value:  # No file is called so, and a name would end there in some programs and not in others.
+            got = f"one in line {line} of {table}"
+            raise DataError(sentence(f"the column {column} must hold no NUL", got))
+
+
+def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
+    path = os.path.normpath(text)
+    climbs = os.path.isabs(path) or Path(path).parts[:1] == ("..",)
+    if climbs and not allow_outside:
+        raise _outside(table, line, text)
+    return Path(path).as_posix()
+
+
+def _check_links(table: Path, names: Sequence[str], lines: Sequence[int]) -> None:
+    """Raise when a link on the way to a file leads out of the table's folder; each folder is looked at once."""
+    root = os.path.realpath(table.parent)
+    folders: dict[str, str] = {}
+    for line, name in zip(lines, names, strict=True):
+        above, last = os.path.split(os.path.join(root, name))
+        if above not in folders:
+            folders[above] = os.path.realpath(above)
+        place = os.path.join(folders[above], last)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place != root and not place.startswith(os.path.join(root, "")):
+            raise _outside(table, line, f"{name}, which links to {place},")
+
+
+def _outside(table: Path, line: int, what: str) -> DataError:
+    repair = (
+        "Move the table above its images, or allow it: --allow-outside, allow_outside in Python, or "
+        "data.allow_outside = true in a recipe."
+    )
+    got = f"{what} in line {line} of {table}"
+    return DataError(sentence("paths must stay below the folder of the table", got, repair))
+
+
+def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> None:
+    lines: dict[str, int] = {}
+    for line, name in zip(numbers, names, strict=True):
+        if name in lines:
+            got = f"{name} in lines {lines[name]} and {line} of {table}"
+            raise DataError(sentence("each image must be listed once", got))
+        lines[name] = line
+
+
+def _splits(table: Path, values: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    for line, value in zip(numbers, values, strict=True):
+        if value.lower() not in SPLIT_NAMES:
+            got = f"{value!r} in line {line} of {table}"
+            raise DataError(sentence("the column split must hold train, val or test", got))
+    return [SPLIT_NAMES[value.lower()] for value in values]

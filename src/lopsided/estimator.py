@@ -1,0 +1,360 @@
+"""The two-stage recipe as a scikit-learn estimator, for images and for plain vectors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from lopsided.data.images import ArrayImages
+from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
+from lopsided.data.sources import Source, source_from_arrays
+from lopsided.data.splits import split
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.metrics import confusion_figures
+from lopsided.files import atomic_write
+from lopsided.inference.probabilities import check_finite, check_shape, predict_batch
+from lopsided.models.machine import flushed_denormals, pick_device, threads
+from lopsided.models.model import load_model, save_model
+from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
+from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.reporter import Log, Reporter
+from lopsided.training.stages import Training
+
+FILE_NAME = "estimator.json"
+FORMAT = 1
+_PREDICT_BATCH = 256
+
+
+class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMixin, BaseEstimator):  # type: ignore[misc]
+    """Classifier for class-imbalanced images or vectors: a contrastive first stage, then a linear layer.
+
+    ``X`` is an array or tensor of images, (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or floats in [0, 1], or a
+    matrix of vectors, (n, d), whose columns are standardised inside. ``score`` is the unweighted accuracy (balanced
+    accuracy); ``transform`` gives the encoder's features. Results are float32, as they are computed.
+
+    Args:
+        loss: "cl", "fcl", "acl" or "afcl"; "ce", "weighted-ce" or "focal" train end to end instead, for
+            ``epochs + classifier_epochs``, the same budget.
+        eta: Weight of the negatives' term; None: what belongs to the loss.
+        eta_unit: "parity" (of batch size independent) or "absolute" (the paper's).
+        gamma: Focusing exponent; None: what belongs to the loss.
+        temperature: Divisor of the similarities.
+        encoder: A timm model's name, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors,
+            "resnet18" for images.
+        weights: "none", "timm" or a path of a safetensors file.
+        epochs, batch_size, lr, sampler, views: Of the first stage.
+        classifier_loss, classifier_epochs, classifier_lr: Of the second stage.
+        focal_gamma: Focusing exponent of the loss "focal", in either stage.
+        rotation, horizontal_flip, vertical_flip: Augmentation of images; vectors have none.
+        image_size: Side to which images are resized; None: as they are.
+        val: Share of the samples that is held out to pick the epoch; 0: train on all, take the last.
+        patience: Epochs without a gain on them after which a stage stops.
+        random_state: Seed of everything that is drawn.
+        device: "auto", "cpu", "cuda", "mps".
+        num_threads: CPU threads; None: as torch has it.
+        verbose: 1 prints a line per epoch.
+
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)
+    >>> TwoStageClassifier(random_state=0).fit(X, y).predict(X[:3]).shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        loss: str = "afcl",
+        *,
+        eta: float | None = None,
+        eta_unit: str = "parity",
+        gamma: float | None = None,
+        temperature: float = 0.07,
+        encoder: str = "auto",
+        weights: str = "none",
+        epochs: int = 30,
+        batch_size: int = 128,
+        lr: float = 1e-3,
+        sampler: str = "plain",
+        views: int = 1,
+        classifier_loss: str = "ce",
+        classifier_epochs: int = 10,
+        classifier_lr: float = 1e-2,
+        focal_gamma: float = 2.0,
+        rotation: float = 15.0,
+        horizontal_flip: bool = True,
+        vertical_flip: bool = False,
+        image_size: int | None = None,
+        val: float = 0.0,
+        patience: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        num_threads: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.loss = loss
+        self.eta = eta
+        self.eta_unit = eta_unit
+        self.gamma = gamma
+        self.temperature = temperature
+        self.encoder = encoder
+        self.weights = weights
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.sampler = sampler
+        self.views = views
+        self.classifier_loss = classifier_loss
+        self.classifier_epochs = classifier_epochs
+        self.classifier_lr = classifier_lr
+        self.focal_gamma = focal_gamma
+        self.rotation = rotation
+        self.horizontal_flip = horizontal_flip
+        self.vertical_flip = vertical_flip
+        self.image_size = image_size
+        self.val = val
+        self.patience = patience
+        self.random_state = random_state
+        self.device = device
+        self.num_threads = num_threads
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train both stages on inputs ``X`` with one label each in ``y``."""
+        X = _stacked(X)
+        images = _are_images(X)
+        if images:
+            y = column_or_1d(_on_cpu(y), warn=True)
+        else:
+            X, y = validate_data(self, _on_cpu(X), _on_cpu(y), dtype=np.float64, ensure_min_samples=2)
+            y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(sentence("y must hold at least 2 classes", "1 class"))
+        recipe = self._recipe("image" if images else "vector")
+        names = tuple(str(label) for label in classes)
+        with threads(recipe.threads), flushed_denormals(recipe.fast):
+            prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
+            state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
+            log = Log(None, _Printer() if self.verbose else None)
+            training = Training(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
+            training.build()
+            training.run(state, {})
+        self.classes_ = classes
+        self.model_, self.card_, self.history_ = training.model, training.card, state.history
+        return self
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
+        """Probabilities (n, K), columns in the order of ``classes_``; a ``RunError`` where they are not finite."""
+        probabilities = self._predict(X)[0]
+        check_finite(probabilities)
+        return probabilities.astype(np.float32)
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The most probable class of each input."""
+        check_is_fitted(self)
+        labels: npt.NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return labels
+
+    def transform(self, X: Any) -> npt.NDArray[np.float32]:
+        """The encoder's features (n, f)."""
+        return self._predict(X)[1]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Unweighted accuracy: the mean of the recalls of the classes in ``y``."""
+        predicted = self.predict(X)
+        y = column_or_1d(_on_cpu(y))
+        labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)
+        confusion = np.zeros((len(labels), len(labels)))
+        weight = 1.0 if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        np.add.at(confusion, (codes[: len(y)], codes[len(y) :]), weight)
+        return confusion_figures(confusion)["uwa"]
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model and the estimator's parameters into a folder; nothing in it is a pickle."""
+        check_is_fitted(self)
+        parameters = self.get_params(deep=False)
+        if not isinstance(self.random_state, int | None):
+            parameters["random_state"] = None
+        content = {
+            "format": FORMAT,
+            "parameters": parameters,
+            "classes": self.classes_.tolist(),
+            "dtype": self.classes_.dtype.kind,
+            "columns": self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None,
+        }
+        self.card_ = save_model(Path(folder), self.model_, self.card_)
+        atomic_write(Path(folder) / FILE_NAME, json.dumps(content, indent=2, default=_plain) + "\n")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], device: str = "auto") -> TwoStageClassifier:
+        """Read what ``save`` wrote, or the folder of a run, whose classes are then texts."""
+        model, card = load_model(Path(folder), pick_device(device))
+        content = _read(Path(folder) / FILE_NAME)
+        try:
+            estimator = cls(**content.get("parameters", {"encoder": card.encoder}))
+            kind = content.get("dtype", "U")
+            classes = np.array(content.get("classes", card.classes), dtype=_DTYPES[kind])
+            if len(classes) != len(card.classes):
+                raise ValueError("classes")
+        except (TypeError, ValueError, KeyError) as error:
+            raise RunError(sentence(f"{Path(folder) / FILE_NAME} must fit model.json", "another content")) from error
+        estimator.set_params(device=device)
+        estimator.classes_, estimator.model_, estimator.card_, estimator.history_ = classes, model, card, []
+        if card.kind == "vector":
+            estimator.n_features_in_ = card.shape[0]
+        if content.get("columns") is not None:
+            estimator.feature_names_in_ = np.array(content["columns"], dtype=object)
+        return estimator
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.card_.features)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
+
+    def _recipe(self, kind: Literal["image", "vector"]) -> Recipe:
+        """The recipe that the parameters stand for; it says what is wrong with them."""
+        end_to_end = self.loss in CLASSIFICATION_LOSSES
+        encoder = {"vector": "mlp", "image": "resnet18"}[kind] if self.encoder == "auto" else self.encoder
+        training = {
+            "loss": self.loss,
+            "eta_unit": self.eta_unit,
+            "temperature": self.temperature,
+            "focal_gamma": self.focal_gamma,
+            "epochs": self.epochs + self.classifier_epochs if end_to_end else self.epochs,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "sampler": self.sampler,
+            "views": self.views,
+        }
+        training |= {name: getattr(self, name) for name in ("eta", "gamma") if getattr(self, name) is not None}
+        second = {
+            "loss": self.classifier_loss,
+            "focal_gamma": self.focal_gamma,
+            "epochs": self.classifier_epochs,
+            "batch_size": self.batch_size,
+            "lr": self.classifier_lr,
+        }
+        flips = {"horizontal_flip": self.horizontal_flip, "vertical_flip": self.vertical_flip}
+        sections = {
+            "method": "end-to-end" if end_to_end else "two-stage",
+            "seed": int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
+            "device": self.device,
+            "threads": self.num_threads,
+            "data": {"val": self.val, "test": 0.0, "image_size": self.image_size},
+            "augment": {"rotation": self.rotation, **flips},
+            "encoder": {"name": encoder, "weights": os.fspath(self.weights)},
+            "encoder_training": training,
+            "classifier": second,
+            "selection": {"patience": self.patience},
+        }
+        return Recipe(**_plain_numbers(sections))
+
+    def _prepare(
+        self, X: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...], recipe: Recipe, *, images: bool
+    ) -> Prepared:
+        if images:
+            source = source_from_arrays(X, codes, classes=names)
+        else:
+            # A split looks at labels alone.
+            blank = ArrayImages(np.zeros((len(codes), 1, 1, 1), dtype=np.uint8))
+            source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
+        splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
+        if images:
+            return prepare(recipe, source, splits)[0]
+        return prepare_vectors(X, codes, names, splits.train, splits.val)
+
+    def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
+        check_is_fitted(self)
+        X = _stacked(X)
+        if _are_images(X) != (self.card_.kind == "image"):
+            got = "images" if _are_images(X) else "vectors"
+            raise InputError(sentence(f"X must hold {self.card_.kind}s, as in fit", got))
+        inputs: Inputs
+        if _are_images(X):
+            source = source_from_arrays(X)
+            inputs = StreamedInputs(source.images, self.card_.image_size, self.card_.channels)
+        else:
+            inputs = MemoryInputs(
+                torch.from_numpy(np.array(validate_data(self, _on_cpu(X), dtype=np.float64, reset=False)))
+            )
+        found = []
+        with threads(self.num_threads):
+            for start in range(0, len(inputs), _PREDICT_BATCH):
+                batch = inputs.batch(np.arange(start, min(start + _PREDICT_BATCH, len(inputs))))
+                check_shape(batch, self.card_)
+                found.append(predict_batch(self.model_, batch))
+        return np.concatenate([p for p, _ in found]), np.concatenate([f for _, f in found])
+
+
+class _Printer(Reporter):
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        shown = [f"{name} {value:.4g}" for name, value in facts.items() if isinstance(value, float)]
+        print(f"{facts['stage']} {index}: {', '.join(shown)}")
+
+
+_DTYPES: dict[str, Any] = {
+    "i": np.int64, "u": np.uint64, "f": np.float64, "b": np.bool_, "U": np.str_, "O": object
+}  # fmt: skip
+
+
+def _are_images(X: Any) -> bool:
+    return getattr(X, "ndim", 0) in (3, 4)
+
+
+def _stacked(X: Any) -> Any:
+    """A list of images as one array; anything else as it is."""
+    if not isinstance(X, list | tuple) or not X or getattr(X[0], "ndim", 2) < 2:
+        return X
+    try:
+        array = np.stack([np.asarray(_on_cpu(image)) for image in X])
+    except ValueError:  # They differ in size.
+        return X
+    return array if _are_images(array) else X
+
+
+def _on_cpu(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+
+
+def _plain(value: object) -> object:
+    """A numpy number or a path as JSON knows it."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _plain_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is None, and turn numpy's numbers, as grids of parameters have them, into Python's."""
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            plain[name] = _plain_numbers(value)
+        elif value is not None:
+            plain[name] = value.item() if isinstance(value, np.generic) else value
+    return plain
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(sentence(f"{path} must be JSON", "something else")) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise RunError(sentence(f"{path} must be of format {FORMAT}", "another one"))
+    return content

@@ -1,0 +1,414 @@
+"""From predictions to figures with intervals.
+
+Figures that every class takes part in (UWA, macro F1, G-mean, AUROC, average precision) are means over the classes that
+have images in the test set; a class without any has no recall, and ``Evaluation.notes`` says so.
+
+    name               what                                                   interval
+    accuracy           share of images recognised, eq. (27)                   Wilson
+    uwa                mean of the per-class recalls, eq. (28)                Price and Bonett
+    macro_f1           mean of the per-class F1                               posterior draws of the confusion
+    g_mean             geometric mean of the per-class recalls                posterior draws
+    mcc                Matthews' correlation, 0 where its denominator is 0    posterior draws
+    auroc              mean of the one-versus-rest areas                      Newcombe, combined over classes
+    average_precision  mean of the one-versus-rest average precisions         Wilson on the positives, combined
+    brier              half the squared distance to the truth, in [0, 1]      bootstrap
+    log_loss           mean of -log(probability of the true class)            bootstrap
+    calibration_error  ECE: 15 equal-width bins of the largest probability    basic bootstrap, from 0 if chance is all
+
+Posterior draws hold the test set's class counts fixed. With `groups`, the images of one group (a lesion, a patient)
+count as copies of each other, which is the cautious choice: n images in groups of m_1, m_2, ... are n^2 / sum(m_g^2)
+independent ones; the bootstrap resamples whole groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lopsided.errors import InputError, sentence
+from lopsided.evaluation.intervals import (
+    UNDEFINED,
+    Figure,
+    Floats,
+    around,
+    auroc_interval,
+    calibrated_sums,
+    check_level,
+    confusion_draws,
+    macro_interval,
+    mean_interval,
+    mean_of_shares_interval,
+    paired_difference,
+    resampled_sums,
+    share_interval,
+)
+from lopsided.seeds import derive_seed
+
+__all__ = [
+    "ClassFigures",
+    "Evaluation",
+    "Figure",
+    "Majority",
+    "accuracy",
+    "confusion_figures",
+    "evaluate",
+    "mean_interval",
+    "paired_difference",
+    "unweighted_accuracy",
+]
+
+Codes = NDArray[np.int64]
+NUM_BINS = 15
+_BOUNDS = {"mcc": (-1.0, 1.0), "log_loss": (0.0, math.inf)}
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """One class against the others."""
+
+    label: str
+    support: int
+    predicted: int
+    precision: Figure
+    recall: Figure
+    f1: Figure
+    auroc: Figure
+    average_precision: Figure
+
+
+@dataclass(frozen=True)
+class Majority:
+    """What always answering the most frequent class of the test set would reach."""
+
+    label: str
+    accuracy: float
+    uwa: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one test set; rows of `confusion` are the true classes, columns the predicted ones."""
+
+    num_images: int
+    num_groups: int | None
+    classes: tuple[str, ...]
+    level: float
+    bootstrap: int
+    seed: int
+    figures: dict[str, Figure]
+    per_class: tuple[ClassFigures, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    majority: Majority
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON, NaN as None."""
+        rows = [
+            {name: value.to_dict() if isinstance(value, Figure) else value for name, value in vars(row).items()}
+            for row in self.per_class
+        ]
+        return {
+            **vars(self),
+            "classes": list(self.classes),
+            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
+            "per_class": rows,
+            "confusion": [list(row) for row in self.confusion],
+            "majority": dict(vars(self.majority)),
+            "notes": list(self.notes),
+        }
+
+
+def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float:
+    """Return the share of images whose class is recognised, eq. (27)."""
+    return confusion_figures(_confusion_of(y_true, y_pred))["accuracy"]
+
+
+def unweighted_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float:
+    """Return the mean of the recalls of the classes in `y_true`, eq. (28); also known as balanced accuracy.
+
+    >>> unweighted_accuracy(["shirt", "top", "top", "top"], ["top", "top", "top", "top"])
+    0.5
+    """
+    return confusion_figures(_confusion_of(y_true, y_pred))["uwa"]
+
+
+def confusion_figures(confusion: ArrayLike) -> dict[str, float]:
+    """Return accuracy, uwa, macro_f1, g_mean and mcc of a confusion matrix (rows: true classes)."""
+    matrix = np.asarray(confusion, dtype=np.float64)
+    if matrix.ndim != 2 or len(matrix) != matrix.shape[1] or not matrix.sum() > 0:
+        raise InputError(sentence("confusion must be a square matrix of counts, not all 0", f"shape {matrix.shape}"))
+    figures = _count_figures(np.diagonal(matrix), matrix.sum(axis=0), matrix.sum(axis=1))
+    return {name: float(value) for name, value in figures.items() if np.ndim(value) == 0}
+
+
+def evaluate(
+    y_true: ArrayLike,
+    probabilities: ArrayLike | None = None,
+    y_pred: ArrayLike | None = None,
+    *,
+    classes: Sequence[str] | Sequence[int],
+    bootstrap: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+    groups: ArrayLike | None = None,
+) -> Evaluation:
+    """Evaluate predictions; the figures and their intervals are listed at the top of this module.
+
+    Labels are elements of `classes`, or positions in it if the labels are integers and `classes` are texts. The columns
+    of `probabilities` follow `classes`; without `y_pred` the most probable class is the predicted one (the first of
+    equals). Without `probabilities` the figures that need them are left out. `bootstrap` is the number of resamples and
+    of posterior draws.
+
+    >>> result = evaluate([0, 0, 0, 1], y_pred=[0, 0, 0, 0], classes=["top", "shirt"])
+    >>> print(result.figures["uwa"], result.majority.uwa)
+    0.500 [0.247, 0.886] 0.5
+    """
+    check_level(level)
+    if bootstrap < 100:
+        raise InputError(sentence("bootstrap must be >= 100", bootstrap, "2000 is the usual choice."))
+    names = _class_names(classes)
+    true = _encode(y_true, classes, "y_true")
+    if true.size == 0:
+        raise InputError(sentence("y_true must hold at least one label", 0))
+    p = None if probabilities is None else _check_probabilities(probabilities, len(true), len(names))
+    if y_pred is None and p is None:
+        raise InputError(sentence("probabilities or y_pred must be given", "neither"))
+    predicted = _encode(y_pred, classes, "y_pred") if y_pred is not None else np.argmax(p, axis=1)  # type: ignore[arg-type]
+    _check_length(predicted, true, "y_pred")
+    codes = _group_codes(groups, true)
+    confusion = _count(true, predicted, len(names))
+    support = confusion.sum(axis=1)
+    sizes = _independent_sizes(true, codes, len(names))
+    rng = np.random.default_rng(derive_seed(seed, "metrics", "confusion"))
+    figures, per_class = _confusion_intervals(confusion, sizes, bootstrap, level, rng)
+    figures["accuracy"] = share_interval(figures["accuracy"].value, _independent_sizes(0 * true, codes, 1)[0], level)
+    per_class["auroc"] = per_class["average_precision"] = [UNDEFINED] * len(names)
+    if p is not None:
+        per_class |= _rank_figures(true, p, sizes, level)
+        for name in ("auroc", "average_precision"):
+            figures[name] = macro_interval([figure for figure in per_class[name] if figure is not UNDEFINED])
+        rng = np.random.default_rng(derive_seed(seed, "metrics", "probabilities"))
+        figures |= _probability_figures(true, p, codes, resamples=bootstrap, level=level, rng=rng)
+    return Evaluation(
+        num_images=len(true),
+        num_groups=None if codes is None else int(codes.max()) + 1,
+        classes=names,
+        level=level,
+        bootstrap=bootstrap,
+        seed=seed,
+        figures=figures,
+        per_class=tuple(
+            ClassFigures(name, int(support[c]), int(confusion[:, c].sum()), **{k: v[c] for k, v in per_class.items()})
+            for c, name in enumerate(names)
+        ),
+        confusion=tuple(tuple(int(count) for count in row) for row in confusion),
+        majority=Majority(names[support.argmax()], float(support.max() / len(true)), 1 / np.count_nonzero(support)),
+        notes=_notes(names, support),
+    )
+
+
+def _count_figures(hits: Floats, predicted: Floats, support: Floats) -> dict[str, Floats]:
+    """Return the figures of confusions from their diagonals and column sums, (..., K), and common row sums, (K,)."""
+    present = support > 0
+    num = support.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recall = (hits / support)[..., present]
+        f1 = 2 * hits / (support + predicted)
+        spread = (num**2 - np.sum(predicted**2, axis=-1)) * (num**2 - np.sum(support**2))
+        covariance = hits.sum(axis=-1) * num - np.sum(support * predicted, axis=-1)
+        return {
+            "accuracy": hits.sum(axis=-1) / num,
+            "uwa": recall.mean(axis=-1),
+            "macro_f1": f1[..., present].mean(axis=-1),
+            "g_mean": np.exp(np.log(recall).mean(axis=-1)),
+            "mcc": np.where(spread > 0, covariance / np.sqrt(spread), 0.0),
+            "f1": np.where(present, f1, math.nan),
+            "precision": hits / predicted,
+        }
+
+
+def _confusion_intervals(
+    confusion: Codes, sizes: Floats, draws: int, level: float, rng: np.random.Generator
+) -> tuple[dict[str, Figure], dict[str, list[Figure]]]:
+    """Return the figures of the whole confusion, and those of each class."""
+    support = confusion.sum(axis=1).astype(np.float64)
+    diagonal = np.diagonal(confusion).astype(np.float64)
+    values = _count_figures(diagonal, confusion.sum(axis=0).astype(np.float64), support)
+    drawn = [_count_figures(*chunk, support) for chunk in confusion_draws(confusion, sizes, draws, rng)]
+    figures: dict[str, Figure] = {}
+    per_class: dict[str, list[Figure]] = {}
+    for name, value in values.items():
+        both = np.concatenate([chunk[name] for chunk in drawn])
+        low, high = np.quantile(both, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        if np.ndim(value) == 0:
+            figures[name] = around(float(value), low, high, _BOUNDS.get(name, (0.0, 1.0)))
+        else:
+            per_class[name] = [around(*triple) for triple in zip(value, low, high, strict=True)]
+    present = support > 0
+    shares = np.divide(diagonal, support, out=np.full_like(diagonal, math.nan), where=present)
+    figures["uwa"] = mean_of_shares_interval(shares[present], sizes[present], level)
+    per_class["recall"] = [share_interval(*pair, level) for pair in zip(shares, sizes, strict=True)]
+    return figures, per_class
+
+
+def _rank_figures(true: Codes, p: Floats, sizes: Floats, level: float) -> dict[str, list[Figure]]:
+    """Return AUROC and average precision of each class against the rest; undefined for a class without or with all."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    aurocs: list[Figure] = []
+    average_precisions: list[Figure] = []
+    for c in range(p.shape[1]):
+        positive = true == c
+        if not 0 < positive.sum() < len(true):
+            aurocs.append(UNDEFINED)
+            average_precisions.append(UNDEFINED)
+            continue
+        area = float(roc_auc_score(positive, p[:, c]))
+        aurocs.append(auroc_interval(area, sizes[c], sizes.sum() - sizes[c], level))
+        precision = min(1.0, float(average_precision_score(positive, p[:, c])))  # Rounding can lead above 1.
+        average_precisions.append(share_interval(precision, sizes[c], level))
+    return {"auroc": aurocs, "average_precision": average_precisions}
+
+
+def _probability_figures(
+    true: Codes, p: Floats, groups: Codes | None, *, resamples: int, level: float, rng: np.random.Generator
+) -> dict[str, Figure]:
+    """Return the figures that are functions of sums over images: count, Brier, log loss, and each bin's excess."""
+    num = np.arange(len(true))
+    confidence, hit = p.max(axis=1), p.argmax(axis=1) == true
+    rows = np.zeros((len(true), 3 + NUM_BINS))
+    rows[:, 0] = 1
+    truth = np.zeros_like(p)
+    truth[num, true] = 1
+    rows[:, 1] = np.sum((p - truth) ** 2, axis=1) / 2
+    rows[:, 2] = -np.log(np.clip(p[num, true], np.finfo(np.float64).eps, None))
+    bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
+    rows[num, 3 + bins] = confidence - hit
+    one_hot, units = np.eye(NUM_BINS)[bins], num if groups is None else groups
+    if groups is not None:
+        sums = np.zeros((groups.max() + 1, rows.shape[1]))
+        np.add.at(sums, groups, rows)
+        rows = sums
+
+    def summarise(sums: Floats) -> Floats:
+        error = np.abs(sums[:, 3:]).sum(axis=1)
+        return np.stack([sums[:, 1], sums[:, 2], error], axis=1) / sums[:, :1]
+
+    value = summarise(rows.sum(axis=0, keepdims=True))[0]
+    drawn = summarise(resampled_sums(rows, resamples, rng))
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    # ECE is biased: no model's is 0. The basic interval takes the bias off, but not all of it near 0.
+    low[2], high[2] = 2 * value[2] - high[2], 2 * value[2] - low[2]
+    by_chance = np.abs(calibrated_sums(confidence, units, one_hot, resamples, rng)).sum(axis=1) / len(true)
+    if value[2] <= np.quantile(by_chance, level):
+        low[2] = 0.0
+    names = ("brier", "log_loss", "calibration_error")
+    triples = zip(names, value, low, high, strict=True)
+    return {name: around(v, a, b, _BOUNDS.get(name, (0.0, 1.0))) for name, v, a, b in triples}
+
+
+def _independent_sizes(true: Codes, groups: Codes | None, num_classes: int) -> Floats:
+    """Return the number of independent images of each class: Kish's effective size with groups as copies."""
+    support = np.bincount(true, minlength=num_classes).astype(np.float64)
+    if groups is None:
+        return support
+    pairs, counts = np.unique(np.stack([true, groups]), axis=1, return_counts=True)
+    squares = np.bincount(pairs[0], weights=counts.astype(np.float64) ** 2, minlength=num_classes)
+    return np.divide(support**2, squares, out=np.zeros_like(support), where=squares > 0)
+
+
+def _count(true: Codes, predicted: Codes, num_classes: int) -> Codes:
+    return np.bincount(true * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def _notes(names: tuple[str, ...], support: Codes) -> tuple[str, ...]:
+    absent = [name for name, count in zip(names, support, strict=True) if count == 0]
+    notes = []
+    if absent:
+        notes.append(f"No test image of {', '.join(absent)}: the means over classes leave such classes out.")
+    if np.count_nonzero(support) == 1:
+        notes.append("The test set holds one class only: AUROC and average precision are not defined.")
+    return tuple(notes)
+
+
+def _confusion_of(y_true: ArrayLike, y_pred: ArrayLike) -> Codes:
+    true, predicted = _labels(y_true, "y_true"), _labels(y_pred, "y_pred")
+    _check_length(predicted, true, "y_pred")
+    if true.size == 0:
+        raise InputError(sentence("y_true must hold at least one label", 0))
+    if true.dtype.kind != predicted.dtype.kind:
+        got = f"{true.dtype} and {predicted.dtype}"
+        raise InputError(sentence("y_true and y_pred must both be integers or both be texts", got))
+    values, codes = np.unique(np.concatenate([true, predicted]), return_inverse=True)
+    return _count(codes[: len(true)], codes[len(true) :], len(values))
+
+
+def _labels(labels: ArrayLike, name: str) -> NDArray[Any]:
+    """Return labels as a vector of integers or of texts."""
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise InputError(sentence(f"{name} must be one label per image", f"an array of shape {array.shape}"))
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array):
+        return array.astype(np.str_)
+    if array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    if array.dtype.kind not in "U":
+        raise InputError(sentence(f"{name} must hold integers or texts", f"an array of {array.dtype}"))
+    return array
+
+
+def _class_names(classes: Sequence[str] | Sequence[int]) -> tuple[str, ...]:
+    names = tuple(str(name) for name in classes)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise InputError(sentence("classes must be at least two different names", list(classes)))
+    return names
+
+
+def _encode(labels: ArrayLike, classes: Sequence[str] | Sequence[int], name: str) -> Codes:
+    """Return the position in `classes` of each label."""
+    array = _labels(labels, name)
+    known: dict[Any, int] = {label: code for code, label in enumerate(_labels(np.asarray(classes), "classes").tolist())}
+    if array.dtype.kind == "i" and any(isinstance(label, str) for label in known):
+        known = {code: code for code in known.values()}
+    values, inverse = np.unique(array, return_inverse=True)
+    for value in values.tolist():
+        if value not in known:
+            raise InputError(sentence(f"{name} must hold only classes of {list(known)}", repr(value)))
+    return np.array([known[value] for value in values.tolist()], dtype=np.int64)[inverse]
+
+
+def _check_length(array: NDArray[Any], true: NDArray[Any], name: str) -> None:
+    if len(array) != len(true):
+        raise InputError(sentence(f"{name} must be as long as y_true ({len(true)})", len(array)))
+
+
+def _check_probabilities(probabilities: ArrayLike, num: int, num_classes: int) -> Floats:
+    p = np.asarray(probabilities, dtype=np.float64)
+    if p.shape != (num, num_classes):
+        must = f"probabilities must be one row per image and one column per class, ({num}, {num_classes})"
+        raise InputError(sentence(must, p.shape))
+    if not np.isfinite(p).all() or p.min() < 0 or p.max() > 1 + 1e-3:
+        got = "NaN or an infinity" if not np.isfinite(p).all() else f"values from {p.min():.4g} to {p.max():.4g}"
+        raise InputError(sentence("probabilities must be finite and between 0 and 1", got, "Apply softmax to logits."))
+    off = np.abs(p.sum(axis=1) - 1)
+    if off.max() > 1e-3:
+        got = f"{p[off.argmax()].sum():.4g} in row {off.argmax()}"
+        raise InputError(sentence("probabilities must sum to 1 in each row", got, "Apply softmax to logits."))
+    return np.minimum(p, 1.0)
+
+
+def _group_codes(groups: ArrayLike | None, true: Codes) -> Codes | None:
+    if groups is None:
+        return None
+    array = np.asarray(groups)
+    if array.ndim != 1:
+        raise InputError(sentence("groups must be one name per image", f"an array of shape {array.shape}"))
+    _check_length(array, true, "groups")
+    return np.unique(array.astype(np.str_), return_inverse=True)[1]

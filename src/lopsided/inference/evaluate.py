@@ -1,0 +1,61 @@
+"""Evaluate a trained model on any labelled data."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lopsided.data.sources import Source, open_source
+from lopsided.errors import DataError, sentence
+from lopsided.evaluation.metrics import evaluate
+
+if TYPE_CHECKING:
+    from lopsided.data.images import Progress
+    from lopsided.models.model import Model, ModelCard
+
+
+def open_labelled(
+    data: str | os.PathLike[str],
+    card: ModelCard,
+    *,
+    group: str | None = None,
+    split: str | None = None,
+    skip_unreadable: bool = False,
+    allow_outside: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Source:
+    """Open data whose labels are among the model's classes; ``split`` takes one part of data that come split."""
+    source = open_source(data, group=group, missing_ok=skip_unreadable, allow_outside=allow_outside, min_classes=1)
+    if split is not None:
+        if source.splits is None:
+            raise DataError(sentence("--split needs data that come split", f"{split} for {os.fspath(data)}"))
+        rows = np.flatnonzero(source.splits == split)
+        if not len(rows):
+            known = ", ".join(sorted(set(source.splits.tolist())))
+            raise DataError(sentence(f"--split must be one of {known}", f"{split} for {os.fspath(data)}"))
+        source = source.subset(rows)
+    source = source.relabel(card.classes)
+    workers = workers or (os.cpu_count() or 1)
+    same_size = card.image_size is None
+    return source.verify(skip_unreadable=skip_unreadable, same_size=same_size, workers=workers, progress=progress)
+
+
+def evaluate_model(
+    model: Model,
+    card: ModelCard,
+    source: Source,
+    *,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return the figures of a model on a source that ``open_labelled`` opened, for JSON."""
+    from lopsided.inference.probabilities import predict
+
+    p = predict(model, card, source.images, batch_size=batch_size, progress=progress)
+    evaluation = evaluate(source.labels, p, classes=card.classes, seed=seed, groups=source.groups).to_dict()
+    unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
+    return {"data": source.name, **evaluation, "unreadable": unreadable}

@@ -1,0 +1,172 @@
+"""From a model and images to probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lopsided.data.augment import to_float
+from lopsided.data.images import Images, Progress
+from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
+from lopsided.distributed import Ranks
+from lopsided.errors import DataError, RunError, sentence
+from lopsided.models.model import Model, ModelCard
+
+Floats = npt.NDArray[np.float64]
+_Number = TypeVar("_Number", np.float32, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Probabilities (n, K) of named images; ``y_true`` are indices into ``classes``, None without labels."""
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    probabilities: Floats
+    y_true: npt.NDArray[np.int64] | None = None
+    groups: npt.NDArray[np.str_] | None = None
+    features: npt.NDArray[np.float32] | None = None
+
+    @property
+    def y_pred(self) -> npt.NDArray[np.int64]:
+        """The most probable class of each image, the first of equals."""
+        best: npt.NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return best
+
+
+@overload
+def predict(
+    model: Model,
+    card: ModelCard,
+    images: Images,
+    *,
+    batch_size: int = ...,
+    device: str | torch.device | None = ...,
+    features: Literal[False] = ...,
+    workers: int = ...,
+    progress: Progress | None = ...,
+) -> Floats: ...
+
+
+@overload
+def predict(
+    model: Model,
+    card: ModelCard,
+    images: Images,
+    *,
+    batch_size: int = ...,
+    device: str | torch.device | None = ...,
+    features: Literal[True],
+    workers: int = ...,
+    progress: Progress | None = ...,
+) -> tuple[Floats, npt.NDArray[np.float32]]: ...
+
+
+def predict(
+    model: Model,
+    card: ModelCard,
+    images: Images,
+    *,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+    features: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Floats | tuple[Floats, npt.NDArray[np.float32]]:
+    """Return the probabilities (n, K) of images in the order of ``card.classes``; with ``features`` also these, (n, f).
+
+    Images are loaded batch by batch, so that their number is not bounded by memory; the first unreadable one raises,
+    and so does the first whose probabilities are not finite.
+    """
+    if device is not None:
+        model = model.to(device)
+    num, parts, vectors = len(images), [], []
+    inputs = StreamedInputs(images, card.image_size, card.channels, workers)
+    for rows, batch in inputs.batches(row_batches(num, batch_size)):
+        check_shape(batch, card)
+        probabilities, found = predict_batch(model, batch)
+        check_finite(probabilities)
+        parts.append(probabilities)
+        if features:
+            vectors.append(found)
+        if progress is not None:
+            progress(int(rows[-1]) + 1, num)
+    together = np.concatenate(parts) if parts else np.empty((0, len(card.classes)))
+    if not features:
+        return together
+    return together, np.concatenate(vectors) if vectors else np.empty((0, card.features), dtype=np.float32)
+
+
+def predict_inputs(
+    model: Model, inputs: Inputs, batch_size: int, ranks: Ranks | None = None
+) -> tuple[Floats, npt.NDArray[np.float32]]:
+    """Probabilities (n, K) and features (n, f) of prepared inputs; each rank computes a share, and all get all."""
+    own, sizes = share_rows(len(inputs), ranks)
+    classifier = model.classifier
+    probabilities = [np.empty((0, classifier.out_features))]
+    features = [np.empty((0, classifier.in_features), dtype=np.float32)]
+    for _, batch in inputs.batches(own[part] for part in row_batches(len(own), batch_size)):
+        found = predict_batch(model, batch)
+        probabilities.append(found[0])
+        features.append(found[1])
+    return (
+        gather_rows(np.concatenate(probabilities), sizes, ranks),
+        gather_rows(np.concatenate(features), sizes, ranks),
+    )
+
+
+def share_rows(num: int, ranks: Ranks | None) -> tuple[Indices, list[int]]:
+    """The rows of 0 to ``num`` - 1 that are for this rank, each row for one rank, and how many each has."""
+    ranks = ranks or Ranks()
+    shares = np.array_split(np.arange(num), ranks.size)
+    return shares[ranks.rank], [len(share) for share in shares]
+
+
+def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | None) -> npt.NDArray[_Number]:
+    """The rows of all ranks, in the order of ``share_rows``."""
+    if ranks is None or ranks.size == 1:
+        return rows
+    gathered: npt.NDArray[_Number] = ranks.gather(torch.from_numpy(rows), sizes).numpy()
+    return gathered
+
+
+def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.float32]]:
+    """Probabilities (n, K) and features (n, f) of one batch: uint8 images, float images in [0, 1], or vectors."""
+    with evaluating(model):
+        x = batch.to(model.classifier.weight.device)
+        features = model.features(to_float(x) if x.ndim == 4 else x)
+        logits = model.classifier(features)
+        return logits.double().softmax(dim=1).cpu().numpy(), features.float().cpu().numpy()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode without gradients inside the block, and back into the mode that it was in."""
+    mode = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(mode)
+
+
+def check_shape(batch: Tensor, card: ModelCard) -> None:
+    """Raise unless a batch has the shape that a model was trained on."""
+    if tuple(batch.shape[1:]) != card.shape:
+        must = f"inputs must have the shape {card.shape}, as those that the model was trained on"
+        raise DataError(sentence(must, tuple(batch.shape[1:])))
+
+
+def check_finite(probabilities: Floats) -> None:
+    """Raise where a model answers NaN, which no class follows from: its numbers have left the range of float32."""
+    if not np.isfinite(probabilities).all():
+        do = "Its weights, mean or std are far too large or too small; train the model again."
+        raise RunError(sentence("a model must answer finite probabilities", "NaN", do))

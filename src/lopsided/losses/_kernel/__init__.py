@@ -1,0 +1,1 @@
+"""The arithmetic of the contrastive losses: exact, tiled, differentiable once."""

@@ -1,0 +1,172 @@
+"""Where the tiled kernel meets autograd and torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lopsided.losses._kernel.tiled import Sweep, sweep
+
+_TWICE = "A second derivative needs the dense path, got the tiled one. Pass tile=None to differentiate twice."
+
+
+@torch.library.custom_op("lopsided::sweep", mutates_args=())
+def _sweep_op(
+    z: Tensor,
+    reference: Tensor | None,
+    y: Tensor | None,
+    y_reference: Tensor | None,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    eta: float,
+    gamma: float,
+    temperature: float,
+    parity: bool,
+    released: bool,
+    tile: int,
+    want_values: bool,
+    want_grad: bool,
+    want_reference_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel as one opaque operation, so that torch.compile keeps it whole instead of unrolling its blocks."""
+    return sweep(
+        z, reference, y, y_reference, mask, weight, eta, gamma, temperature, parity, released, tile,
+        want_values, want_grad, want_reference_grad,
+    )  # fmt: skip
+
+
+@_sweep_op.register_fake
+def _(
+    z: Tensor,
+    reference: Tensor | None,
+    y: Tensor | None,
+    y_reference: Tensor | None,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    eta: float,
+    gamma: float,
+    temperature: float,
+    parity: bool,
+    released: bool,
+    tile: int,
+    want_values: bool,
+    want_grad: bool,
+    want_reference_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    # Sizes by shape, which may be symbols, and row-major whatever the layout of the input: as the kernel returns them.
+    values = z.new_empty(z.shape[0] if want_values else 0)
+    grad_z = z.new_empty(z.shape) if want_grad else z.new_empty(0)
+    grad_reference = z.new_empty(0)
+    if want_grad and want_reference_grad and reference is not None:
+        grad_reference = z.new_empty(reference.shape)
+    return values, grad_z, grad_reference
+
+
+def _run(*arguments: Any) -> Sweep:
+    if torch.compiler.is_compiling():
+        return Sweep(*_sweep_op(*arguments))
+    device = arguments[0].device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return sweep(*arguments)
+    return sweep(*arguments)
+
+
+class TiledTotal(torch.autograd.Function):
+    """The sum over anchors times a factor. Forward makes value and gradient in one visit; backward multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
+        """``rest``: y, y_reference, mask, the factor of the sum, eta, gamma, temperature, parity, released, tile."""
+        y, y_reference, mask, ctx.factor, *options = rest
+        of_z, of_reference = ctx.needs_input_grad[:2]
+        found = _run(z, reference, y, y_reference, mask, None, *options, True, of_z or of_reference, of_reference)
+        # The inputs are kept for the error of a second derivative alone, so only where there can be one.
+        kept = z if of_z else None, reference if of_reference else None
+        ctx.save_for_backward(*kept, found.grad_z, found.grad_reference)
+        ctx.of_reference = of_reference
+        total: Tensor = found.values.sum() * ctx.factor
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradients of forward, scaled."""
+        z, reference, grad_z, grad_reference = ctx.saved_tensors
+        grad = grads[0] * ctx.factor
+        first = _no_second_derivative(grad_z * grad, z, reference, grad)
+        second = grad_reference * grad if ctx.of_reference else None
+        return first, _no_second_derivative(second, z, reference, grad), *[None] * 10
+
+
+class TiledRows(torch.autograd.Function):
+    """The loss per anchor. Backward visits the anchors again, each weighted by the gradient that arrives for it."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
+        """``rest``: y, y_reference, mask, eta, gamma, temperature, parity, released, tile."""
+        y, y_reference, mask, *options = rest
+        ctx.save_for_backward(*map(_saveable, (z, reference, y, y_reference, mask)))
+        ctx.options = options
+        return _run(z, reference, y, y_reference, mask, None, *options, True, False, False).values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """A second visit."""
+        z, reference, *rest = ctx.saved_tensors
+        of_reference = ctx.needs_input_grad[1]
+        inputs = [None if x is None else x.detach() for x in (z, reference, *rest)]
+        found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, of_reference)
+        first = _no_second_derivative(found.grad_z, z, reference, grads[0])
+        second = found.grad_reference if of_reference else None
+        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 9
+
+
+def _saveable(x: Tensor | None) -> Tensor | None:
+    """What torch.inference_mode made cannot be saved for backward as it is."""
+    if x is None or torch.compiler.is_compiling() or not x.is_inference():
+        return x
+    return x.clone()
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Passes a gradient through, and says what to do when someone differentiates it again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *_: Tensor | None) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(_TWICE)
+
+
+def _no_second_derivative(grad: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
+    if grad is None:
+        return None
+    if torch.compiler.is_compiling():
+        guarded: Tensor = _first_derivative_op(grad, *inputs)
+        return guarded
+    if not torch.is_grad_enabled():
+        return grad
+    passed: Tensor = _NoSecondDerivative.apply(grad, *inputs)
+    return passed
+
+
+@torch.library.custom_op("lopsided::first_derivative", mutates_args=())
+def _first_derivative_op(grad: Tensor, z: Tensor | None, reference: Tensor | None, outer: Tensor) -> Tensor:
+    """The same guard inside a compiled graph."""
+    return grad.clone()
+
+
+@_first_derivative_op.register_fake
+def _(grad: Tensor, z: Tensor | None, reference: Tensor | None, outer: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError(_TWICE)
+
+
+_first_derivative_op.register_autograd(_refuse)

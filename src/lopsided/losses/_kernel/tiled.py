@@ -1,0 +1,414 @@
+r"""The tiled kernel: value and gradient of the asymmetric focal contrastive loss, without anything of size n x n.
+
+Anchors are visited in blocks of rows. With s a block's similarities over the temperature and p its softmax, the
+gradient of an anchor's loss with respect to s_ik is
+
+    q_ik - p_ik * sum_j q_ij,        q_ij = p_ij * dL_i/dp_ij,
+
+    q_ij =  w+_i (gamma p (1-p)^(gamma-1) log p - (1-p)^gamma)    for a positive,
+    q_ij =  eta w-_i p / (1-p)                                    for a negative,
+
+so that value and gradient of a block are done in one visit, while it is in cache. The batch is first sorted by class:
+the positives of a block are then one run of columns and the negatives the rest. Most blocks need no mask at all, and
+each element meets one formula.
+
+Near p = 1 the formulas above lose everything to cancellation. Only the largest entry k of a row can have p > 1/2.
+Rows that have such an entry are done by :func:`_visit_peaked`, which takes k out of its row: with a the share of all
+the others (a = 1 - p_k), r their softmax among themselves and Q the sum of their q,
+
+    dL/ds_k = h - p_k Q        and        dL/ds_j = q_j - r_j (a Q + h)        for the others,
+
+    h = a q_k = -w+ a^gamma (gamma p_k (-log p_k) + a)    if k is a positive,    eta w- p_k    if it is a negative,
+
+in which nothing is divided by a number that can vanish, at any temperature.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from lopsided.losses._kernel.formulas import Scratch, Terms, add_q, negative_part, parity_eta, positive_part, weights
+from lopsided.losses._kernel.plan import Block, Segment, sorted_plan
+
+# exp(s) needs no shift while |s| stays below this: a million terms add up to a float32, and the smallest p,
+# e^-60 / 10^6, is still a normal one, which matters where denormals are flushed to zero.
+_UNSHIFTED = 30.0
+_EXACT_IN_FLOAT = 2**24  # whole numbers below this are float32 numbers
+
+_Rows: TypeAlias = slice | Tensor
+
+
+class Sweep(NamedTuple):
+    """What one visit of all anchors gives: values (n,), gradients of the weighted sum (empty where not asked for)."""
+
+    values: Tensor
+    grad_z: Tensor
+    grad_reference: Tensor
+
+
+@dataclass
+class _Batch:
+    """Anchors in the order of visiting, everything they are contrasted with, and where gradients gather."""
+
+    queries: Tensor  # (n, d), divided by the temperature
+    columns: Tensor  # (m, d): the anchors first, then the reference
+    row_labels: Tensor | None
+    column_labels: Tensor | None
+    mask: Tensor | None
+    weight: Tensor | None  # (n,), of each anchor's loss in the gradient
+    want_reference_grad: bool
+    values: Tensor
+    grad_queries: Tensor | None = None  # (n, d), once there is one
+    grad_columns: Tensor | None = None  # (n, d), or (m, d) where the reference wants a gradient
+
+    def positives(self, rows: _Rows, columns: slice) -> Tensor:
+        """Which columns are positives of these rows, as 1.0 and 0.0; an anchor may still count itself."""
+        if self.mask is not None:
+            found = self.mask[rows, columns]
+        else:
+            assert self.row_labels is not None
+            assert self.column_labels is not None
+            row, column = self.row_labels[rows].unsqueeze(1), self.column_labels[columns]
+            if row.dtype == self.columns.dtype:  # Several times faster than comparing integers and converting.
+                return torch.eq(row, column, out=row.new_empty(len(row), len(column)))
+            found = row == column
+        return found.to(self.columns.dtype)
+
+    def add_gradient(self, rows: _Rows, columns: slice, grad: Tensor) -> None:
+        """Send the gradient of a block's similarities on to the features on both sides."""
+        if grad.shape == (len(self.columns), len(self.columns)):  # One block, no reference: both sides in one product.
+            self.grad_columns = (grad + grad.t()) @ self.queries
+            return
+        if self.grad_queries is None or self.grad_columns is None:
+            like = self.columns if self.want_reference_grad else self.queries
+            self.grad_queries, self.grad_columns = like.new_zeros(self.queries.shape), like.new_zeros(like.shape)
+        if isinstance(rows, slice):
+            target = self.grad_queries[rows]
+            target.addmm_(grad, self.columns[columns])
+        else:
+            self.grad_queries.index_add_(0, rows, grad @ self.columns[columns])
+        target = self.grad_columns[columns]  # ends early where the reference wants no gradient
+        if len(target):
+            target.addmm_(grad[:, : len(target)].t(), self.queries[rows])
+
+
+def sweep(
+    z: Tensor,
+    reference: Tensor | None,
+    y: Tensor | None,
+    y_reference: Tensor | None,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    eta: float,
+    gamma: float,
+    temperature: float,
+    parity: bool,
+    released: bool,
+    tile: int,
+    want_values: bool,
+    want_grad: bool,
+    want_reference_grad: bool,
+) -> Sweep:
+    """Visit all anchors once. There must be three contrast columns at least, the anchor's own among them."""
+    order = reference_order = None
+    if y is not None and len(z) > tile:
+        order = torch.argsort(y, stable=True)
+        z, y = z[order], y[order]
+        weight = None if weight is None else weight[order]
+    if order is not None and reference is not None and y_reference is not None:
+        reference_order = torch.argsort(y_reference, stable=True)
+        reference, y_reference = reference[reference_order], y_reference[reference_order]
+    columns = z if reference is None else torch.cat([z, reference])
+    labels = y if y is None or y_reference is None else torch.cat([y, y_reference])
+    if labels is not None:
+        low, high = torch.aminmax(labels)
+        if low.item() > -_EXACT_IN_FLOAT and high.item() < _EXACT_IN_FLOAT:
+            labels = labels.to(z.dtype)
+    batch = _Batch(
+        queries=z / temperature,
+        columns=columns,
+        row_labels=labels if labels is None else labels[: len(z)],
+        column_labels=labels,
+        mask=mask,
+        weight=weight,
+        want_reference_grad=want_reference_grad,
+        values=z.new_empty(len(z) if want_values else 0),
+    )
+    eta = eta * parity_eta(len(columns)) if parity else eta
+    terms = Terms(eta, gamma, released, want_values, want_grad)
+    if order is not None and y is not None:
+        _visit_sorted(batch, terms, sorted_plan(y, y_reference, tile), temperature)
+    else:
+        _visit_plain(batch, terms, tile)
+
+    values, grad_z, grad_reference = batch.values, z.new_empty(0), z.new_empty(0)
+    if batch.grad_columns is not None:
+        if batch.grad_queries is None:  # both sides are in one already
+            grad_z = batch.grad_columns
+        else:
+            grad_z = batch.grad_queries.div_(temperature).add_(batch.grad_columns[: len(z)])
+        # A copy, because an operation of torch.compile may not return a part of another tensor.
+        grad_reference = batch.grad_columns[len(z) :].clone() if want_reference_grad else grad_reference
+    if order is not None:
+        values = torch.empty_like(values).index_copy_(0, order, values) if want_values else values
+        grad_z = torch.empty_like(grad_z).index_copy_(0, order, grad_z) if want_grad else grad_z
+    if reference_order is not None and len(grad_reference):
+        grad_reference = torch.empty_like(grad_reference).index_copy_(0, reference_order, grad_reference)
+    return Sweep(values, grad_z, grad_reference)
+
+
+def _visit_plain(batch: _Batch, terms: Terms, tile: int) -> None:
+    """Visit rows in the order they have, each against all columns, with a mask."""
+    scratch, n = Scratch(batch.columns), len(batch.queries)
+    index = torch.arange(n, device=batch.columns.device).unsqueeze(1)
+    for start in range(0, n, tile):
+        here = slice(start, min(start + tile, n))
+        if not _visit_masked(batch, terms, index[here], here, scratch):
+            _visit_peaked(batch, terms, index[here], here, scratch)
+
+
+def _visit_sorted(batch: _Batch, terms: Terms, plan: Iterator[Block], temperature: float) -> None:
+    """Visit rows sorted by class, segment by segment."""
+    bound = batch.columns.square().sum(1).max() / temperature
+    unshifted = bool(bound <= _UNSHIFTED)  # False for NaN: such a batch takes the path that assumes nothing.
+    scratch = Scratch(batch.columns)
+    index = torch.arange(len(batch.queries), device=batch.columns.device).unsqueeze(1)
+    try_smooth = unshifted
+    for block in plan:
+        here = slice(block.start, block.stop)
+        own = index[here]
+        peaked: Tensor | None = own
+        if try_smooth:
+            peaked = _visit_smooth(batch, terms, block, own, scratch)
+        num_peaked = 0
+        if peaked is not None:
+            where = here if len(peaked) == len(own) else peaked.squeeze(1)
+            num_peaked = _visit_peaked(batch, terms, peaked, where, scratch)
+        # Peaked rows come in crowds: after a mostly peaked block, trying the next as smooth is work for nothing.
+        try_smooth = unshifted and num_peaked * 2 <= len(own)
+
+
+class _Part(NamedTuple):
+    """A segment of a block with its exp(s), later p, later gradient; s, where needed; positives, if it is mixed."""
+
+    segment: Segment
+    entries: Tensor
+    s: Tensor | None
+    positives: Tensor | None
+
+
+def _visit_smooth(batch: _Batch, terms: Terms, block: Block, own: Tensor, scratch: Scratch) -> Tensor | None:
+    """Do the rows of a block in which no p exceeds 1/2, and return the others, which are then still to be done."""
+    here, size, m = slice(block.start, block.stop), block.stop - block.start, len(batch.columns)
+    queries = batch.queries[here]
+    parts: list[_Part] = []
+    totals, tops, counts, similarities = [], [], [], []
+    for i, segment in enumerate(block.segments):
+        s = e = scratch.take(f"e{i}", size, segment.stop - segment.start)
+        if terms.gamma > 0 and segment.kind != "negative":
+            s = scratch.take(f"s{i}", size, segment.stop - segment.start)
+        torch.mm(queries, batch.columns[segment.columns].t(), out=s)
+        itself = own - segment.start if segment.start else own
+        positives = None
+        if segment.kind == "mixed":
+            positives = batch.positives(here, segment.columns)
+            if segment.own:
+                positives.scatter_(1, itself, 0.0)
+            counts.append(positives.sum(1))
+        elif segment.kind == "positive":
+            counts.append(queries.new_full((size,), segment.stop - segment.start - segment.own))
+        if segment.kind != "negative" and terms.gamma == 0 and terms.want_values:
+            if segment.own:
+                s.scatter_(1, itself, 0.0)
+            # The similarities of the positives, summed, are all that gamma = 0 needs of them.
+            similarities.append(s.sum(1) if positives is None else torch.linalg.vecdot(s, positives))
+        if segment.own:
+            s.scatter_(1, itself, -torch.inf)
+        totals.append(torch.exp(s, out=e).sum(1))
+        tops.append(e.amax(1))
+        parts.append(_Part(segment, e, None if s is e else s, positives))
+    total, num_positive = _add(totals), _add(counts)
+    is_peaked = functools.reduce(torch.maximum, tops) * 2 > total
+    some_peaked = bool(is_peaked.any())
+    if some_peaked and bool(is_peaked.all()):
+        return own
+    w_pos, w_neg = weights(num_positive, m, terms)
+    if some_peaked:  # Their entries become harmless numbers of weight zero; their values are overwritten afterwards.
+        for part in parts:
+            part.entries[is_peaked] = 1.0
+        total[is_peaked] = 4.0
+        w_pos, w_neg = w_pos * ~is_peaked, None if w_neg is None else w_neg * ~is_peaked
+    similarity = _add(similarities) if similarities else total
+    row = _SmoothRows(own, total, w_pos, w_neg, num_positive, similarity)
+    _finish_smooth(batch, terms, here, parts, row, scratch)
+    return own[is_peaked] if some_peaked else None
+
+
+def _add(tensors: list[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, tensors)
+
+
+class _SmoothRows(NamedTuple):
+    """Per row: its own column, the sum of exp(s), both weights, |P_i|, and the positives' similarities summed."""
+
+    own: Tensor
+    total: Tensor
+    w_pos: Tensor
+    w_neg: Tensor | None
+    num_positive: Tensor
+    similarity: Tensor
+
+
+def _finish_smooth(
+    batch: _Batch, terms: Terms, here: slice, parts: list[_Part], row: _SmoothRows, scratch: Scratch
+) -> None:
+    """From exp(s) and its row sums to values and gradients."""
+    inverse = row.total.reciprocal().unsqueeze(1)
+    # Row sums of (1-p)^gamma log p and of log(1-p), and of q / w for each of the two terms.
+    pulls, pushes, pull_qs, push_qs = [], [], [], []
+    if terms.gamma == 0:
+        if terms.want_values:
+            pulls.append(row.similarity - row.total.log() * row.num_positive)
+        pull_qs.append(-row.num_positive)
+    found: list[tuple[Tensor | None, Tensor | None]] = []
+    for i, (segment, p, s, positives) in enumerate(parts):
+        p.mul_(inverse)
+        ratio = minus_q = None
+        if terms.eta > 0 and segment.kind != "positive":
+            ratio, value, q = negative_part(p, positives, terms, scratch, i)
+            pushes.append(value)
+            push_qs.append(q)
+        if s is not None:
+            log_p = s.sub_(row.total.log().unsqueeze(1))
+            itself = row.own - segment.start if segment.own else None
+            if itself is not None:
+                log_p.scatter_(1, itself, 0.0)
+            minus_q, value, q = positive_part(p, log_p, positives, terms, scratch, i, itself)
+            pulls.append(value)
+            pull_qs.append(-q)
+        found.append((ratio, minus_q))
+    q_sum, w_pos, w_neg = _store_values(batch, terms, here, row.w_pos, row.w_neg, pulls, pushes, pull_qs, push_qs)
+    if not terms.want_grad:
+        return
+    for (segment, grad, _, positives), (ratio, minus_q) in zip(parts, found, strict=True):
+        grad.mul_(q_sum)
+        add_q(grad, ratio, minus_q, positives, segment.kind, w_pos, w_neg)
+        if segment.own and positives is None:
+            grad.scatter_(1, row.own - segment.start, 0.0)
+        batch.add_gradient(here, segment.columns, grad)
+
+
+def _store_values(
+    batch: _Batch,
+    terms: Terms,
+    here: slice,
+    w_pos: Tensor,
+    w_neg: Tensor | None,
+    pulls: list[Tensor],
+    pushes: list[Tensor],
+    pull_qs: list[Tensor],
+    push_qs: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Store a block's values; return the negated row sums of q and both weights, as columns, for its gradient."""
+    if terms.want_values:
+        values = w_pos * _add(pulls)
+        if w_neg is not None and pushes:
+            values.addcmul_(w_neg, _add(pushes))
+        batch.values[here] = 0.0 - values  # 0 - 0 is 0, where its negation would print as -0
+    if not terms.want_grad:
+        return w_pos, w_pos, w_neg
+    if batch.weight is not None:
+        w_pos = w_pos * batch.weight[here]
+        w_neg = None if w_neg is None else w_neg * batch.weight[here]
+    q_sum = w_pos * _add(pull_qs)
+    if w_neg is not None and push_qs:
+        q_sum.addcmul_(w_neg, _add(push_qs))
+    return q_sum.neg_().unsqueeze(1), w_pos.unsqueeze(1), None if w_neg is None else w_neg.unsqueeze(1)
+
+
+def _visit_masked(batch: _Batch, terms: Terms, own: Tensor, here: slice, scratch: Scratch) -> bool:
+    """Do a block against all columns in few operations; False, and nothing done, where a p exceeds 1/2."""
+    m = len(batch.columns)
+    s = scratch.take("e0", len(own), m)
+    torch.mm(batch.queries[here], batch.columns.t(), out=s).scatter_(1, own, -torch.inf)
+    log_p = torch.log_softmax(s, 1)
+    p = torch.exp(log_p, out=s)
+    if p.max().item() > 0.5:  # NaN is not, and goes through every formula below.
+        return False
+    log_p.scatter_(1, own, 0.0)
+    positives = batch.positives(here, slice(0, m)).scatter_(1, own, 0.0)
+    num_positive = positives.sum(1)
+    w_pos, w_neg = weights(num_positive, m, terms)
+    ratio = minus_q = None
+    pushes, push_qs = [], []
+    if terms.eta > 0:
+        ratio, push, push_q = negative_part(p, positives, terms, scratch, 0)
+        pushes, push_qs = [push], [push_q]
+    if terms.gamma > 0:
+        minus_q, pull, q = positive_part(p, log_p, positives, terms, scratch, 0)
+        pull_q = -q
+    else:
+        pull, pull_q = torch.linalg.vecdot(log_p, positives) if terms.want_values else num_positive, -num_positive
+    q_sum, w_pos, w_neg = _store_values(batch, terms, here, w_pos, w_neg, [pull], pushes, [pull_q], push_qs)
+    if terms.want_grad:
+        grad = p.mul_(q_sum)
+        add_q(grad, ratio, minus_q, positives, "mixed", w_pos, w_neg)
+        batch.add_gradient(here, slice(0, m), grad)
+    return True
+
+
+def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratch: Scratch) -> int:
+    """Do rows at any temperature, each with its largest entry k taken out; returns in how many p_k exceeds 1/2."""
+    size, m, gamma = len(own), len(batch.columns), terms.gamma
+    s = scratch.take("e0", size, m)
+    torch.mm(batch.queries[where], batch.columns.t(), out=s).scatter_(1, own, -torch.inf)
+    positives = batch.positives(where, slice(0, m)).scatter_(1, own, 0.0)
+    w_pos, w_neg = weights(positives.sum(1), m, terms)
+    w_neg = torch.zeros_like(w_pos) if w_neg is None else w_neg
+
+    s_k, k = s.max(1, keepdim=True)
+    k_positive = positives.gather(1, k).squeeze(1)
+    positives.scatter_(1, k, 0.0)
+    s.scatter_(1, k, -torch.inf)
+    shift = s.amax(1, keepdim=True)
+    s.sub_(shift)
+    log_p = scratch.take("log_p", size, m).copy_(s)
+    total = s.exp_().sum(1, keepdim=True)
+    gap = (shift + total.log() - s_k).squeeze(1)  # log of the odds against k
+    minus_log_p_k, minus_log_a = -logsigmoid(-gap), -logsigmoid(gap)
+    p_k, a = torch.exp(-minus_log_p_k), torch.exp(-minus_log_a)
+    log_p.sub_(total.log() + minus_log_a.unsqueeze(1)).scatter_(1, torch.cat([own, k], 1), 0.0)
+    share = s.div_(total)  # of each entry among all but k
+    p = torch.mul(share, a.unsqueeze(1), out=scratch.take("p", size, m))
+
+    ratio = minus_q = None
+    push = push_q = torch.zeros_like(a)
+    if terms.eta > 0:
+        ratio, push, push_q = negative_part(p, positives, terms, scratch, 0)
+    if gamma > 0:
+        minus_q, pull, q = positive_part(p, log_p, positives, terms, scratch, 0)
+        pull_q = -q
+    else:
+        pull, pull_q = torch.linalg.vecdot(log_p, positives), -positives.sum(1)
+    focus = torch.exp(-gamma * minus_log_a)
+    if terms.want_values:
+        pull = pull - k_positive * focus * minus_log_p_k
+        push = push - (1 - k_positive) * minus_log_a
+        batch.values[where] = 0.0 - (w_pos * pull + w_neg * push)
+    if terms.want_grad:
+        if batch.weight is not None:
+            w_pos, w_neg = w_pos * batch.weight[where], w_neg * batch.weight[where]
+        q_sum = w_pos * pull_q + w_neg * push_q
+        h = k_positive * -w_pos * focus * (gamma * p_k * minus_log_p_k + a) + (1 - k_positive) * w_neg * p_k
+        grad = share.mul_(-(a * q_sum + h).unsqueeze(1))
+        add_q(grad, ratio, minus_q, positives, "mixed", w_pos.unsqueeze(1), w_neg.unsqueeze(1))
+        grad.scatter_(1, k, (h - p_k * q_sum).unsqueeze(1))
+        batch.add_gradient(where, slice(0, m), grad)
+    return int((gap < 0).sum())

@@ -1,0 +1,1 @@
+"""Networks: encoders, heads, the trained model with its card."""

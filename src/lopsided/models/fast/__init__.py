@@ -1,0 +1,1 @@
+"""Exact fast paths: small maps, the optimizer's memory order."""

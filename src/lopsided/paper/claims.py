@@ -1,0 +1,381 @@
+"""Verdicts on the paper's claims, from paired runs. Needs no torch.
+
+The rule. A claim is true in one way or another; a way is a set of comparisons, each of which says that one thing is
+above another. Runs of one seed share their images, their split and their first weights, so a comparison is a measured
+difference within a seed, averaged over the scenarios of the claim; the seeds are what is independent, and Student's
+interval is taken over them. The claim is
+
+- *supported* when the intervals of all comparisons of one way lie above 0,
+- *contradicted* when, in every way, that of one comparison lies below 0,
+- and otherwise one *cannot tell*.
+
+"Best of all" is one way with a comparison to each rival; "some value is better" is as many ways as there are values,
+of one comparison each. Each limit holds with 97.5 %. One of k ways would be open by chance k times as often as one
+alone, so the lower limits are moved out to 1 - 0.025 / k, and for k comparisons of a way the upper ones (Bonferroni).
+So a claim that is not true is called supported in at most 2.5 % of all repetitions, and one that is not false
+contradicted in at most 2.5 %. Fewer than three paired runs give no verdict, for the figures of few images are so coarse
+that two differences are often the same number; nor do differences that are all the same number, which have no interval.
+A claim over a range is judged only where both ends of the range were run. Comparisons that are missing can neither
+complete a way nor close the last one.
+
+That eta helps the more, the more lopsided the data are, is taken as two measured differences to CL: that of the mean
+over all eta above 0, and that of the largest eta. In one of these two ways the difference must be above 0 at 90:10, and
+must rise from 60:40 to 90:10; the rise is that of the straight line through the differences of the scenarios, which for
+two scenarios is one difference less the other.
+
+What the rule cannot see. It speaks of the mean over a claim's scenarios, not of each. It takes the differences as
+normal, which four seeds cannot show. It knows nothing of what all runs share: one pool of images, one protocol with its
+unstated parts filled in one way, so that a verdict holds for this protocol. "Cannot tell" is no proof of equality: the
+interval says how large a difference may have been overlooked. Every line is judged by itself; of many lines some may
+be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from lopsided.evaluation.intervals import Figure, mean_interval
+from lopsided.paper.protocol import CL, Setting, published
+from lopsided.runs.records import ROUNDING
+
+Key: TypeAlias = tuple[str | None, Setting, str, str]
+"""Scenario, loss, split, figure."""
+
+Values: TypeAlias = Mapping[Key, Mapping[int, float]]
+"""Per cent, by seed."""
+
+Decision: TypeAlias = Literal["supported", "contradicted", "cannot tell"]
+
+ALPHA = 0.05
+FEWEST = 3
+"""Paired runs without which there is no verdict."""
+
+WORDS = {"uwa": "UWA", "accuracy": "accuracy", "test": "test", "held_out": "held-out"}
+
+RULE = (
+    "Supported: the interval of every comparison that the claim makes lies above 0 (where there are several ways for "
+    "it to be true: of every one of one way). Contradicted: that of one comparison lies below 0 (in every way). "
+    "Otherwise one cannot tell, as with fewer than three paired runs, or where an end of the claim's range was not "
+    "run. Differences are measured within a seed and averaged over the claim's scenarios, Student's 95 % interval is "
+    "taken over the seeds, and limits are widened by Bonferroni's correction for the number of ways, or of comparisons "
+    "in a way. Eta helps if the difference to CL, of the mean over all eta above 0 or of the largest eta, is above 0 "
+    "at 90:10 and rises on the way there from 60:40."
+)
+BLIND = (
+    "The rule cannot see single scenarios, nor whether so few differences are normal, nor what all runs share: one "
+    "pool of images and one reading of what the paper leaves open. That one cannot tell is no proof of equality."
+)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One comparison: its mean over seeds in points, with the limits that the rule looks at."""
+
+    name: str
+    figure: Figure
+    seeds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        value = self.figure
+        interval = "" if math.isnan(value.low) else f" [{value.low:+.1f}, {value.high:+.1f}]"
+        return f"{self.name}: {value.value:+.1f} points{interval}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say of a claim, in one figure (or several at once) on one split."""
+
+    claim: str
+    text: str
+    figures: tuple[str, ...]
+    split: str
+    decision: Decision
+    ways: tuple[tuple[Contrast | None, ...], ...]
+    """The comparisons, by the ways in which the claim may be true; None for one that could not be made."""
+    missing: tuple[str, ...]
+    decides: bool
+    """Whether this split is the one that the claim is judged by: the held-out images where there are some."""
+
+    @property
+    def contrasts(self) -> tuple[Contrast, ...]:
+        """All comparisons that could be made."""
+        return tuple(contrast for way in self.ways for contrast in way if contrast is not None)
+
+    @property
+    def runs(self) -> int:
+        """The fewest seeds that any comparison rests on."""
+        return min((len(contrast.seeds) for contrast in self.contrasts), default=0)
+
+    @property
+    def where(self) -> str:
+        """The figure and the images, in words."""
+        return f"{' and '.join(WORDS[name] for name in self.figures)}, {WORDS[self.split]} images"
+
+    def reason(self) -> str:
+        """Say what decided: the comparison nearest to deciding otherwise, the runs, and what was missing."""
+        parts = []
+        if self.contrasts:
+            limit = "high" if self.decision == "contradicted" else "low"
+            made = [[contrast for contrast in way if contrast is not None] for way in self.ways]
+            least = [min(way, key=lambda contrast: getattr(contrast.figure, limit)) for way in made if way]
+            told = max(least, key=lambda contrast: getattr(contrast.figure, limit))
+            number = len(self.contrasts)
+            word = "least" if len(made) == 1 else "greatest" if len(made) == number else "the one that counts"
+            parts.append(f"{'' if number == 1 else f'{word} of {number}, '}{told}; {self.runs} runs")
+        return ". ".join([*parts, *self.missing]) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            "claim": self.claim,
+            "text": self.text,
+            "figures": list(self.figures),
+            "split": self.split,
+            "decides": self.decides,
+            "decision": self.decision,
+            "runs": self.runs,
+            "comparisons": [
+                {"way": i, "name": contrast.name, **contrast.figure.to_dict(), "seeds": list(contrast.seeds)}
+                for i, way in enumerate(self.ways)
+                for contrast in way
+                if contrast is not None
+            ],
+            "missing": list(self.missing),
+        }
+
+
+@dataclass
+class Found:
+    """What a claim finds in the records: each comparison's points by seed, and what there was none of."""
+
+    ways: list[list[str]]
+    """The names of all comparisons that the claim makes, by the ways in which it may be true."""
+    points: dict[str, dict[int, float]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper; ``figures`` are those that each verdict takes together."""
+
+    name: str
+    table: str
+    text: str
+    figures: tuple[tuple[str, ...], ...]
+    find: Callable[[Values, str, Sequence[str]], Found]
+
+
+def judge(table: str, values: Values) -> tuple[Verdict, ...]:
+    """Judge the claims that a table of the paper is for."""
+    splits = [split for split in ("held_out", "test") if any(key[2] == split and values[key] for key in values)]
+    splits = splits or ["test"]
+    return tuple(
+        _judge(claim, values, split, figures, decides=split == splits[0])
+        for claim in CLAIMS
+        if claim.table == table
+        for figures in claim.figures
+        for split in splits
+    )
+
+
+def _judge(claim: Claim, values: Values, split: str, figures: tuple[str, ...], *, decides: bool) -> Verdict:
+    found = claim.find(values, split, figures)
+    made = [[name for name in way if name in found.points] for way in found.ways]
+    moved = sum(map(bool, made)), max(map(len, made), default=0)
+    contrasts = {
+        name: Contrast(name, _limits(list(points.values()), *moved), tuple(points))
+        for name, points in found.points.items()
+    }
+    ways = tuple(tuple(contrasts.get(name) for name in way) for way in found.ways)
+    decision = decide([[None if contrast is None else contrast.figure for contrast in way] for way in ways])
+    missing = list(found.missing)
+    missing += [
+        f"All runs differ by the same number: {name}" for name, c in contrasts.items() if math.isnan(c.figure.low)
+    ]
+    return Verdict(claim.name, claim.text, figures, split, decision, ways, tuple(missing), decides)
+
+
+def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
+    """Apply the rule to the intervals of a claim's comparisons, by way; None stands for one that is missing.
+
+    >>> decide([[Figure(1.0, 0.2, 1.8)], [Figure(0.1, -1.0, 1.2)], [None]])
+    'supported'
+    """
+    if any(way and all(figure is not None and figure.low > 0 for figure in way) for way in ways):
+        return "supported"
+    if ways and all(any(figure is not None and figure.high < 0 for figure in way) for way in ways):
+        return "contradicted"
+    return "cannot tell"
+
+
+def _limits(points: Sequence[float], low: int, high: int) -> Figure:
+    """Return the mean with Student's limits, each corrected for so many comparisons."""
+    lower, upper = (mean_interval(points, 1 - ALPHA / number, same=ROUNDING) for number in (low, high))
+    return Figure(lower.value, lower.low, upper.high)
+
+
+def _seeds(values: Values, keys: Iterable[Key]) -> list[int]:
+    """Return the seeds that all of these cells have."""
+    found = [set(values.get(key, {})) for key in keys]
+    return sorted(set.intersection(*found)) if found else []
+
+
+Pairs: TypeAlias = Mapping[str, tuple[str, Setting, Setting]]
+"""By the name of a comparison: the figure, the loss that is to have more of it, and the other."""
+
+
+def _pooled(
+    values: Values, split: str, scenarios: Sequence[str | None], pairs: Pairs, *, need: Literal["all", "any"]
+) -> Found:
+    """Find each pair's difference, averaged over scenarios within each seed; it needs the first and the last scenario.
+
+    A scenario without enough paired runs is left out, then every seed that is not in all of the others. ``need``: all
+    of the comparisons, or any one of them.
+    """
+    found = Found([list(pairs)] if need == "all" else [[name] for name in pairs])
+    without: dict[str, list[str]] = {}
+    for name, (figure, *pair) in pairs.items():
+        keys = {scenario: [(scenario, setting, split, figure) for setting in pair] for scenario in scenarios}
+        kept = [scenario for scenario in scenarios if len(_seeds(values, keys[scenario])) >= FEWEST]
+        seeds = _seeds(values, [key for scenario in kept for key in keys[scenario]])
+        lost = _ends_lost(scenarios, kept)
+        if not kept or (not lost and len(seeds) < FEWEST):
+            without.setdefault(f"{FEWEST} paired runs", []).append(name)
+            continue
+        if lost:
+            without.setdefault(lost, []).append(name)
+            continue
+        if len(kept) < len(scenarios):
+            without.setdefault(", ".join(f"{s}" for s in scenarios if s not in kept), []).append(name)
+        found.points[name] = {
+            seed: math.fsum(values[keys[s][0]][seed] - values[keys[s][1]][seed] for s in kept) / len(kept)
+            for seed in seeds
+        }
+    for what, names in without.items():
+        found.missing.append(f"Without {what}" + ("" if len(names) == len(pairs) else f": {', '.join(names)}"))
+    return found
+
+
+def _ends_lost(asked: Sequence[str | None], kept: Sequence[str | None]) -> str:
+    """Name the ends of a range of scenarios that lack runs, without which nothing is said of the range."""
+    lost = [f"{end}" for end in dict.fromkeys((asked[0], asked[-1])) if end not in kept]
+    return f"{FEWEST} paired runs at {' and '.join(lost)}, where the claim's range ends" if lost else ""
+
+
+def _between(first: str, last: str) -> list[str]:
+    """Return the paper's scenarios from one to another."""
+    names = [name for name in published("eta").scenarios if name is not None]
+    return names[names.index(first) : names.index(last) + 1]
+
+
+def _gamma_helps(values: Values, split: str, figures: Sequence[str]) -> Found:
+    others = published("gamma").settings[1:]
+    pairs = {f"gamma {other.gamma:g} above gamma 0": (figures[0], other, CL) for other in others}
+    return _pooled(values, split, _between("70:30", "90:10"), pairs, need="any")
+
+
+def _gamma_is_best_at_zero(values: Values, split: str, figures: Sequence[str]) -> Found:
+    others = published("gamma").settings[1:]
+    pairs = {f"gamma 0 above gamma {other.gamma:g}": (figures[0], CL, other) for other in others}
+    return _pooled(values, split, ["50:50"], pairs, need="all")
+
+
+def _acl_is_best(values: Values, split: str, figures: Sequence[str]) -> Found:
+    acl = Setting(300.0, 0.0)
+    others = [setting for setting in published("isic").settings if setting != acl]
+    pairs = {f"{acl} above {other}": (figures[0], acl, other) for other in others}
+    return _pooled(values, split, [None], pairs, need="all")
+
+
+def _afcl_beats_both(values: Values, split: str, figures: Sequence[str]) -> Found:
+    afcl, fcl = Setting(300.0, 7.0), Setting(0.0, 1.0)
+    pairs = {
+        f"{afcl} above {other} in {WORDS[figure]}": (figure, afcl, other) for figure in figures for other in (CL, fcl)
+    }
+    return _pooled(values, split, [None], pairs, need="all")
+
+
+def _eta_helps_the_lopsided(values: Values, split: str, figures: Sequence[str]) -> Found:
+    """Find what eta gains over CL at the lopsided end, and how that rises with imbalance; see the rule above.
+
+    The mean is over those eta that both ends have; of the scenarios between, those that have all of them count.
+    """
+    figure, whole = figures[0], published("eta").settings
+    asked, largest = _between("60:40", "90:10"), whole[-1]
+    there = {
+        scenario: [s for s in whole if len(values.get((scenario, s, split, figure), {})) >= FEWEST]
+        for scenario in asked
+    }
+    ends = [scenario for scenario in asked if {CL, largest} <= set(there[scenario])]
+    if lost := _ends_lost(asked, ends):
+        return Found([], missing=[f"Without {lost} (of CL and eta {largest.eta:g})"])
+    settings = [s for s in whole if s in there[asked[0]] and s in there[asked[-1]]]
+    scenarios = [scenario for scenario in ends if set(settings) <= set(there[scenario])]
+    seeds = _seeds(values, [(scenario, setting, split, figure) for scenario in scenarios for setting in settings])
+    if len(seeds) < FEWEST:
+        return Found([], missing=[f"Without {FEWEST} paired runs of all scenarios and losses"])
+    found = Found([])
+    for what, left_out in (
+        ("", [scenario for scenario in asked if scenario not in scenarios]),
+        ("eta ", [f"{setting.eta:g}" for setting in whole if setting not in settings]),
+    ):
+        if left_out:
+            found.missing.append(f"Without {what}{', '.join(left_out)}")
+    ways = {"the mean over eta above 0": settings[1:], f"eta {largest.eta:g}": [largest]}
+    shares = [float(scenario.partition(":")[0]) for scenario in scenarios]
+    for name, chosen in ways.items():
+        gain, rise = f"{name} above CL at {asked[-1]}", f"rise of {name} above CL from {asked[0]} to {asked[-1]}"
+        found.ways.append([gain, rise])
+        gains = {
+            seed: [
+                math.fsum(values[c, s, split, figure][seed] - values[c, CL, split, figure][seed] for s in chosen)
+                / len(chosen)
+                for c in scenarios
+            ]
+            for seed in seeds
+        }
+        found.points[gain] = {seed: points[-1] for seed, points in gains.items()}
+        found.points[rise] = {seed: _slope(shares, points) * (shares[-1] - shares[0]) for seed, points in gains.items()}
+    return found
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of the least-squares line."""
+    centre = math.fsum(x) / len(x)
+    return math.fsum((a - centre) * b for a, b in zip(x, y, strict=True)) / math.fsum((a - centre) ** 2 for a in x)
+
+
+CLAIMS = (
+    Claim(
+        "eta",
+        "eta",
+        "A larger eta helps as imbalance grows from 60:40 to 90:10",
+        (("uwa",), ("accuracy",)),
+        _eta_helps_the_lopsided,
+    ),
+    Claim(
+        "gamma-lopsided",
+        "gamma",
+        "A gamma above 0 is best from 70:30 to 90:10",
+        (("uwa",), ("accuracy",)),
+        _gamma_helps,
+    ),
+    Claim(
+        "gamma-balanced",
+        "gamma",
+        "gamma = 0 is best at 50:50",
+        (("uwa",), ("accuracy",)),
+        _gamma_is_best_at_zero,
+    ),
+    Claim("isic-acl", "isic", "ACL(300) has the best UWA on ISIC", (("uwa",),), _acl_is_best),
+    Claim(
+        "isic-afcl",
+        "isic",
+        "AFCL(300, 7) beats CL and FCL on ISIC in both figures",
+        (("uwa", "accuracy"),),
+        _afcl_beats_both,
+    ),
+)

@@ -1,0 +1,342 @@
+"""From the records of a sweep to a table of the paper: intervals, paired differences, verdicts. Needs no torch.
+
+An entry is the mean over the runs of one cell, in per cent, with Student's 95 % interval over the runs, and its
+difference to CL over the seeds that both have. ``verdicts.py`` has the rule by which the paper's claims are judged.
+
+Two sets of images judge each model: ``test``, the paper's 30 %, and ``held_out``, as many images of each class as the
+scenario left in the pool. Held-out accuracy is the mean of the recalls, weighted by the scenario's proportions: the
+accuracy on a large set that is as lopsided as the scenario, which is what the paper's accuracy estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from lopsided.data.scenarios import parse_scenario
+from lopsided.errors import InputError, sentence
+from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.paper import protocol as paper
+from lopsided.paper.claims import Key, Values, Verdict, judge
+from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
+from lopsided.recipe import Recipe, named_recipe, named_recipes
+from lopsided.recipe.words import shown
+from lopsided.runs.records import ROUNDING, WITH_WEIGHTS, Record, epochs_of, family_of
+
+SPLITS = ("test", "held_out")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the runs of one table have in common, beside their losses, scenarios and seeds.
+
+    ``family`` stands for all of their recipes that the other fields do not say; records of earlier versions have none.
+    """
+
+    method: str
+    normalization: str
+    encoder: str
+    image_size: int | None
+    split: str
+    weights: str
+    family: str | None = None
+    epochs: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, run: Recipe | Record) -> Protocol:
+        """Return the protocol of a recipe or of a record."""
+        if isinstance(run, Record):
+            facts = (run.method, run.normalization, run.encoder, run.image_size, run.split, run.weights)
+            return cls(*facts, run.family, run.epochs)
+        weights = run.encoder.weights
+        return cls(
+            run.method,
+            run.encoder_training.normalization,
+            run.encoder.name,
+            run.data.image_size,
+            run.data.split,
+            weights if weights in ("none", "timm") else "file",
+            family_of(run),
+            epochs_of(run),
+        )
+
+    def is_like(self, other: Protocol) -> bool:
+        """Whether two protocols agree in all that records of any version say of them."""
+        return replace(self, family=None, epochs=None) == replace(other, family=None, epochs=None)
+
+    def __str__(self) -> str:
+        size = "its own size" if self.image_size is None else f"{self.image_size} px"
+        start = {"none": "scratch", "timm": "timm's weights", "file": "weights of a file"}.get(self.weights, "?")
+        by = {"group": "split by group", "random": "split by image"}.get(self.split, f"split {self.split}")
+        text = f"{self.encoder} at {size} from {start}, {by}, {self.normalization} normalization"
+        if self.epochs is not None:
+            text += f", {' + '.join(map(str, self.epochs))} epochs"
+        return f"{text}, recipe {'not recorded' if self.family is None else _recipe_name(self.family)}"
+
+
+@cache
+def _recipe_name(family: str) -> str:
+    """Return the name of a family's recipe: one that comes with the package, else the start of the hash."""
+    from_scratch = family.partition(WITH_WEIGHTS)[0]
+    known = {family_of(named_recipe(name)): name for name in named_recipes()}
+    for preset in paper.PRESETS:
+        for split in paper.SPLIT_RULES:
+            name = f"paper-isic{'' if preset == 'paper' else f' ({preset})'}"
+            known.setdefault(family_of(paper.base_recipe("isic", preset=preset, split=split)), name)
+    return known.get(from_scratch, from_scratch[:8])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of one cell, in per cent. ``difference`` is to CL, in points; None for CL and without pairs."""
+
+    mean: Figure
+    values: Mapping[int, float]
+    difference: Figure | None
+    pairs: int
+    published: float | None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs, seeds being their names."""
+        return len(self.values)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval of the difference leaves 0 out; nothing is corrected for the number of entries."""
+        return self.difference is not None and self.difference.leaves_out_0
+
+    def expects_published(self, runs: int = RUNS) -> bool | None:
+        """Whether the published figure lies where the mean of so many further runs would lie, 95 times of 100.
+
+        None where nothing was published or the mean has no interval. It is Student's prediction interval.
+        """
+        if self.published is None or math.isnan(self.mean.high):
+            return None
+        half = (self.mean.high - self.mean.low) / 2
+        return abs(self.published - self.mean.value) <= half * math.sqrt(1 + self.runs / runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of the paper with what the runs say. Cells that were not trained have no entry.
+
+    Runs on other data than the paper's, whose name is ``source``, have nothing published and nothing claimed of them.
+    """
+
+    table: str
+    source: str
+    is_of_paper: bool
+    protocol: Protocol
+    scenarios: tuple[str | None, ...]
+    settings: tuple[Setting, ...]
+    entries: Mapping[Key, Entry]
+    verdicts: tuple[Verdict, ...]
+    majority: float | None
+    """The accuracy of always answering the majority on the test images; only where there is but one scenario."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The sets of images that any run was judged on."""
+        return tuple(split for split in SPLITS if any(key[2] == split for key in self.entries))
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """The fewest and the most runs of an entry."""
+        counts = [entry.runs for entry in self.entries.values()]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+    def entry(self, scenario: str | None, setting: Setting, split: str, figure: str) -> Entry | None:
+        """Return an entry, or None where there is no run."""
+        return self.entries.get((scenario, setting, split, figure))
+
+    def published(self, scenario: str | None, setting: Setting, figure: str) -> float | None:
+        """Return what the paper has for a cell, in per cent, whether or not it was trained."""
+        return published_beside(self.table, scenario, setting, figure) if self.is_of_paper else None
+
+    def is_misprint(self, scenario: str | None, setting: Setting, figure: str) -> bool:
+        """Whether what the paper has for a cell is a misprint, so that it is compared with nothing."""
+        return self.is_of_paper and paper.is_misprint(self.table, scenario, setting, figure)
+
+    def misprints(self, figure: str) -> list[str]:
+        """Return the scenarios in whose row a misprint would stand."""
+        rows = [
+            scenario for scenario in self.scenarios if any(self.is_misprint(scenario, s, figure) for s in self.settings)
+        ]
+        return [scenario for scenario in rows if scenario is not None]
+
+    def coverage(self) -> tuple[int, int] | None:
+        """Return how many cells of the paper's table have a run here, and of how many; None for others than its."""
+        whole = published(self.table)
+        if not self.is_of_paper or not set(self.settings) <= set(whole.settings):
+            return None
+        return len({key[:2] for key in self.entries}), len(whole.scenarios) * len(whole.settings)
+
+    def agreement(self, figure: str) -> tuple[int, int]:
+        """Return how many published figures lie where the paper's number of runs would be expected, and of how many.
+
+        They are compared with the test images' figures, which are as noisy as the paper's.
+        """
+        found = [entry.expects_published() for key, entry in self.entries.items() if key[2:] == ("test", figure)]
+        told = [is_inside for is_inside in found if is_inside is not None]
+        return sum(told), len(told)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            "table": self.table,
+            "source": self.source,
+            "protocol": str(self.protocol),
+            "entries": [
+                {
+                    "scenario": scenario,
+                    "loss": setting.loss,
+                    "eta": setting.eta,
+                    "gamma": setting.gamma,
+                    "split": split,
+                    "figure": figure,
+                    "runs": entry.runs,
+                    "mean": entry.mean.to_dict(),
+                    "difference": None if entry.difference is None else entry.difference.to_dict(),
+                    "pairs": entry.pairs,
+                    "published": entry.published,
+                }
+                for (scenario, setting, split, figure), entry in self.entries.items()
+            ],
+            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
+        }
+
+
+def select(records: Iterable[Record], table: str, protocol: Protocol) -> list[Record]:
+    """Return the records of a table's kind that were made by a protocol.
+
+    Records that do not say their recipe are a family of their own, which is taken if there are none of the protocol's.
+    """
+    has_scenario = table != "isic"
+    alike = [
+        record
+        for record in records
+        if (record.scenario is not None) == has_scenario and Protocol.of(record).is_like(protocol)
+    ]
+    own = [record for record in alike if record.family == protocol.family]
+    return own or [record for record in alike if record.family is None]
+
+
+def compare(
+    records: Sequence[Record],
+    table: str,
+    protocol: Protocol,
+    *,
+    source: str | None = None,
+    scenarios: Sequence[str | None] | None = None,
+    settings: Sequence[Setting] | None = None,
+) -> Comparison:
+    """Lay the records of one protocol out as a table of the paper, and judge the claims that it is for.
+
+    Without ``scenarios`` or ``settings``, those of the paper's table that have a run are shown; the verdicts see all.
+    ``source`` names the data where the records do not, or not as they are called now.
+    """
+    check_table(table)
+    whole = published(table)
+    own = _source_of(records)
+    if source is None:
+        source = paper.SOURCES[table][0] if own is None else own
+    is_of_paper = _is_of_paper(table, source, records)
+    values = _values(records)
+    there = {key[:2] for key in values}
+    if scenarios is None:
+        scenarios = [name for name in whole.scenarios if any(name == scenario for scenario, _ in there)]
+    if settings is None:
+        shown = {setting for scenario, setting in there if scenario in scenarios}
+        settings = [setting for setting in whole.settings if setting in shown]
+    keys = [
+        (scenario, setting, split, figure)
+        for scenario in scenarios
+        for setting in settings
+        for split in SPLITS
+        for figure in FIGURES
+    ]
+    return Comparison(
+        table=table,
+        source=source,
+        is_of_paper=is_of_paper,
+        protocol=protocol,
+        scenarios=tuple(scenarios),
+        settings=tuple(settings),
+        entries={key: _entry(values, table if is_of_paper else None, key) for key in keys if values.get(key)},
+        verdicts=judge(table, values) if is_of_paper else (),
+        majority=_majority([record for record in records if record.scenario in scenarios])
+        if len(scenarios) == 1
+        else None,
+    )
+
+
+def _is_of_paper(table: str, source: str, records: Iterable[Record]) -> bool:
+    """Whether runs are on the data of the paper's table, as far as their records say."""
+    classes = {record.classes for record in records} - {None}
+    return source in paper.SOURCES[table] and classes <= {paper.CLASSES[table]}
+
+
+def _source_of(records: Iterable[Record]) -> str | None:
+    """Return the data that all records are of; those of several cannot be put into one table."""
+    sources = dict.fromkeys(record.source for record in records)
+    if len(sources) > 1:
+        do = "Keep the records of one, or name its data in a recipe."
+        raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
+    return next(iter(sources), None)
+
+
+def _entry(values: Values, table: str | None, key: Key) -> Entry:
+    """Make one entry; ``table`` is that of the paper beside which it is put, if there is one."""
+    scenario, setting, split, figure = key
+    own, base = values[key], values.get((scenario, CL, split, figure), {})
+    seeds = [] if setting == CL else sorted(set(own) & set(base))
+    return Entry(
+        mean=mean_interval(list(own.values())),
+        values=own,
+        difference=paired_difference([own[s] for s in seeds], [base[s] for s in seeds], same=ROUNDING)
+        if seeds
+        else None,
+        pairs=len(seeds),
+        published=None if table is None else published_beside(table, scenario, setting, figure),
+    )
+
+
+def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
+    """Return each figure in per cent by its cell and its seed; two runs for one place are refused."""
+    found: dict[Key, dict[int, float]] = {}
+    cells: dict[tuple[str | None, Setting, int], Record] = {}
+    for record in sorted(records, key=lambda record: record.seed):
+        setting = Setting(record.eta, record.gamma)
+        other = cells.setdefault((record.scenario, setting, record.seed), record)
+        if other is not record:
+            must = f"a table must have one run of {record.name}"
+            do = "Their recipes differ in something else: keep the records of one recipe."
+            raise InputError(sentence(must, f"those of the cells {other.cell} and {record.cell}", do))
+        for split in SPLITS:
+            for figure in FIGURES:
+                value = _value(record, split, figure)
+                if value is not None:
+                    found.setdefault((record.scenario, setting, split, figure), {})[record.seed] = value
+    return found
+
+
+def _value(record: Record, split: str, figure: str) -> float | None:
+    figures = record.test if split == "test" else record.held_out
+    if figures is None:
+        return None
+    if figure == "uwa":
+        return 100 * figures.uwa
+    shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
+    if split == "test" or shares is None or len(shares) != len(figures.recalls):
+        return 100 * figures.accuracy
+    value = math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
+    return None if math.isnan(value) else value
+
+
+def _majority(records: Sequence[Record]) -> float | None:
+    votes = [100 * record.test.majority_vote for record in records]
+    return math.fsum(votes) / len(votes) if votes else None

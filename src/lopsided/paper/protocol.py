@@ -1,0 +1,335 @@
+"""The paper's experiments: what it published, and the recipes that repeat it. Needs no torch.
+
+The tables of Vito and Stefanus (2022) lie in ``tables.toml``: ``eta`` and ``gamma`` over eleven scenarios of tops of
+Fashion-MNIST, and ``isic`` over five losses. One row of figures is a misprint; it is marked there and never given out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from lopsided.data.scenarios import parse_scenario
+from lopsided.errors import InputError, sentence
+from lopsided.recipe import Recipe, find_recipe, named_recipe
+from lopsided.recipe.words import shown, suggest
+
+TABLES = ("eta", "gamma", "isic")
+FIGURES = ("uwa", "accuracy")
+RUNS = 4
+"""As many as the paper's, seeds 0 to 3."""
+
+SOURCES = {
+    "eta": ("fashion-mnist-tops", "fashion-mnist"),
+    "gamma": ("fashion-mnist-tops", "fashion-mnist"),
+    "isic": ("isic2018",),
+}
+CLASSES = {"eta": ("T-shirt/top", "Shirt"), "gamma": ("T-shirt/top", "Shirt"), "isic": ("MEL", "DF")}
+"""The data of each table, and their classes in order: what was published, and claimed, is of these alone."""
+
+RECIPES = {"eta": "paper-fmnist", "gamma": "paper-fmnist", "isic": "paper-isic"}
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "small": {"encoder.name": "resnet18", "head.hidden": "auto", "data.image_size": 64},
+}
+"""What a preset changes in the recipe of the ISIC table."""
+
+SPLIT_RULES = {"image": "random", "lesion": "group"}
+_LOSS_GRAMMAR = "Write cl, fcl, acl:ETA or afcl:ETA:GAMMA, such as acl:300 or afcl:300:7."
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """A contrastive loss by its two parameters, eta in the paper's unit.
+
+    >>> [str(Setting(*pair)) for pair in [(0, 0), (0, 1), (300, 0), (300, 7)]]
+    ['CL', 'FCL', 'ACL(300)', 'AFCL(300, 7)']
+    """
+
+    eta: float
+    gamma: float
+
+    @property
+    def loss(self) -> str:
+        """The narrowest loss that has these parameters, so that equal losses have equal recipes."""
+        if self.eta == 0 and self.gamma in (0, 1):
+            return "fcl" if self.gamma else "cl"
+        return "acl" if self.gamma == 0 else "afcl"
+
+    def __str__(self) -> str:
+        values = {"acl": f"({self.eta:g})", "afcl": f"({self.eta:g}, {self.gamma:g})"}
+        return f"{self.loss.upper()}{values.get(self.loss, '')}"
+
+
+CL = Setting(0.0, 0.0)
+
+
+def parse_setting(text: str) -> Setting:
+    """Read a loss with its parameters.
+
+    >>> parse_setting("afcl:300:7")
+    Setting(eta=300.0, gamma=7.0)
+    """
+    name, *numbers = text.strip().lower().split(":")
+    counts = {"cl": 0, "fcl": 0, "acl": 1, "afcl": 2}
+    try:
+        values = [float(number) + 0.0 for number in numbers]
+    except ValueError:
+        values = [math.nan]
+    if counts.get(name) != len(values) or not all(0 <= value < math.inf for value in values):
+        raise InputError(sentence("a loss must be named with its parameters", shown(text), _LOSS_GRAMMAR))
+    if name == "fcl":
+        return Setting(0.0, 1.0)
+    return Setting(*values, *[0.0] * (2 - len(values)))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published table. ``scenarios`` is (None,) where there is but one; misprints are not among ``figures``."""
+
+    name: str
+    scenarios: tuple[str | None, ...]
+    settings: tuple[Setting, ...]
+    figures: Mapping[tuple[str | None, Setting, str], float]
+    misprints: frozenset[tuple[str | None, str]]
+
+    def figure(self, scenario: str | None, setting: Setting, figure: str) -> float | None:
+        """Return a figure in per cent, or None where the paper has none that can be compared with."""
+        return self.figures.get((scenario, setting, figure))
+
+
+@cache
+def published(table: str) -> Published:
+    """Return one of the paper's ``TABLES``.
+
+    >>> published("isic").figure(None, Setting(300.0, 7.0), "uwa")
+    74.62
+    """
+    check_table(table)
+    content = tomllib.loads((resources.files("lopsided.paper") / "published.toml").read_text(encoding="utf-8"))[table]
+    if table == "isic":
+        settings = tuple(
+            Setting(float(eta), float(gamma)) for eta, gamma in zip(content["eta"], content["gamma"], strict=True)
+        )
+        rows: dict[str | None, Any] = {None: content}
+    else:
+        settings = tuple(setting_of(table, float(value)) for value in content["values"])
+        rows = {name: row for name, row in content.items() if name != "values"}
+    figures, misprints = {}, set()
+    for scenario, row in rows.items():
+        for figure in FIGURES:
+            if row.get(f"{figure}_misprint"):
+                misprints.add((scenario, figure))
+                continue
+            for setting, value in zip(settings, row[figure], strict=True):
+                figures[scenario, setting, figure] = float(value)
+    return Published(table, tuple(rows), settings, figures, frozenset(misprints))
+
+
+def published_beside(table: str, scenario: str | None, setting: Setting, figure: str) -> float | None:
+    """Return what the paper has for a cell: of its own table, else of the other one over the same scenarios."""
+    holding = _holding(table, setting)
+    return None if holding is None else holding.figure(scenario, setting, figure)
+
+
+def is_misprint(table: str, scenario: str | None, setting: Setting, figure: str) -> bool:
+    """Whether what the paper has for a cell is a misprint, so that ``published_beside`` has nothing."""
+    holding = _holding(table, setting)
+    return holding is not None and (scenario, figure) in holding.misprints
+
+
+def _holding(table: str, setting: Setting) -> Published | None:
+    """Return the published table that has a loss: the table itself, else the other one over the same scenarios."""
+    names = [table, *(name for name in ("eta", "gamma") if table not in (name, "isic"))]
+    return next((published(name) for name in names if setting in published(name).settings), None)
+
+
+def setting_of(table: str, value: float) -> Setting:
+    """Return the loss of a column of the table ``eta`` or ``gamma``."""
+    return Setting(value, 0.0) if table == "eta" else Setting(0.0, value)
+
+
+def check_table(table: str) -> None:
+    """Refuse what is none of the paper's tables."""
+    if table not in TABLES:
+        must = f"TABLE must be one of {', '.join(TABLES)}"
+        raise InputError(sentence(must, shown(table), suggest(table, TABLES)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be trained for a table: every scenario with every loss, so many runs of each."""
+
+    table: str
+    recipe: Recipe
+    scenarios: tuple[str | None, ...]
+    settings: tuple[Setting, ...]
+    runs: int
+    left_out: str = ""
+
+    def cells(self) -> list[Recipe]:
+        """Return the recipes, run by run, so that a sweep that was cut off has whole tables of fewer runs."""
+        return [
+            cell_recipe(self.recipe, scenario, setting, seed)
+            for seed in range(self.runs)
+            for scenario in self.scenarios
+            for setting in self.settings
+        ]
+
+
+def base_recipe(
+    table: str,
+    *,
+    recipe: str | os.PathLike[str] | None = None,
+    preset: str = "paper",
+    split: str = "image",
+    data: str | os.PathLike[str] | None = None,
+    weights: str | None = None,
+    normalization: str | None = None,
+) -> Recipe:
+    """Return the recipe that all cells of a table share: the paper's, or another one that takes its place.
+
+    ``preset``, ``split`` and ``data`` are for the table ``isic``: one of ``PRESETS``; "image" or "lesion", what the
+    split keeps whole; where the images are.
+    """
+    check_table(table)
+    base = named_recipe(RECIPES[table]) if recipe is None else find_recipe(os.fspath(recipe))
+    if table != "isic":
+        for option, value, default in (
+            ("--preset", preset, "paper"),
+            ("--split", split, "image"),
+            ("--data", data, None),
+        ):
+            if value != default:
+                raise InputError(sentence(f"{option} is for the table isic", f"{value} for the table {table}"))
+    for option, value, choices in (("--preset", preset, PRESETS), ("--split", split, SPLIT_RULES)):
+        if value not in choices:
+            must = f"{option} must be one of {', '.join(choices)}"
+            raise InputError(sentence(must, shown(value), suggest(value, choices)))
+    if table == "isic" and base.data.scenario is not None:
+        got = f"data.scenario = {base.data.scenario!r}"
+        raise InputError(sentence("a recipe for the table isic must take all images", got, "Leave the scenario out."))
+    if not base.data.test:
+        raise InputError(sentence("a recipe for a table must have test images", "data.test = 0", "Such as 0.3."))
+    changes: dict[str, Any] = {"encoder_training.eta_unit": "absolute", **PRESETS[preset]}  # As all cells have it.
+    if split != "image":
+        changes["data.split"] = SPLIT_RULES[split]
+    if data is not None:
+        changes["data.source"] = os.fspath(data)
+    if weights is not None:
+        changes["encoder.weights"] = weights
+    if normalization is not None:
+        changes["encoder_training.normalization"] = normalization
+    return base.override(**changes)
+
+
+def cell_recipe(base: Recipe, scenario: str | None, setting: Setting, seed: int) -> Recipe:
+    """Return the recipe of one run; a scenario keeps the total of the recipe that it is put in."""
+    changes: dict[str, Any] = {
+        "seed": seed,
+        "encoder_training.loss": setting.loss,
+        "encoder_training.eta": setting.eta,
+        "encoder_training.eta_unit": "absolute",
+        "encoder_training.gamma": setting.gamma,
+    }
+    if scenario is not None:
+        total = None if base.data.scenario is None else parse_scenario(base.data.scenario).total
+        changes["data.scenario"] = scenario if total is None else f"{scenario},total={total}"
+    return base.override(**changes)
+
+
+_QUICK: dict[str, tuple[tuple[str | None, ...], tuple[Setting, ...], int]] = {
+    "eta": (("60:40", "90:10"), tuple(Setting(eta, 0.0) for eta in (0.0, 120.0, 300.0)), RUNS),
+    "gamma": (("50:50", "70:30", "90:10"), (CL, Setting(0.0, 7.0)), RUNS),
+    "isic": ((None,), (CL, Setting(300.0, 7.0)), 3),
+}
+"""The ends of each claim's range: ten minutes or so of two cores, and 25 for isic with the preset small."""
+
+_QUICK_LIMITS = {
+    "eta": "",
+    "gamma": (
+        " Of the claims, it can support that a gamma above 0 helps and contradict that gamma = 0 is best at 50:50, not "
+        "the reverse."
+    ),
+    "isic": " Of the claims, it can only contradict that AFCL(300, 7) beats CL.",
+}
+
+
+def make_plan(
+    table: str,
+    recipe: Recipe,
+    *,
+    scenarios: str | None = None,
+    values: str | None = None,
+    losses: str | None = None,
+    runs: int | None = None,
+    quick: bool = False,
+) -> Plan:
+    """Choose the cells of a table, by lists with commas; what is left out is as in the paper, or as in ``--quick``."""
+    whole = published(table)
+    if values is not None and losses is not None:
+        raise InputError(sentence("either --values or --losses must be given", "both"))
+    if table == "isic":
+        for option, value, do in (("--scenarios", scenarios, ""), ("--values", values, "Name losses with --losses.")):
+            if value is not None:
+                raise InputError(sentence(f"{option} is for the tables eta and gamma", f"{value} for isic", do))
+    rows, columns, number = _QUICK[table] if quick else (whole.scenarios, whole.settings, RUNS)
+    if scenarios is not None:
+        rows = _chosen_scenarios(scenarios, [name for name in whole.scenarios if name is not None])
+    if values is not None:
+        columns = _chosen_values(table, values, whole.settings)
+    if losses is not None:
+        columns = tuple(dict.fromkeys(parse_setting(text) for text in _parts(losses, "--losses")))
+    number = number if runs is None else runs
+    left_out = _left_out(whole, rows, columns, number) if quick else ""
+    if left_out and (rows, columns, number) == _QUICK[table]:
+        left_out += _QUICK_LIMITS[table]
+    return Plan(table, recipe, rows, columns, number, left_out)
+
+
+def _parts(text: str, option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(sentence(f"{option} must be a list with commas between its entries", shown(text)))
+    return parts
+
+
+def _chosen_scenarios(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    asked = _parts(text, "--scenarios")
+    for name in asked:
+        if name not in known:
+            must = f"--scenarios must be among {', '.join(known)}"
+            raise InputError(sentence(must, shown(name), suggest(name, known)))
+    return tuple(name for name in known if name in asked)
+
+
+def _chosen_values(table: str, text: str, settings: Iterable[Setting]) -> tuple[Setting, ...]:
+    known = {getattr(setting, table): setting for setting in settings}
+    asked = set()
+    for part in _parts(text, "--values"):
+        try:
+            asked.add(float(part))
+        except ValueError:
+            asked.add(math.nan)
+        if not asked <= set(known):
+            must = f"--values must be among {', '.join(f'{value:g}' for value in known)} for the table {table}"
+            raise InputError(sentence(must, shown(part), "Name any other loss with --losses, such as acl:600."))
+    return tuple(setting for value, setting in known.items() if value in asked)
+
+
+def _left_out(whole: Published, rows: Sequence[str | None], columns: Sequence[Setting], runs: int) -> str:
+    """Say what a quick look leaves out of the paper's table."""
+    scenarios = [name for name in whole.scenarios if name is not None and name not in rows]
+    settings = [str(setting) for setting in whole.settings if setting not in columns]
+    parts = [f"{len(scenarios)} of {len(whole.scenarios)} scenarios ({', '.join(scenarios)})"] if scenarios else []
+    if settings:
+        parts.append(f"{len(settings)} of {len(whole.settings)} losses ({', '.join(settings)})")
+    if runs < RUNS:
+        parts.append(f"{RUNS - runs} of {RUNS} runs")
+    return f"A quick look; it leaves out {' and '.join(parts)}." if parts else ""

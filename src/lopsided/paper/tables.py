@@ -1,0 +1,371 @@
+"""A table of the paper beside what the runs say, for a terminal, as Markdown, CSV and LaTeX. Needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lopsided.evaluation.intervals import Figure
+from lopsided.paper.claims import BLIND, RULE, WORDS, Verdict
+from lopsided.paper.compare import Comparison, Entry
+from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
+from lopsided.reports.wording import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MISSING = "-"
+MISPRINT = "misprint"
+PUBLISHED = "published"
+COLOURS = {"supported": "green", "contradicted": "red", "cannot tell": "yellow"}
+CSV_COLUMNS = (
+    "scenario",
+    "loss",
+    "eta",
+    "gamma",
+    "split",
+    "figure",
+    "runs",
+    "mean",
+    "low",
+    "high",
+    "pairs",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "published",
+    "published_is_misprint",
+)
+_DATA = {
+    "eta": "Fashion-MNIST tops",
+    "gamma": "Fashion-MNIST tops",
+    "isic": "Melanoma and dermatofibroma of ISIC 2018",
+}
+_OVER = {"eta": "over eta (gamma = 0)", "gamma": "over gamma (eta = 0)"}
+_NO_CLAIMS = "The paper's claims are about other data, so that these runs judge none of them."
+
+
+@dataclass(frozen=True)
+class Block:
+    """One figure's part of a table, as texts; every group of rows is a scenario."""
+
+    title: str
+    header: list[str]
+    groups: list[list[list[str]]]
+
+
+def title(comparison: Comparison) -> str:
+    """Name the table."""
+    name = axis(comparison)
+    if comparison.is_of_paper and comparison.table == "isic":
+        return _DATA["isic"]
+    data = _DATA[comparison.table] if comparison.is_of_paper else " ".join(clean(comparison.source).split())
+    return f"{data} {'by loss' if name is None else _OVER[name]}"
+
+
+def axis(comparison: Comparison) -> str | None:
+    """Return "eta" or "gamma" if the columns are values of it, None if they are losses of several kinds."""
+    if comparison.table == "isic":
+        return None
+    other = {"eta": "gamma", "gamma": "eta"}[comparison.table]
+    return comparison.table if all(getattr(setting, other) == 0 for setting in comparison.settings) else None
+
+
+def column_names(comparison: Comparison) -> list[str]:
+    """Return what stands above the columns: values of eta or gamma, or the losses' names."""
+    name = axis(comparison)
+    return [str(setting) if name is None else f"{getattr(setting, name):g}" for setting in comparison.settings]
+
+
+def blocks(comparison: Comparison) -> list[Block]:
+    """Lay a comparison out: for each figure a block, for each scenario published, test and held-out figures."""
+    name, columns = axis(comparison), column_names(comparison)
+    if name is not None and columns:
+        columns[0] = f"{name} {columns[0]}"
+    first = "data" if comparison.table == "isic" else "scenario"
+    return [
+        Block(
+            f"{WORDS[figure]}, per cent",
+            [first, "images", *columns],
+            [_rows(comparison, scenario, figure) for scenario in comparison.scenarios],
+        )
+        for figure in FIGURES
+    ]
+
+
+def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[list[str]]:
+    entries = {
+        split: [comparison.entry(scenario, setting, split, figure) for setting in comparison.settings]
+        for split in comparison.splits
+    }
+    rows = []
+    if comparison.is_of_paper:
+        rows.append([PUBLISHED, *(published_text(comparison, scenario, s, figure) for s in comparison.settings)])
+    for split, row in entries.items():
+        runs = Counter(entry.runs for entry in row if entry is not None)
+        usual = runs.most_common(1)[0][0] if runs else 0
+        told = f", {runs_text(usual)}" if runs else ""
+        rows.append([f"{WORDS[split]}{told}", *(_mean(entry, usual) for entry in row)])
+    for split, row in entries.items():
+        if CL not in comparison.settings and not any(entry is not None and entry.difference for entry in row):
+            continue  # There is nothing to differ from.
+        cells = zip(comparison.settings, row, strict=True)
+        rows.append(
+            [f"{WORDS[split]} - CL", *("" if setting == CL else _difference(entry) for setting, entry in cells)]
+        )
+    rows = rows or [[MISSING] * (1 + len(comparison.settings))]
+    everything = "ISIC" if comparison.is_of_paper else "all images"
+    first = everything if scenario is None else scenario
+    return [["" if i else first, *row] for i, row in enumerate(rows)]
+
+
+def runs_text(low: int, high: int | None = None) -> str:
+    """Say a number of runs, or from how many to how many.
+
+    >>> runs_text(1), runs_text(3, 4), runs_text(4, 4)
+    ('1 run', '3 to 4 runs', '4 runs')
+    """
+    high = low if high is None else high
+    return f"{'' if low == high else f'{low} to '}{high} run{'' if high == 1 else 's'}"
+
+
+def published_text(
+    comparison: Comparison, scenario: str | None, setting: Setting, figure: str, missing: str = MISSING
+) -> str:
+    """Return what the paper has for a cell, or what it lacks."""
+    if comparison.is_misprint(scenario, setting, figure):
+        return MISPRINT
+    value = comparison.published(scenario, setting, figure)
+    return missing if value is None else f"{value:.2f}"
+
+
+def shown_interval(mean: Figure) -> tuple[float, float] | None:
+    """Return the limits of a mean in per cent, as far as there are such shares; None if there is no interval."""
+    return None if math.isnan(mean.high) else (max(mean.low, 0.0), min(mean.high, 100.0))
+
+
+def is_cut(mean: Figure) -> bool:
+    """Whether an interval goes on beyond 0 or 100 per cent."""
+    return mean.low < 0 or mean.high > 100
+
+
+def mean_text(mean: Figure) -> str:
+    """Write a mean in per cent with its interval, by its limits where it would go beyond 0 or 100.
+
+    >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
+    ('90.0 ±5.0', '98.0 [95.5, 100.0]')
+    """
+    limits = shown_interval(mean)
+    if limits is None:
+        return f"{mean.value:.1f}"
+    low, high = limits
+    return f"{mean.value:.1f} [{low:.1f}, {high:.1f}]" if is_cut(mean) else f"{mean.value:.1f} ±{high - mean.value:.1f}"
+
+
+def _mean(entry: Entry | None, usual: int) -> str:
+    """Write a mean with its interval, and with its runs where they are not as many as usual."""
+    if entry is None:
+        return MISSING
+    text = mean_text(entry.mean)
+    return text if entry.runs == usual else f"{text} ({entry.runs})"
+
+
+def _difference(entry: Entry | None) -> str:
+    return MISSING if entry is None or entry.difference is None else difference_text(entry.difference)
+
+
+def difference_text(value: Figure) -> str:
+    """Write a difference with half of its interval, if it has one, and a star where that leaves out 0.
+
+    >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
+    ('+1.2 ±0.8*', '-1.0 ±2.0')
+    """
+    text = f"{value.value:+.1f}"
+    if math.isnan(value.high):
+        return text
+    return f"{text} ±{value.high - value.value:.1f}{'*' if value.leaves_out_0 else ''}"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Say what the numbers are, what they may be compared with, and what is not there."""
+    has_all = not any(math.isnan(entry.mean.high) for entry in comparison.entries.values())
+    found = [
+        f"Runs: {runs_text(*comparison.runs)} of each cell; {comparison.protocol}. Means over runs with Student's 95 % "
+        f"interval{'' if has_all else ', which one run does not have, nor runs that all agree'}."
+        f" A difference to CL is that of runs of the same seed; * where its interval leaves out 0, uncorrected for "
+        f"the number of cells, of which one in twenty gets a star by chance."
+    ]
+    if "held_out" in comparison.splits:
+        found.append(
+            "Test images are those of the recipe's split, 30 % in the paper. Held-out images are those that the "
+            "scenario did not draw; held-out accuracy is weighted by the scenario's proportions."
+        )
+    if comparison.majority is not None:
+        vote, beside = f"{comparison.majority:.1f}", ", and a UWA of 50" if comparison.is_of_paper else ""
+        found.append(f"Always answering the majority has an accuracy of {vote} on the test images{beside}.")
+    if axis(comparison) == "gamma":
+        found.append("Of six values of gamma that are equally good, one above 0 comes out best five times in six.")
+    for figure in FIGURES:
+        inside, number = comparison.agreement(figure)
+        if number:
+            found.append(
+                f"{inside} of {number} published figures of {WORDS[figure]} lie where a mean of {RUNS} runs like these "
+                f"is expected with 95 %."
+            )
+    found += misprint_notes(comparison, FIGURES)
+    coverage = comparison.coverage()
+    if coverage is not None and coverage[0] < coverage[1]:
+        found.append(f"This is a part of the paper's table: {coverage[0]} of its {coverage[1]} cells have a run here.")
+    lost = [
+        f"{'' if scenario is None else f'{scenario} '}{setting}"
+        for scenario in comparison.scenarios
+        for setting in comparison.settings
+        if not any(comparison.entry(scenario, setting, split, "uwa") for split in comparison.splits)
+    ]
+    if lost:
+        more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
+        verb = "cell has" if len(lost) == 1 else "cells have"
+        found.append(f"{len(lost)} {verb} no run ({MISSING}): {', '.join(lost[:10])}{more}.")
+    return found
+
+
+def misprint_notes(comparison: Comparison, figures: Sequence[str]) -> list[str]:
+    """Say which published figures are misprints, for the paper's gamma is not the only table that may show them."""
+    return [
+        f"What is published for the {WORDS[figure]} of {scenario} over gamma is a misprint and compared with nothing."
+        for figure in figures
+        for scenario in comparison.misprints(figure)
+    ]
+
+
+def to_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
+    """Write the whole table with its verdicts; ``figures`` are pictures to show, relative to the text."""
+    parts = [f"# {title(comparison)}", ""]
+    for block in blocks(comparison):
+        parts += [f"## {block.title}", ""]
+        parts += [*markdown_table(block.header, (row for group in block.groups for row in group)), ""]
+    parts += [f"{note}\n" for note in notes(comparison)]
+    parts += [f"![{title(comparison)}: {name}]({name})\n" for name in figures]
+    return "\n".join([*parts, *_verdict_lines(comparison)]).rstrip("\n") + "\n"
+
+
+def verdicts_to_markdown(comparison: Comparison) -> str:
+    """Write the verdicts with every comparison that they rest on."""
+    parts = [f"# Verdicts: {title(comparison)}", "", *_verdict_lines(comparison), "", "## The comparisons", ""]
+    rows = [
+        [
+            verdict.text,
+            verdict.where,
+            contrast.name,
+            f"{contrast.figure.value:+.2f}",
+            f"[{contrast.figure.low:+.2f}, {contrast.figure.high:+.2f}]",
+            str(len(contrast.seeds)),
+        ]
+        for verdict in comparison.verdicts
+        for contrast in verdict.contrasts
+    ]
+    header = ["claim", "figure and images", "comparison", "points", "interval of the rule", "runs"]
+    return "\n".join([*parts, *markdown_table(header, rows), "", BLIND]) + "\n"
+
+
+def verdict_rows(comparison: Comparison) -> list[list[str]]:
+    """Return claim, figure and images, verdict and reason of each verdict, for a table."""
+    return [
+        [verdict.text, verdict.where, _marked(verdict, f"**{verdict.decision}**"), verdict.reason()]
+        for verdict in comparison.verdicts
+    ]
+
+
+def _verdict_lines(comparison: Comparison) -> list[str]:
+    if not comparison.is_of_paper:
+        return ["## Verdicts", "", _NO_CLAIMS]
+    return [
+        "## Verdicts",
+        "",
+        *markdown_table(["claim", "figure and images", "verdict", "because"], verdict_rows(comparison)),
+        "",
+        RULE,
+    ]
+
+
+def _marked(verdict: Verdict, bold: str) -> str:
+    """Set the verdict that counts apart from the one that is shown beside it."""
+    return bold if verdict.decides else verdict.decision
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Write one line per figure of each cell, with all digits; cells without a run have empty fields."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for scenario in comparison.scenarios:
+        for setting in comparison.settings:
+            for split in comparison.splits:
+                for figure in FIGURES:
+                    row = _csv_row(comparison, scenario, setting, split, figure)
+                    writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
+    return text.getvalue()
+
+
+def _csv_row(
+    comparison: Comparison, scenario: str | None, setting: Setting, split: str, figure: str
+) -> Iterator[object]:
+    entry = comparison.entry(scenario, setting, split, figure)
+    yield from (scenario or "", setting.loss, f"{setting.eta:g}", f"{setting.gamma:g}", split, figure)
+    if entry is None:
+        yield from (0, "", "", "", 0, "", "", "")
+    else:
+        for number, value in ((entry.runs, entry.mean), (entry.pairs, entry.difference)):
+            three = ("", "", "") if value is None else (value.value, value.low, value.high)
+            yield from (number, *("" if isinstance(x, float) and math.isnan(x) else x for x in three))
+    published = comparison.published(scenario, setting, figure)
+    yield "" if published is None else published
+    yield int(comparison.is_misprint(scenario, setting, figure))
+
+
+def print_table(comparison: Comparison, console: Console) -> None:
+    """Print tables, notes and verdicts to a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from lopsided.progress import printable
+
+    for block in blocks(comparison):
+        console.print(Text(f"{title(comparison)}: {block.title}", style="bold"))
+        table = Table(box=None, pad_edge=False)
+        for i, name in enumerate(block.header):
+            table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i < 2)
+        for group in block.groups:
+            for i, row in enumerate(group):
+                is_difference = row[1].endswith("- CL")
+                cells = [Text(cell, style="bold" if is_difference and cell.endswith("*") else "") for cell in row]
+                dim = "dim" if row[1] == PUBLISHED else ""
+                table.add_row(*cells, style=dim, end_section=i == len(group) - 1)
+            table.add_row()
+        console.print(table)
+    for note in notes(comparison):
+        console.print(Text(printable(note), style="dim"))
+    console.print()
+    if not comparison.is_of_paper:
+        console.print(Text(_NO_CLAIMS, style="dim"))
+        return
+    for verdict in comparison.verdicts:
+        line = Text.assemble(
+            (verdict.decision, COLOURS[verdict.decision] + (" bold" if verdict.decides else "")),
+            (f"  {verdict.text}", "bold" if verdict.decides else ""),
+            f" ({verdict.where}): {verdict.reason()}",
+        )
+        console.print(line)
+    console.print()
+    console.print(Text(f"{RULE} {BLIND}", style="dim"))

@@ -1,0 +1,1 @@
+"""Run folders: what a run writes and how it is read again."""

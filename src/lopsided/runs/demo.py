@@ -1,0 +1,69 @@
+"""The main job on the embedded images: the losses side by side at 90:10, within minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lopsided import files
+from lopsided.errors import RunError, sentence
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.run import Run, run_recipe
+
+if TYPE_CHECKING:
+    from lopsided.training.reporter import Reporter
+
+LOSSES = ("ce", "cl", "afcl")
+SUMMARY = "summary.json"
+
+
+def demo_recipes(seed: int = 0) -> dict[str, Recipe]:
+    """Return the recipe of each loss: the recipe ``demo``, its CL form and its CE baseline of the same budget."""
+    base = named_recipe("demo").override(seed=seed)
+    return {loss: base.override(**{"encoder_training.loss": loss}) for loss in LOSSES}
+
+
+def run_demo(
+    out: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    device: str | None = None,
+    reporter: Callable[[str], Reporter | None] = lambda loss: None,
+) -> dict[str, Run]:
+    """Train one run per loss below ``out``; those that are finished there are taken as they are.
+
+    ``reporter`` gives the reporter of each loss's run. ``summary.json`` is written at the end.
+    """
+    runs = {}
+    for loss, recipe in demo_recipes(seed).items():
+        settled = recipe if device is None else recipe.override(device=device)
+        runs[loss] = run_recipe(settled, Path(out) / loss, resume=True, reporter=reporter(loss))
+    files.atomic_write(Path(out) / SUMMARY, json.dumps(summarise(runs), indent=2, allow_nan=False) + "\n")
+    return runs
+
+
+def summarise(runs: dict[str, Run]) -> dict[str, Any]:
+    """Return the test figures of each run, and those of the majority vote."""
+    rows = []
+    majority: dict[str, Any] = {}
+    for loss, run in runs.items():
+        metrics = run.metrics or {}
+        if not metrics.get("test"):  # A folder of someone else's may hold any finished run.
+            must = f"{run.folder} must be a run of the demo, with figures of test images"
+            raise RunError(sentence(must, "none", "Choose another folder."))
+        figures = metrics["test"]["figures"]
+        majority = metrics["test"]["majority"]
+        rows.append(
+            {
+                "loss": loss,
+                "run": str(run.folder),
+                "uwa": figures["uwa"],
+                "accuracy": figures["accuracy"],
+                "seconds": metrics["seconds"],
+            }
+        )
+    counts = (next(iter(runs.values())).metrics or {})["counts"]
+    return {"counts": counts, "majority": majority, "runs": rows}

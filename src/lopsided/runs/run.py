@@ -1,0 +1,421 @@
+"""Run folders: a recipe in, a model with honest figures out.
+
+A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
+``features.safetensors``, ``checkpoint/`` and ``metrics.json``. The last is written last: a run that has it is finished.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save
+
+from lopsided import __version__, files
+from lopsided.data.images import FileImages
+from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
+from lopsided.data.sources import SOURCE_NAMES, Source, check_splits, open_source
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.metrics import evaluate
+from lopsided.inference.predict import PROBABILITY
+from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
+from lopsided.runs.metrics import check_printed
+
+if TYPE_CHECKING:
+    from lopsided.data.images import Progress
+    from lopsided.distributed import Ranks
+    from lopsided.inference.probabilities import Predictions
+    from lopsided.models.model import Model, ModelCard
+    from lopsided.training.fit import Fitted
+    from lopsided.training.reporter import Reporter
+
+FORMAT = 1
+"""The version of a run folder; it rises when an older reader could misread a newer folder."""
+
+RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
+FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
+MAX_TABLE = 1 << 30
+"""The most bytes of predictions that are read, all at once; those of a million images take a fraction of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that was opened; ``metrics`` is None until the run is finished."""
+
+    folder: Path
+    recipe: Recipe
+    metrics: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Run:
+        """Open a run folder, finished or not."""
+        path = Path(folder)
+        if not (path / RECIPE).is_file():
+            missing = f"which has no {RECIPE}" if path.is_dir() else "which does not exist"
+            raise RunError(sentence("RUN must be the folder of a run", f"{path}, {missing}"))
+        try:
+            recipe = Recipe.load(path / RECIPE)
+        except InputError as error:
+            do = f"If another version wrote the run, open it with that one; this is lopsided {__version__}."
+            raise RunError(f"{error} {do}") from None
+        return cls(path, recipe, _read_metrics(path))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.metrics is not None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of the log, oldest first; what a killed process left of a line is passed over."""
+        path = self.folder / LOG
+        try:
+            files.check_regular(path, files.MAX_BYTES)
+        except OSError as error:
+            raise RunError(sentence(f"{LOG} must be a readable log", f"{path} ({error.strerror})")) from None
+        with path.open(encoding="utf-8", errors="replace") as log:
+            for line in log:
+                event = None
+                with suppress(ValueError, RecursionError):
+                    event = json.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    yield event
+
+    def predictions(self) -> list[dict[str, str]]:
+        """Return the rows of ``predictions.csv``."""
+        files.check_regular(self.folder / PREDICTIONS, MAX_TABLE)
+        with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
+            return list(csv.DictReader(table))
+
+    def features(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the encoder's features of each split, in the order of its predictions; empty if there are none."""
+        path = self.folder / FEATURES
+        if not path.is_file():
+            return {}
+        try:
+            with files.reading_tensors():
+                found = dict(load_file(path))
+            odd = [name for name, part in found.items() if part.ndim != 2 or part.dtype != np.float32]
+        except (OSError, ValueError) as error:
+            got = f"{path} ({files.reason(error)})"
+            raise RunError(sentence(f"{FEATURES} must be a readable safetensors file", got)) from None
+        if odd:
+            got = f"{found[odd[0]].dtype} of shape {found[odd[0]].shape} for {odd[0]!r:.40} in {path}"
+            raise RunError(sentence(f"{FEATURES} must hold a float32 vector for each image", got))
+        return found
+
+
+def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
+    """Load the model of a finished run, or of any folder that holds ``model.safetensors`` and ``model.json``.
+
+    It must be a model of images; the estimator loads its own models, those of vectors too.
+    """
+    from lopsided.models.machine import pick_device
+    from lopsided.models.model import load_model
+
+    path = Path(folder)
+    if (path / RECIPE).is_file() and not (path / CARD).is_file():
+        do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
+        raise RunError(sentence("a run must be finished before its model can be used", f"{path}, which is not", do))
+    model, card = load_model(path, pick_device(device))
+    if card.kind != "image":
+        do = "Load it with lopsided.TwoStageClassifier."
+        raise RunError(sentence("the model must be one of images", f"one of kind {card.kind} in {path}", do))
+    return model, card
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    data: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> Run:
+    """Train by a recipe into the folder ``out`` and return the finished run.
+
+    ``data`` replaces the recipe's source. ``resume`` continues a run of the same recipe, starts one that is not there
+    yet, and returns one that is finished. Nothing is written before the data have been read, and an error before the
+    first checkpoint removes the folder again. ``progress`` is told how many images have been checked.
+
+    Of several ``ranks``, each reads the data for itself, the first one alone has to do with the folder, and all return
+    the same.
+    """
+    recipe = settle(recipe, data)
+    folder = Path(out)
+    first = ranks is None or ranks.first
+
+    def state() -> str:
+        found = _found(folder, recipe, resume)
+        if found is not None and found.metrics is not None:
+            check_printed(folder / METRICS, found.metrics)
+            return "finished"
+        return "new" if found is None else "unfinished"
+
+    def told(make: Callable[[], Any]) -> Any:
+        return make() if ranks is None else ranks.told(make)
+
+    told(lambda: files.check_no_links(folder))
+    told(lambda: files.check_free(folder))  # Before the data are read, which may take long.
+    if told(state) != "finished":
+        sources = prepare_sources(recipe, progress)
+        with _held(folder) if first else nullcontext():
+            found = told(state)  # Another process may have been here since.
+            if found != "finished":
+                _train(folder, recipe, *sources, resume=found == "unfinished", reporter=reporter, ranks=ranks)
+    elif first:
+        files.remove_left_lock(folder)  # By a process that was killed after its last file.
+    metrics = told(lambda: Run.open(folder).metrics)
+    return Run.open(folder) if first else Run(folder, recipe, metrics)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Make a folder if need be and lock it while the block runs; one that was made for nothing goes again."""
+    made = _make(folder)
+    try:
+        with files.lock(folder):
+            yield
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()  # Only what is empty goes.
+
+
+def _train(
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    held_out: Source | None,
+    *,
+    resume: bool,
+    reporter: Reporter | None,
+    ranks: Ranks | None = None,
+) -> None:
+    from lopsided.training.checkpoint import Checkpoint
+    from lopsided.training.fit import fit
+
+    writes = ranks is None or ranks.first
+    try:
+        if not resume and writes:
+            files.atomic_write(folder / RECIPE, recipe.to_toml())
+        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks)
+        if writes:
+            _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
+    except Exception:
+        if writes and not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
+            shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
+            for name in (RECIPE, LOG):
+                with suppress(OSError):  # A disk that refuses this, too, is not what is to be said.
+                    (folder / name).unlink()
+        raise
+
+
+def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe:
+    """Put ``data`` in a recipe's place for it, and make its paths absolute, so that it says the same everywhere."""
+    source = recipe.data.source if data is None else os.fspath(data)
+    if source is None:
+        do = "Write lopsided fit DATA, or set data.source in the recipe."
+        raise InputError(sentence("DATA must be given, or the recipe must name a source", "neither", do))
+    changes = {"data.source": _absolute(source)}
+    if recipe.encoder.weights not in ("none", "timm"):
+        changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
+    return recipe.override(**changes)
+
+
+def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> bool:
+    """Whether the model of a run was trained on this source, or on what holds it or lies in it, if the folder tells."""
+    path = Path(folder) / RECIPE
+    try:
+        source = Recipe.load(path).data.source if path.is_file() else None
+    except InputError:
+        source = None
+    if source is None:
+        return False
+    if source in SOURCE_NAMES or data in SOURCE_NAMES:
+        return source == os.fspath(data)
+    then, now = Path(os.path.realpath(source)), Path(os.path.realpath(data))
+    return then.is_relative_to(now) or now.is_relative_to(then)
+
+
+def _absolute(source: str) -> str:
+    return source if source in SOURCE_NAMES else os.path.abspath(source)
+
+
+def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
+    """Open a recipe's source, check its images, and draw its scenario."""
+    return prepare_sources(recipe, progress)[0]
+
+
+def prepare_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Source, Source | None]:
+    """As ``prepare_source``, and beside it the images that the scenario left, if ``data.held_out`` asks for them."""
+    from lopsided.training.fit import data_seed
+
+    data = recipe.data
+    where = data.source or ""
+    source = open_source(
+        where,
+        classes=data.classes,
+        group=data.group,
+        missing_ok=data.skip_unreadable,
+        allow_outside=data.allow_outside,
+    )
+    given = data.split in ("auto", "given")
+    if given:
+        check_splits(source, where)
+    workers, same_size = recipe.threads or os.cpu_count() or 1, data.image_size is None
+    if data.skip_unreadable:  # Before the draw, whose numbers must hold for what is left.
+        source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
+        if given:
+            check_splits(source, where)
+    held_out = None
+    if data.scenario is not None:
+        seed = data_seed(recipe)
+        drawn = draw(source.labels, source.classes, parse_scenario(data.scenario), seed)
+        if data.held_out:
+            rows = draw_held_out(source.labels, source.classes, drawn, seed, source.groups)
+            held_out = source.subset(rows)
+        source = source.subset(drawn)
+    if not data.skip_unreadable:
+        source = source.verify(same_size=same_size, workers=workers, progress=progress)
+        held_out = None if held_out is None else held_out.verify(same_size=same_size, workers=workers)
+    elif same_size and isinstance(source.images, FileImages):
+        source.images.check_sizes()
+    return source, held_out
+
+
+def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
+    """Return what a figure may depend on beside the recipe."""
+    import torch
+
+    from lopsided.models.machine import pick_device
+
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "pillow")
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": str(pick_device(recipe.device)),
+        "threads": recipe.threads or torch.get_num_threads(),
+        "ranks": num_ranks,
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _read_metrics(folder: Path) -> dict[str, Any] | None:
+    path = folder / METRICS
+    try:
+        content = json.loads(files.read_whole(path))
+        written = content["format"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        got = f"{path} ({files.reason(error)})"
+        raise RunError(sentence(f"{METRICS} must be a readable record of a run", got)) from None
+    if written != FORMAT:
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
+        got = f"format {words.shown(written)} in {path}"
+        raise RunError(sentence(f"a run must have format {FORMAT}", got, do))
+    return dict(content)
+
+
+def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
+    """Return the run that is there and may be gone on with; None when there is nothing yet."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(sentence("--out must be a folder", f"{folder}, which is a file"))
+    if not folder.exists() or all(path.name == files.LOCK_NAME or _is_temporary(path) for path in folder.iterdir()):
+        return None
+    if not resume:
+        do = "Choose another folder, or continue with --resume."
+        raise RunError(sentence("--out must be a new or empty folder", f"{folder}, which is not empty", do))
+    run = Run.open(folder)
+    before = {path: value for path, _, value in words.leaves(run.recipe)}
+    for path, _, value in words.leaves(recipe):
+        if path not in RUNTIME_FIELDS and before[path] != value:
+            must = f"a run must be resumed with its own recipe, {path} = {before[path]!r} in {folder}"
+            raise RunError(sentence(must, repr(value), "Leave it as it was, or choose another folder."))
+    return run
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether a killed process left a file before it had its name."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return those that were made, the deepest first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(sentence("--out must be a folder that can be written", f"{folder} ({error.strerror})")) from None
+    return missing
+
+
+def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, num_ranks: int) -> None:
+    parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
+    files.atomic_write(folder / PREDICTIONS, _table(parts, source.classes))
+    features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
+    files.atomic_write(folder / FEATURES, save(features))
+    record = {
+        "format": FORMAT,
+        "lopsided": __version__,
+        "recipe": recipe.content_hash(),
+        "method": recipe.method,
+        "loss": recipe.encoder_training.loss,
+        "seed": recipe.seed,
+        "source": recipe.data.source,
+        "source_name": source.name,
+        "classes": list(source.classes),
+        "counts": {name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
+        **{name: _figures(predictions, recipe.seed) for name, predictions in parts.items()},
+        "leaks": {
+            "groups": list(fitted.leaks.groups),
+            "duplicates": [list(pair) for pair in fitted.leaks.duplicates],
+        },
+        "warnings": list(fitted.warnings),
+        "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
+        "environment": environment(recipe, num_ranks),
+        "seconds": round(fitted.seconds, 3),
+    }
+    files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def _figures(predictions: Predictions | None, seed: int) -> dict[str, Any] | None:
+    if predictions is None or predictions.y_true is None:
+        return None
+    return evaluate(
+        predictions.y_true,
+        predictions.probabilities,
+        classes=predictions.classes,
+        seed=seed,
+        groups=predictions.groups,
+    ).to_dict()
+
+
+def _table(parts: dict[str, Predictions | None], classes: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
+    for split, part in parts.items():
+        if part is None or part.y_true is None:
+            continue
+        groups = [""] * len(part.names) if part.groups is None else part.groups.tolist()
+        rows = zip(part.names, groups, part.y_true, part.y_pred, part.probabilities, strict=True)
+        for name, group, label, predicted, p in rows:
+            numbers = (f"{value:.9g}" for value in p)
+            writer.writerow([split, name, group, classes[label], classes[predicted], *numbers])
+    return text.getvalue().encode(errors="surrogateescape")

@@ -1,0 +1,1 @@
+"""Many runs: engines, progress, records."""

@@ -1,0 +1,211 @@
+"""Where the cells of a sweep are computed. An engine is handed cells and gives back what became of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+from lopsided.errors import InputError, LopsidedError, sentence
+from lopsided.recipe import Recipe
+from lopsided.runs.records import Record, cell_key, coordinates, proportion
+from lopsided.runs.run import run_recipe, settle
+
+CELLS = "cells"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A settled recipe of a sweep, and the name of its folder."""
+
+    key: str
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Cell:
+        """Settle a recipe and name its folder."""
+        settled = settle(recipe)
+        return cls(cell_key(settled), settled)
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        training = self.recipe.encoder_training
+        scenario = proportion(self.recipe.data.scenario)
+        return coordinates(scenario, training.loss, training.eta, training.gamma, self.recipe.seed)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a cell: a record, or the sentence that says why there is none.
+
+    ``died`` tells that the cell's worker was lost, which says nothing against the cell: it may be tried again.
+    """
+
+    cell: Cell
+    record: Record | None = None
+    error: str = ""
+    died: bool = False
+
+
+class Engine(Protocol):
+    """Computes cells into the folder of a sweep."""
+
+    @property
+    def slots(self) -> int:
+        """How many cells it computes at once; it is asked again before each submission."""
+
+    def open(self, folder: Path, *, models: bool = False) -> None:
+        """Get ready for the cells of this sweep, of which the models are wanted or not."""
+
+    def submit(self, cell: Cell) -> None:
+        """Start a cell; where it was begun before, it goes on from its checkpoint."""
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Return the cells that ended; none if that takes longer than so many seconds."""
+
+    def close(self) -> None:
+        """End the cells that are still running at once, and leave nothing behind that runs."""
+
+
+def train_cell(recipe: str, folder: str, threads: int) -> tuple[str, str]:
+    """Train a cell by its recipe's TOML, and return its record's line, or else the sentence on what went wrong.
+
+    Everything that goes in or out is text, so that no error's class has to be known on the other side.
+    """
+    try:
+        run = run_recipe(Recipe.from_toml(recipe).override(threads=threads), folder, resume=True)
+        return Record.from_run(run).to_json(), ""
+    except LopsidedError as error:
+        return "", " ".join(str(error).split())
+    except Exception as error:  # One cell's surprise is not the others'.
+        reason = " ".join(str(error).split())
+        return "", f"something unexpected happened ({type(error).__name__}{': ' if reason else ''}{reason})."
+
+
+LOST = sentence(
+    "a worker must live until its cell is done",
+    "one that ended before",
+    "It may have been killed, or have run out of memory, of which fewer workers need less.",
+)
+
+
+class LocalEngine:
+    """Worker processes of this machine, by default as many as have a core for each of their threads.
+
+    Each worker is a pool of its own, so that one which is killed takes no other along. Workers end at once when the
+    engine is closed or its process dies, however it dies: each watches a pipe whose other end that process holds.
+    """
+
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        for name, value in (("workers", workers), ("threads", threads)):
+            if value is not None and value < 1:
+                raise InputError(sentence(f"{name} must be >= 1", value))
+        self.slots = max(1, available_cores() // threads) if workers is None else workers
+        self.threads = threads
+        self._folder = Path()
+        self._lifeline: tuple[Connection, Connection] | None = None
+        self._idle: list[futures.ProcessPoolExecutor] = []
+        self._running: dict[futures.Future[tuple[str, str]], tuple[Cell, futures.ProcessPoolExecutor]] = {}
+
+    def open(self, folder: Path, *, models: bool = False) -> None:
+        """Get ready; workers are started when there is work."""
+        self._folder = folder
+        self._lifeline = get_context("spawn").Pipe(duplex=False)
+
+    def submit(self, cell: Cell) -> None:
+        """Start a cell on an idle worker, or on a new one."""
+        folder = str(self._folder / CELLS / cell.key)
+        toml = cell.recipe.to_toml()
+        while True:
+            pool = self._idle.pop() if self._idle else self._new_pool()
+            try:
+                with _as_seen_by_workers(self.threads):
+                    self._running[pool.submit(train_cell, toml, folder, self.threads)] = cell, pool
+                return
+            except BrokenProcessPool:  # The worker died while it had nothing to do.
+                pool.shutdown(wait=False)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Return the cells that ended."""
+        if not self._running:
+            time.sleep(seconds)
+        done, _ = futures.wait(self._running, timeout=seconds, return_when=futures.FIRST_COMPLETED)
+        ended = []
+        for future in done:
+            cell, pool = self._running.pop(future)
+            try:
+                line, error = future.result()
+            except BrokenProcessPool:
+                pool.shutdown(wait=False)
+                ended.append(Ended(cell, error=LOST, died=True))
+            else:
+                self._idle.append(pool)
+                ended.append(Ended(cell, Record.from_json(line) if line else None, error))
+        return ended
+
+    def close(self) -> None:
+        """End all workers at once; those that are idle have nothing to lose."""
+        if self._lifeline is not None:
+            for end in self._lifeline:
+                end.close()
+        for pool in [*self._idle, *(pool for _, pool in self._running.values())]:
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._idle, self._running, self._lifeline = [], {}, None
+
+    def _new_pool(self) -> futures.ProcessPoolExecutor:
+        assert self._lifeline is not None, "the engine is not open"
+        reading = self._lifeline[0]
+        return futures.ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(reading,)
+        )
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _as_seen_by_workers(threads: int) -> Iterator[None]:
+    """Let processes that are started inside the block have so many threads, and leave an interrupt to this process.
+
+    Both must hold before a worker's first import: torch looks at its environment once, and an interrupt from the
+    keyboard, which reaches all processes, would have each print where it was.
+    """
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    blocks = hasattr(signal, "pthread_sigmask")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else set()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _begin_worker(lifeline: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
+
+
+def _follow(lifeline: Connection) -> None:
+    """End this process when the other end of the pipe is closed."""
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)

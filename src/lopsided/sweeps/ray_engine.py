@@ -1,0 +1,225 @@
+"""The cells of a sweep on a Ray cluster that is running already. Needs the extra ``ray``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from lopsided import __version__, files
+from lopsided.errors import InputError, MissingDependencyError, sentence
+from lopsided.runs.records import Record
+from lopsided.runs.run import METRICS
+from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, train_cell
+
+CONNECT_SECONDS = 20.0
+"""Whoever has not answered by then is taken for no cluster; Ray itself would go on asking for minutes."""
+
+_PROBE = """
+import ray, sys
+print(flush=True)  # Only from here on is it the cluster that takes its time.
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+"""
+_START = "Start one with `ray start --head`, and give the address that it prints."
+
+
+class RayEngine:
+    """One task with ``threads`` cores per cell, spread over the nodes of an existing cluster.
+
+    ``address`` is that of the cluster's head, such as ``"10.0.0.5:6379"``, or ``"auto"`` for the cluster that this
+    machine is a node of. Every node needs this version of lopsided: installed, or found through the ``PYTHONPATH`` that
+    the node's ``ray start`` was given. A process that has called ``ray.init`` itself, with a ``runtime_env`` of
+    ``{"py_modules": [lopsided]}`` for example, is taken as it is. Sources and weights must lie at the same path on
+    every node. Cells get no GPU.
+
+    A node that sees the sweep's folder trains into it, so that a cell whose node dies goes on from its checkpoint on
+    another one. A node that does not sends the files of a finished run back, and a lost cell starts anew. Nothing is
+    reported to Ray's makers from here; whether a cluster does was settled where it was started.
+    """
+
+    def __init__(self, address: str = "auto", threads: int = 1) -> None:
+        if threads < 1:
+            raise InputError(sentence("threads must be >= 1", threads))
+        if importlib.util.find_spec("ray") is None:
+            do = "Run pip install 'lopsided[ray]'."
+            raise MissingDependencyError(sentence("--engine ray needs the package ray", "no such package", do))
+        self.address, self.threads = address, threads
+        self._folder, self._marker, self._models = Path(), Path(), False
+        self._running: dict[Any, Cell] = {}
+        self._closing = ExitStack()
+        self._task: Any = None
+
+    def open(self, folder: Path, *, models: bool = False) -> None:
+        """Connect, and leave a sign in the folder by which nodes can tell that they see it."""
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        ray = _ray()
+        if not ray.is_initialized():
+            _probe(self.address)
+            self._closing.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout when a node dies.
+            with _kept_sigterm():
+                ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+            self._closing.callback(ray.shutdown)
+        most = max((_cores(node) for node in ray.nodes()), default=0)
+        if most < self.threads:
+            self.close()
+            must = f"threads must be at most the cores of the cluster's largest node, {most}"
+            raise InputError(sentence(must, self.threads))
+        self._folder, self._models = folder.absolute(), models
+        self._marker = self._folder / f".seen-{uuid.uuid4().hex}"
+        files.atomic_write(self._marker, "")
+        self._closing.callback(self._marker.unlink, missing_ok=True)
+        # A lost worker is retried by the sweep, which writes it down and knows when the cell's folder is free again.
+        options = {"num_cpus": self.threads, "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        self._task = ray.remote(**options)(_portable_task())
+
+    @property
+    def slots(self) -> int:
+        """How many cells fit into the nodes that are alive."""
+        return max(1, sum(_cores(node) // self.threads for node in _ray().nodes()))
+
+    def submit(self, cell: Cell) -> None:
+        """Start a cell on some node."""
+        where = (str(self._folder / CELLS / cell.key), str(self._marker))
+        ref = self._task.remote(__version__, cell.recipe.to_toml(), *where, self.threads, self._models)
+        self._running[ref] = cell
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Return the cells that ended; the files that nodes sent are written by then."""
+        if not self._running:
+            time.sleep(seconds)
+            return []
+        ray, refs = _ray(), list(self._running)
+        if not ray.wait(refs, timeout=seconds)[0]:
+            return []
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        return [self._collect(ref, self._running.pop(ref)) for ref in done]
+
+    def close(self) -> None:
+        """Cancel what is running, and leave the cluster."""
+        for ref in self._running:
+            with suppress(Exception):  # It may be gone already.
+                _ray().cancel(ref, force=True)
+        self._running = {}
+        self._closing.close()
+
+    def _collect(self, ref: Any, cell: Cell) -> Ended:
+        ray = _ray()
+        folder = self._folder / CELLS / cell.key
+        try:
+            line, error, content = ray.get(ref)
+        except ray.exceptions.RayTaskError as raised:
+            reason = " ".join(str(raised.cause).split())
+            return Ended(cell, error=f"something unexpected happened ({type(raised.cause).__name__}: {reason}).")
+        except ray.exceptions.RayError as lost:  # The worker, its node, or what it returned.
+            _drop_lock_of_other_host(folder)
+            return Ended(cell, error=f"{LOST} Ray says {type(lost).__name__}.", died=True)
+        if content:
+            files.make_folder(folder)
+            for name in sorted(content, key=lambda name: name == METRICS):  # Last, for a run that has it is finished.
+                files.atomic_write(folder / name, content[name])
+        return Ended(cell, Record.from_json(line) if line else None, error)
+
+
+@contextmanager
+def _kept_sigterm() -> Iterator[None]:
+    """Undo what Ray makes of SIGTERM inside the block; only the main thread can say what a signal does."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ray() -> Any:
+    return importlib.import_module("ray")
+
+
+def _portable_task() -> Any:
+    """Return the task of a node; a nested function is sent as code, so that it can say when lopsided is not there."""
+
+    def task(version: str, *arguments: Any) -> tuple[str, str, dict[str, bytes]]:
+        try:
+            import lopsided
+        except ImportError:
+            found = "none"
+        else:
+            found = lopsided.__version__
+        if found != version:
+            import socket
+
+            do = "Install it there, or let the node's PYTHONPATH lead to it."
+            return "", f"every node must have lopsided {version}, got {found} on {socket.gethostname()}. {do}", {}
+        from lopsided.sweeps.ray_engine import train_on_node
+
+        return train_on_node(*arguments)
+
+    return task
+
+
+def train_on_node(
+    recipe: str, folder: str, marker: str, threads: int, models: bool
+) -> tuple[str, str, dict[str, bytes]]:
+    """Train a cell into its folder, or elsewhere if this node does not see it; then its files are returned, too."""
+    if Path(marker).exists():
+        return *train_cell(recipe, folder, threads), {}
+    with tempfile.TemporaryDirectory(prefix="lopsided-") as scratch:
+        run = Path(scratch) / "run"
+        line, error = train_cell(recipe, str(run), threads)
+        paths = [path for path in run.glob("[!.]*") if path.is_file() and line]
+        return line, error, {path.name: path.read_bytes() for path in paths if models or path.stem != "model"}
+
+
+def _probe(address: str) -> None:
+    """Refuse an address where no cluster answers; another process asks, for Ray cannot be told to give up."""
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdigit() and host not in ("localhost", "127.0.0.1") and "/" not in host:
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        reason = _asked(address)
+        if reason is None:
+            return
+    except (OSError, ValueError, OverflowError) as error:
+        reason = f"where no cluster answers ({error})"
+    raise InputError(sentence("--address must be that of a running Ray cluster", f"{address}, {reason}", _START))
+
+
+def _asked(address: str) -> str | None:
+    """Connect to a cluster from another process; return what stands against it, None if nothing does."""
+    command = [sys.executable, "-c", _PROBE, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            _, errors = process.communicate(timeout=CONNECT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "where no cluster answers"
+        finally:
+            process.kill()  # Which does nothing to one that has ended.
+    if process.returncode == 0:
+        return None
+    return f"where Ray says: {(errors.strip().splitlines() or ['nothing'])[-1].rstrip('.')}"
+
+
+def _cores(node: dict[str, Any]) -> int:
+    return int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
+
+
+def _drop_lock_of_other_host(folder: Path) -> None:
+    """Remove the lock that a lost node left behind, which no other machine could judge without Ray's word."""
+    path = folder / files.LOCK_NAME
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if json.loads(path.read_bytes())["host"] != socket.gethostname():
+            path.unlink()

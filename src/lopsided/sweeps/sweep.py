@@ -1,0 +1,401 @@
+"""Sweeps: a set of recipes into one folder, of which each is trained once, whatever happens in between.
+
+A sweep folder holds ``sweep.json``, which marks it; ``records.jsonl``, a line per finished run; ``failures.jsonl``, a
+line per failed attempt; and ``cells/KEY/``, the run folders, KEY being the start of the recipe's hash. Starting again
+skips what is done, goes on with what was cut off, tries again what failed, and reads those run folders again that have
+no record or one of an earlier version. Several processes may work on one
+folder: ``claims/KEY/`` is locked by whoever has a cell computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from lopsided import __version__, files
+from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.recipe import Recipe
+from lopsided.recipe.words import shown
+from lopsided.runs import run as runs
+from lopsided.runs.records import (
+    Failure,
+    Record,
+    append_failure,
+    append_record,
+    read_failures,
+    read_records,
+    renew_records,
+)
+from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, Engine, LocalEngine
+from lopsided.sweeps.view import View, sweep_view
+
+__all__ = [
+    "Cell",
+    "Engine",
+    "LocalEngine",
+    "SweepOutcome",
+    "View",
+    "open_sweep",
+    "renew_sweep",
+    "run_sweep",
+    "sweep_view",
+]
+
+FORMAT = 1
+"""The version of a sweep folder."""
+
+SWEEP, RECORDS, FAILURES, CLAIMS = "sweep.json", "records.jsonl", "failures.jsonl", "claims"
+_POLL_SECONDS = 1.0
+_MODEL_FILES = ("model.safetensors", runs.CARD)
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What came of a sweep: the records of its finished cells, of which ``skipped`` were there before, and the rest."""
+
+    done: list[Record]
+    failed: list[Failure]
+    skipped: int
+
+
+def run_sweep(
+    cells: Sequence[Recipe],
+    folder: str | os.PathLike[str],
+    *,
+    engine: Engine,
+    view: View | None = None,
+    keep_models: bool = False,
+    keep: Literal["runs", "records"] = "runs",
+    retries: int = 1,
+) -> SweepOutcome:
+    """Train the recipes that are not yet done in a sweep folder, and return the records of all of them.
+
+    Recipes of the same content are one cell. A cell that fails is recorded with its sentence and the others go on; one
+    whose worker dies is tried again so many times (``retries``), from its checkpoint. A finished cell's model and
+    checkpoint are removed unless ``keep_models``; with ``keep="records"`` all of its folder is. An interrupt, or
+    SIGTERM, ends the workers at once and raises ``KeyboardInterrupt``; nothing is lost but the epochs in work.
+    """
+    check_sweep(folder)
+    for part in (Path(folder), Path(folder) / CELLS, Path(folder) / CLAIMS):
+        files.check_no_links(part)
+    wanted = {cell.key: cell for cell in map(Cell.of, cells)}
+    driver = _Driver(Path(folder), list(wanted.values()), engine, view or View(), retries)
+    driver.kept = "models" if keep_models else keep
+    return driver.run()
+
+
+def open_sweep(folder: str | os.PathLike[str]) -> Path:
+    """Make a sweep folder, or check that there is one."""
+    path = Path(folder)
+    if not check_sweep(path):
+        files.make_folder(path)
+        content = {"format": FORMAT, "lopsided": __version__}
+        files.atomic_write(path / SWEEP, json.dumps(content) + "\n")
+    return path
+
+
+def check_sweep(folder: str | os.PathLike[str]) -> bool:
+    """Whether there is a sweep in a folder; what is something else, or of another version, is refused."""
+    path = Path(folder)
+    try:
+        content = json.loads(files.read_whole(path / SWEEP))
+        written = content["format"]
+    except FileNotFoundError:
+        if _is_empty(path):
+            return False
+        if (path / SWEEP).exists():  # Another process was faster.
+            return check_sweep(path)
+        got, do = f"{path}, which holds something else", "Choose another folder."
+        raise RunError(sentence("a sweep must have a new folder, an empty one or its own", got, do)) from None
+    except NotADirectoryError:
+        raise RunError(sentence("a sweep must have a folder", f"{path}, which is a file")) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        got = f"{path / SWEEP} ({files.reason(error)})"
+        raise RunError(sentence(f"{SWEEP} must be readable and say its format", got)) from None
+    if written != FORMAT:
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
+        got = f"format {shown(written)} in {path}"
+        raise RunError(sentence(f"a sweep must have format {FORMAT}", got, do))
+    return True
+
+
+def _is_empty(path: Path) -> bool:
+    return not path.exists() or all(item.name.startswith(".") for item in path.iterdir())
+
+
+def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
+    """Record the finished runs of a sweep that have no record, or one of an earlier version; return how many.
+
+    The runs of the cells ``but`` are left alone if they have no record at all.
+    """
+    path = Path(folder)
+    there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
+    known = {cell for cell, record in there.items() if record.has_family} | (set(but) - set(there))
+    found = []
+    for metrics in sorted((path / CELLS).glob(f"*/{runs.METRICS}")):
+        cell = metrics.parent.name
+        if cell not in known:
+            # A run that cannot be read is trained again, or its record stays as it is.
+            with suppress(LopsidedError, OSError):
+                record = Record.from_run(runs.Run.open(metrics.parent))
+                found += [record] if record.cell == cell else []
+    if found:
+        renew_records(path / RECORDS, found)
+    return len(found)
+
+
+class _Driver:
+    """Hands the cells of a sweep to an engine and writes down what comes back."""
+
+    kept = "runs"
+
+    def __init__(self, folder: Path, cells: list[Cell], engine: Engine, view: View, retries: int) -> None:
+        self.folder, self.cells, self.engine, self.view, self.retries = folder, cells, engine, view, retries
+        self.done: dict[str, Record] = {}
+        self.failed: dict[str, Failure] = {}
+        self.todo: deque[Cell] = deque()
+        self.elsewhere: deque[Cell] = deque()
+        self.lost: deque[Cell] = deque()
+        self.claims: dict[str, ExitStack] = {}
+        self.deaths: Counter[str] = Counter()
+        self.old_failures = len(read_failures(folder / FAILURES))
+        self.told: set[str] = set()
+        self.reasons: dict[str, str] = {}
+        self.next_look = 0.0
+
+    def run(self) -> SweepOutcome:
+        self.take_stock()
+        skipped = len(self.done)
+        try:
+            with _handling({signal.SIGTERM: _interrupt}):
+                self.open()
+                self.view.begin(len(self.cells), skipped)
+                if self.todo:
+                    self.loop()
+        finally:
+            with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # It is ending already.
+                self.engine.close()  # Before the claims are dropped, for its workers are at them.
+                for claim in self.claims.values():
+                    claim.close()
+                _remove_if_empty(self.folder / CLAIMS)
+        return SweepOutcome(
+            [self.done[cell.key] for cell in self.cells if cell.key in self.done], list(self.failed.values()), skipped
+        )
+
+    def open(self) -> None:
+        """Open the engine, if there is work for it, and then the sweep: one that was made for nothing goes again."""
+        made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        files.make_folder(self.folder)
+        try:
+            if self.todo:
+                self.engine.open(self.folder, models=self.kept == "models")
+        except BaseException:
+            for path in made:
+                _remove_if_empty(path)
+            raise
+        open_sweep(self.folder)
+
+    def take_stock(self) -> None:
+        """Find out which cells are done."""
+        self.remove_left_locks()
+        renew_sweep(self.folder, but=[cell.key for cell in self.cells])
+        there = self.records()
+        for cell in self.cells:
+            record = there.get(cell.key)
+            finished = (self.folder / CELLS / cell.key / runs.METRICS).exists()
+            if record is None and finished and (claim := self.claim(cell)) is not None:
+                with claim:
+                    record = self.unrecorded(cell)
+            if record is None:
+                self.todo.append(cell)
+            else:
+                self.done[cell.key] = record
+
+    def remove_left_locks(self) -> None:
+        """Remove what killed sweeps left; a claim to a cell that was done by then would stay for ever."""
+        files.remove_left_lock(self.folder)
+        for sign in (self.folder / CLAIMS).glob("*"):
+            files.remove_left_lock(sign)
+            _remove_if_empty(sign)
+
+    def records(self) -> dict[str, Record]:
+        if not (self.folder / RECORDS).exists():
+            return {}
+        records, notes = read_records(self.folder / RECORDS)
+        for note in notes:
+            self.tell(note)
+        return {record.cell: record for record in records}
+
+    def unrecorded(self, cell: Cell) -> Record | None:
+        """Record a cell that was finished when there was no time left to write it down; its claim is held."""
+        path = self.folder / CELLS / cell.key
+        if not (path / runs.METRICS).exists():
+            return None
+        with suppress(LopsidedError):  # It will be said again when the cell is run.
+            record = Record.from_run(runs.Run.open(path))
+            if record.cell == cell.key:
+                self.put_away(cell, record)
+                return record
+        return None
+
+    def loop(self) -> None:
+        while self.todo or self.elsewhere or self.claims:
+            for _ in range(len(self.lost)):
+                self.start_again(self.lost.popleft())
+            while self.todo and self.has_room():
+                self.start(self.todo.popleft())
+            if not self.todo and self.elsewhere and time.monotonic() >= self.next_look:
+                self.look_elsewhere()
+            for ended in self.engine.wait(_POLL_SECONDS):
+                self.settle(ended)
+            self.view.tick()
+
+    def has_room(self) -> bool:
+        return len(self.claims) - len(self.lost) < self.engine.slots
+
+    def look_elsewhere(self) -> None:
+        """See whether cells that other processes had are done or free by now."""
+        for _ in range(len(self.elsewhere)):
+            if self.has_room():
+                self.start(self.elsewhere.popleft())
+        if self.elsewhere and not self.claims:
+            reasons = [self.reasons[cell.key] for cell in self.elsewhere]
+            # The one that names a file to remove, if any does, is the one that may never end by itself.
+            self.view.waiting(len(reasons), next((r for r in reasons if files.LOCK_NAME in r), reasons[0]))
+        self.next_look = time.monotonic() + _POLL_SECONDS
+
+    def start(self, cell: Cell) -> None:
+        """Start a cell, unless another process has it or has had it."""
+        claim = self.claim(cell)
+        if claim is None:
+            self.elsewhere.append(cell)
+            return
+        self.claims[cell.key] = claim
+        record = self.records().get(cell.key) or self.unrecorded(cell)
+        failures = read_failures(self.folder / FAILURES)[self.old_failures :]
+        failure = next((f for f in reversed(failures) if f.cell == cell.key and not f.error.startswith(LOST)), None)
+        if record is not None:
+            self.finish(cell, record)
+        elif failure is not None:
+            self.give_up(cell, failure)
+        else:
+            self.view.started(cell)
+            self.engine.submit(cell)
+
+    def start_again(self, cell: Cell) -> None:
+        """Start a cell whose worker was lost, once its folder is free; a cluster may tell of a death before it ends."""
+        try:
+            self.check_free(cell)
+        except RunError as error:
+            if error.__cause__ is not None:
+                raise
+            self.lost.append(cell)
+        else:
+            self.engine.submit(cell)
+
+    def check_free(self, cell: Cell) -> None:
+        """Refuse a cell whose run folder a process has: a worker may outlive its sweep for a moment."""
+        path = self.folder / CELLS / cell.key
+        if (path / files.LOCK_NAME).exists():
+            with files.lock(path):
+                pass
+
+    def claim(self, cell: Cell) -> ExitStack | None:
+        """Keep a cell from other sweeps; None, and a reason, if one of them or a run of its own has it."""
+        sign = self.folder / CLAIMS / cell.key
+        with ExitStack() as stack:
+            try:
+                stack.callback(_remove_if_empty, sign)
+                stack.enter_context(files.lock(sign))
+                self.check_free(cell)
+            except RunError as error:
+                # What the disk refuses has a cause; a folder that is gone was removed by whoever had the cell.
+                if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                self.reasons[cell.key] = str(error)
+                return None
+            return stack.pop_all()
+
+    def settle(self, ended: Ended) -> None:
+        cell = ended.cell
+        if ended.record is not None:
+            self.put_away(cell, ended.record)
+            self.finish(cell, ended.record)
+            return
+        failure = Failure.of(cell.recipe, ended.error)
+        append_failure(self.folder / FAILURES, failure)
+        self.deaths[cell.key] += ended.died
+        if ended.died and self.deaths[cell.key] <= self.retries:
+            self.view.failed(failure, again=True)
+            self.lost.append(cell)
+        else:
+            self.give_up(cell, failure)
+
+    def finish(self, cell: Cell, record: Record) -> None:
+        self.done[cell.key] = record
+        self.claims.pop(cell.key).close()
+        self.view.finished(record)
+
+    def give_up(self, cell: Cell, failure: Failure) -> None:
+        self.failed[cell.key] = failure
+        self.claims.pop(cell.key).close()
+        self.view.failed(failure, again=False)
+
+    def write_down(self, record: Record) -> None:
+        for note in append_record(self.folder / RECORDS, record):
+            self.tell(note)
+
+    def tell(self, note: str) -> None:
+        """Pass a note on, once."""
+        if note not in self.told:
+            self.told.add(note)
+            self.view.note(note)
+
+    def put_away(self, cell: Cell, record: Record) -> None:
+        """Write down the record of a finished cell, and remove what is not to be kept of it.
+
+        Models go before the record is written, and all else after it: a cell that has a record is not looked at again,
+        and one that has none is recorded from its folder.
+        """
+        path = self.folder / CELLS / cell.key
+        if self.kept == "runs":
+            shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
+            for name in _MODEL_FILES:
+                with suppress(OSError):
+                    (path / name).unlink()
+        self.write_down(record)
+        if self.kept == "records":
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+@contextmanager
+def _handling(handlers: Mapping[signal.Signals, Callable[..., object] | signal.Handlers]) -> Iterator[None]:
+    """Let signals do other things inside the block; only the main thread can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

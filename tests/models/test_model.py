@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lopsided import files
+from lopsided.errors import DataError, RunError
+from lopsided.inference.probabilities import predict, predict_batch
+from lopsided.models.encoders import build_encoder
+from lopsided.models.fast.small_maps import SmallMapConv2d
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import CARD_NAME, WEIGHTS_NAME, Model, ModelCard, load_model, save_model
+from tiny import write_model
+from training.conftest import stripes
+
+
+def make(encoder: str = "test_resnet", **changes: Any) -> tuple[Model, ModelCard]:
+    fields: dict[str, Any] = {
+        "kind": "image", "encoder": encoder, "channels": 1, "image_size": 8, "shape": (1, 8, 8), "mean": (0.3,),
+        "std": (0.2,), "classes": ("many", "few", "zäh"), "features": 96, **changes,
+    }  # fmt: skip
+    card = ModelCard(**fields)
+    module, features = build_encoder(encoder, channels=1, image_size=8, in_features=card.shape[0])
+    return Model(module, ClassifierHead(features, 3), card.mean, card.std, card.kind).eval(), card
+
+
+def test_a_model_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    model, card = make()
+    written = save_model(tmp_path, model, card)
+    loaded, read = load_model(tmp_path, fast=False)
+    x = torch.rand(4, 1, 8, 8)
+    assert torch.equal(loaded(x), model(x))
+    assert torch.equal(loaded.features(x), model.features(x))
+    assert read == written
+    assert read.classes == ("many", "few", "zäh")
+    assert not loaded.training
+
+
+def test_saving_twice_writes_the_same_bytes_and_no_projection(tmp_path: Path) -> None:
+    model, card = make()
+    for name in ("a", "b"):
+        save_model(tmp_path / name, model, card)
+    for name in (CARD_NAME, WEIGHTS_NAME):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert {key.split(".")[0] for key in load_file(tmp_path / "a" / WEIGHTS_NAME)} == {"encoder", "classifier"}
+
+
+def test_inputs_are_normalised_inside() -> None:
+    model, _ = make()
+    x = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(model.features(x), model.encoder((x - 0.3) / 0.2))
+
+
+def test_vectors_are_normalised_in_double_precision() -> None:
+    model, _ = make("mlp-4", kind="vector", image_size=None, shape=(2,), mean=(1e9, 0.0), std=(1.0, 1.0))
+    x = torch.tensor([[1e9 + 0.5, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(model.features(x), model.encoder(torch.tensor([[0.5, 1.0]])))
+
+
+def change_card(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / CARD_NAME).read_text())
+    (folder / CARD_NAME).write_text(json.dumps({**content, **changes}))
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"a run folder must hold model\.json, got none in .*\. Give the folder that a"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"format": 2, "lopsided": "9.1"}, r"must be of format 1, got 2\. It was written by lopsided 9\.1; use that"),
+        ({"format": None}, r"must be of format 1, got None"),
+        ({"classes": ["one"]}, r"must hold the fields of a model card, got classes: "),
+        ({"extra": 1}, r"must hold the fields of a model card, got extra: extra inputs are not permitted"),
+        (
+            {"mean": [0.1, 0.2]},
+            r"must describe the inputs of a model of kind image, got shape \(1, 8, 8\), 2 means and 1 dev",
+        ),
+        ({"std": [0.0]}, r"must describe the inputs of a model of kind image"),
+        ({"shape": []}, r"must describe the inputs of a model of kind image"),
+        ({"encoder": "hf-hub:evil/model"}, r"must describe a model that can be built: encoder\.name must be a timm"),
+        ({"encoder": "lcnet_035"}, r"model\.safetensors must fit the encoder lcnet_035, got "),
+        (
+            {"classes": ["a", "b"]},
+            r"model\.safetensors must hold a classifier of the 2 classes of the card, got one of shape \(3, ",
+        ),
+    ],
+)
+def test_a_card_that_cannot_be_used_is_one_sentence(tmp_path: Path, changes: dict[str, object], text: str) -> None:
+    save_model(tmp_path, *make())
+    change_card(tmp_path, **changes)
+    with pytest.raises(RunError, match=text) as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_were_cut_or_exchanged_are_noticed(tmp_path: Path) -> None:
+    save_model(tmp_path, *make())
+    path = tmp_path / WEIGHTS_NAME
+    content = path.read_bytes()
+    text = r"model\.safetensors must be the weights that model\.json was written for, got a changed or truncated file"
+    for other in (content[:-100], content[:-4] + b"\0\0\0\1"):
+        path.write_bytes(other)
+        with pytest.raises(RunError, match=text):
+            load_model(tmp_path)
+    path.unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors must be readable, got No such file or directory"):
+        load_model(tmp_path)
+    (tmp_path / CARD_NAME).write_text("{")
+    with pytest.raises(RunError, match=r"model\.json must be JSON, got other text\."):
+        load_model(tmp_path)
+
+
+def test_weights_of_another_kind_of_file_are_refused_even_with_a_fitting_card(tmp_path: Path) -> None:
+    import hashlib
+
+    model, card = make()
+    save_model(tmp_path, model, card)
+    torch.save({}, tmp_path / WEIGHTS_NAME)
+    change_card(tmp_path, sha256=hashlib.sha256((tmp_path / WEIGHTS_NAME).read_bytes()).hexdigest())
+    with pytest.raises(RunError, match=r"model\.safetensors must be a safetensors file, got "):
+        load_model(tmp_path)
+    save_file({"classifier.weight": model.classifier.weight.detach()}, tmp_path / WEIGHTS_NAME)
+    change_card(tmp_path, sha256=hashlib.sha256((tmp_path / WEIGHTS_NAME).read_bytes()).hexdigest())
+    with pytest.raises(RunError, match=r"model\.safetensors must fit the encoder test_resnet, got Missing key"):
+        load_model(tmp_path)
+
+
+def test_a_full_disk_leaves_neither_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "_flush", full)
+    with pytest.raises(RunError, match=r"model\.safetensors must fit on the disk, got no space left on device"):
+        save_model(tmp_path, *make())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prediction_does_not_depend_on_batches_and_leaves_the_mode_alone() -> None:
+    model, card = make()
+    model.train()
+    images = stripes({"many": 5, "few": 4}).images
+    seen: list[tuple[int, int]] = []
+    one, features = predict(
+        model, card, images, batch_size=4, features=True, progress=lambda done, all_: seen.append((done, all_))
+    )
+    other = predict(model, card, images, batch_size=100, workers=2)
+    assert model.training
+    assert seen == [(4, 9), (8, 9), (9, 9)]
+    assert (one.shape, features.shape) == ((9, 3), (9, 96))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    np.testing.assert_allclose(one.sum(axis=1), 1, rtol=1e-12)
+    batch = images.load(np.arange(9), 8, 1)
+    np.testing.assert_allclose(one, predict_batch(model, batch)[0], rtol=1e-5)
+    np.testing.assert_allclose(one, predict_batch(model, batch / 255)[0], rtol=1e-5)
+
+
+def test_images_are_resized_to_the_size_of_the_training_and_others_are_refused() -> None:
+    model, card = make()
+    larger = stripes({"many": 2, "few": 1}, size=16).images
+    assert predict(model, card, larger).shape == (3, 3)
+    oblong = card.model_copy(update={"image_size": None})
+    text = r"inputs must have the shape \(1, 8, 8\), as those that the model was trained on, got \(1, 16, 16\)\."
+    with pytest.raises(DataError, match=text):
+        predict(model, oblong, larger)
+
+
+def test_no_images_have_no_predictions() -> None:
+    model, card = make()
+    images = stripes({"many": 2, "few": 1}).images.take(np.empty(0, dtype=np.int64))
+    probabilities, features = predict(model, card, images, features=True)
+    assert (probabilities.shape, features.shape) == ((0, 3), (0, 96))
+
+
+def test_a_model_that_is_read_gives_the_numbers_of_the_one_that_was_trained(tmp_path: Path) -> None:
+    write_model(tmp_path, encoder="resnet18", image_size=28)
+    fast, _ = load_model(tmp_path)
+    stock, _ = load_model(tmp_path, fast=False)
+    assert any(isinstance(module, SmallMapConv2d) for module in fast.modules())
+    assert not any(isinstance(module, SmallMapConv2d) for module in stock.modules())
+    x = torch.rand(3, 3, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), stock(x), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+import json
+import math
+import string
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopsided import files
+from lopsided.errors import RunError
+from lopsided.evaluation.metrics import evaluate
+from lopsided.recipe import Recipe
+from lopsided.runs import records
+from lopsided.runs.records import (
+    Failure,
+    Figures,
+    Record,
+    append_failure,
+    append_record,
+    family_of,
+    read_failures,
+    read_records,
+    renew_records,
+)
+from lopsided.runs.run import Run, settle
+from tiny_command import environment
+from tiny_sweep import record_of
+
+CLASSES = ["top", "shirt", "coat"]
+
+shares = st.floats(0, 1).map(lambda value: float(f"{value:.5g}"))
+names = st.text(string.ascii_letters + string.digits + "-_. ", min_size=1, max_size=24)
+figures = st.builds(
+    Figures,
+    images=st.integers(1, 100_000),
+    minority=st.integers(0, 50_000),
+    accuracy=shares,
+    uwa=shares,
+    recalls=st.tuples(shares | st.just(math.nan), shares | st.just(math.nan)),
+    auroc=shares | st.none(),
+    majority_vote=shares,
+)
+any_record = st.builds(
+    Record,
+    cell=st.text("0123456789abcdef", min_size=16, max_size=16),
+    source=names,
+    scenario=st.sampled_from(["50:50", "98:2", "long-tail:100,step"]) | st.none(),
+    method=st.sampled_from(["two-stage", "end-to-end"]),
+    loss=st.sampled_from(["cl", "fcl", "acl", "afcl", "weighted-ce"]),
+    eta=st.floats(0, 1000),
+    gamma=st.floats(0, 10),
+    normalization=st.sampled_from(["paper", "released"]),
+    encoder=names,
+    image_size=st.integers(1, 512) | st.none(),
+    split=st.sampled_from(["auto", "random", "group"]),
+    weights=st.sampled_from(["none", "timm", "file"]),
+    seed=st.integers(0, 2**63 - 1),
+    test=figures,
+    held_out=figures | st.none(),
+    seconds=st.floats(0, 1e5),
+    threads=st.integers(1, 512),
+    lopsided=st.just("0.1.0"),
+    torch=st.just("2.15.0+cpu"),
+    family=st.text("0123456789abcdef", min_size=16, max_size=16) | st.none(),
+    epochs=st.tuples(st.integers(1, 9999), st.integers(1, 9999)) | st.none(),
+)
+
+
+def some_records(number: int) -> list[Record]:
+    recipe = settle(Recipe(), "photos")
+    return [record_of(recipe.override(seed=seed)) for seed in range(number)]
+
+
+def write_records(path: Path, number: int) -> list[Record]:
+    found = some_records(number)
+    path.write_text("".join(f"{record.to_json()}\n" for record in found))
+    return found
+
+
+@given(any_record)
+def test_a_record_is_one_short_line_of_json_that_gives_the_same_record(record: Record) -> None:
+    line = record.to_json()
+    assert "\n" not in line
+    assert len(line.encode()) < 760
+    assert Record.from_json(line) == Record.from_json(line.encode()) == record
+
+
+def metrics_of(recipe: Recipe, test: list[int], held_out: list[int] | None = None) -> dict[str, Any]:
+    """What ``metrics.json`` holds of a run whose model takes every other image for the first class."""
+
+    def evaluated(labels: list[int]) -> dict[str, Any]:
+        p = np.full((len(labels), 3), 0.1)
+        p[np.arange(len(labels)), np.where(np.arange(len(labels)) % 2, labels, 0)] = 0.8
+        return evaluate(labels, p, classes=CLASSES, bootstrap=100).to_dict()
+
+    return {
+        "format": 1,
+        "lopsided": "0.1.0",
+        "classes": CLASSES,
+        "counts": {"train": {"top": 70, "shirt": 7, "coat": 20}, "val": {}, "test": {"top": 4, "coat": 2}},
+        "val": None,
+        "test": evaluated(test),
+        **({} if held_out is None else {"held_out": evaluated(held_out)}),
+        "environment": {"threads": 2, "packages": {"torch": "2.6.0"}},
+        "seconds": 123.456789,
+    }
+
+
+def write_run(folder: Path, recipe: Recipe, metrics: dict[str, Any] | None) -> Run:
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    if metrics is not None:
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    return Run.open(folder)
+
+
+RECIPE = settle(
+    Recipe().override(
+        seed=3,
+        **{
+            "data.source": "/some/where/photos",
+            "data.scenario": "90:10,total=1000",
+            "data.split": "random",
+            "data.image_size": 64,
+            "encoder.weights": "/some/where/w.safetensors",
+            "encoder_training.loss": "acl",
+            "encoder_training.eta": 300.0,
+            "encoder_training.eta_unit": "absolute",
+            "encoder_training.normalization": "released",
+        },
+    )
+)
+
+
+def test_a_record_holds_the_figures_of_a_run_and_no_path(tmp_path: Path) -> None:
+    held_out = [0, 1, 2, 0, 1, 2]
+    record = Record.from_run(write_run(tmp_path, RECIPE, metrics_of(RECIPE, [0, 0, 0, 0, 2, 2, 2], held_out)))
+    assert "where" not in record.to_json()
+    assert record.cell == RECIPE.content_hash()[:16]
+    assert (record.source, record.scenario, record.weights, record.split) == ("photos", "90:10", "file", "random")
+    assert (record.loss, record.eta, record.gamma, record.seed) == ("acl", 300.0, 0.0, 3)
+    assert (record.normalization, record.encoder, record.image_size) == ("released", "resnet18", 64)
+    assert (record.seconds, record.threads, record.lopsided, record.torch) == (123.46, 2, "0.1.0", "2.6.0")
+    assert (record.family, record.epochs) == (family_of(RECIPE), (30, 10))
+    assert record.name == "90:10 acl eta 300 gamma 0 seed 3"
+    # Of the coats at 4, 5 and 6 the one at 5 is recognised; shirts, the rarest in the draw, are not in the test split.
+    assert (record.test.images, record.test.minority) == (7, 0)
+    assert record.test.recalls[0] == 1.0
+    assert math.isnan(record.test.recalls[1])
+    assert record.test.recalls[2] == 0.33333
+    assert (record.test.accuracy, record.test.uwa, record.test.majority_vote) == (0.71429, 0.66667, 0.57143)
+    assert record.held_out is not None
+    assert (record.held_out.images, record.held_out.minority, record.held_out.majority_vote) == (6, 2, 0.33333)
+    assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 7},
+        {"threads": 3, "description": "mine", "device": "cpu"},
+        {"encoder_training.loss": "afcl", "encoder_training.eta": 60.0, "encoder_training.gamma": 7.0},
+        {"encoder_training.normalization": "paper"},
+        {"data.scenario": "50:50,total=1000"},
+        {"data.source": "/else/where/pictures", "encoder.weights": "/else/where/w.safetensors"},
+        {"encoder_training.queue": 0, "precision": "float32"},
+    ],
+)
+def test_what_a_table_compares_leaves_a_recipe_in_its_family(changes: dict[str, Any]) -> None:
+    assert family_of(RECIPE.override(**changes)) == family_of(RECIPE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder_training.epochs": 3},
+        {"classifier.epochs": 3},
+        {"data.scenario": "90:10,total=500"},
+        {"data.scenario": "90:10"},
+        {"data.test": 0.3},
+        {"augment.rotation": 5.0},
+        {"encoder.weights": "/some/where/other.safetensors"},
+        {"encoder_training.queue": 64},
+    ],
+)
+def test_whatever_else_decides_a_run_makes_another_family(changes: dict[str, Any]) -> None:
+    assert family_of(RECIPE.override(**changes)) != family_of(RECIPE)
+
+
+def test_the_family_with_weights_begins_with_that_from_scratch() -> None:
+    scratch = family_of(RECIPE.override(**{"encoder.weights": "none"}))
+    assert family_of(RECIPE).startswith(f"{scratch}+")
+    assert family_of(RECIPE.override(**{"encoder.weights": "timm"})).startswith(f"{scratch}+")
+
+
+def test_a_record_has_the_name_of_what_was_opened_and_its_classes(tmp_path: Path) -> None:
+    metrics = {**metrics_of(RECIPE, [0, 1, 2]), "source_name": "isic2018"}
+    record = Record.from_run(write_run(tmp_path, RECIPE, metrics))
+    assert (record.source, record.classes) == ("isic2018", tuple(CLASSES))
+    odd = {**metrics, "source_name": "caf\udce9", "classes": ["a\udce9", *CLASSES[1:]]}
+    record = Record.from_run(write_run(tmp_path, RECIPE, {**odd, "counts": {}}))
+    assert (record.source, record.classes) == ("caf\ufffd", ("a\ufffd", *CLASSES[1:]))
+
+
+def test_a_family_that_earlier_versions_mixed_weights_into_is_none() -> None:
+    run = replace(some_records(1)[0], weights="file", family=family_of(RECIPE))
+    assert run.has_family
+    assert not replace(run, family="0123456789abcdef").has_family
+    assert replace(run, family="0123456789abcdef", weights="none").has_family
+    assert not replace(run, family=None).has_family
+
+
+def test_a_scenario_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    first, second = (record.to_json() for record in some_records(2))
+    path = tmp_path / "records.jsonl"
+    odd = {**json.loads(second), "scenario": "ninety"}
+    path.write_text(f"{first}\n{json.dumps(odd)}\n")
+    with pytest.raises(RunError, match=r"records\.jsonl, line 2: .*, got 'ninety' at scenario\. Remove that line"):
+        read_records(path)
+
+
+def test_fields_that_come_later_leave_families_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = family_of(RECIPE)
+    monkeypatch.setattr(records, "LATER_FIELDS", records.LATER_FIELDS - {"precision"})
+    assert family_of(RECIPE) != before  # So that the field is left out, and not merely unknown.
+
+
+def test_lines_of_earlier_versions_have_no_family_and_no_epochs() -> None:
+    values = json.loads(some_records(1)[0].to_json())
+    del values["family"], values["epochs"]
+    record = Record.from_json(json.dumps(values))
+    assert (record.family, record.epochs) == (None, None)
+
+
+def test_renewed_records_take_the_place_of_those_of_their_cells_and_others_are_added(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    first, second = write_records(path, 2)
+    third = some_records(3)[2]
+    path.write_text(path.read_text() + replace(first, seconds=9.0).to_json() + "\n" + '{"format":1,"ce')
+    renewed = replace(first, family="0123456789abcdef")
+    renew_records(path, [third, renewed])
+    assert read_records(path) == ([renewed, second, third], [])
+    assert [item.name for item in tmp_path.iterdir()] == ["records.jsonl"]
+
+
+def test_a_run_without_an_area_under_the_curve_has_none(tmp_path: Path) -> None:
+    record = Record.from_run(write_run(tmp_path, RECIPE, metrics_of(RECIPE, [0, 0])))
+    assert record.test.auroc is None
+    assert record.held_out is None
+
+
+def test_of_equally_many_the_last_class_is_the_minority(tmp_path: Path) -> None:
+    metrics = metrics_of(RECIPE, [0, 1, 1, 2, 2, 2])
+    metrics["counts"] = {"train": {"top": 5, "shirt": 5, "coat": 5}}
+    assert Record.from_run(write_run(tmp_path, RECIPE, metrics)).test.minority == 3
+
+
+def test_only_a_finished_run_with_test_images_is_recorded(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^a run must be finished before it is recorded, got .*, which is not\.$"):
+        Record.from_run(write_run(tmp_path, RECIPE, None))
+    metrics = {**metrics_of(RECIPE, [0, 1]), "test": None}
+    with pytest.raises(RunError, match=r"^a recorded run must have test images, got .*, which has none\. Set data\.te"):
+        Record.from_run(write_run(tmp_path, RECIPE, metrics))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("test.figures.accuracy.value", -5, r"-5\.0 at test\.accuracy"),
+        ("test.figures.accuracy.value", math.nan, r"None at test\.accuracy"),
+        ("test.figures.uwa", 3, "not subscriptable"),
+        ("test.num_images", "x", r"'x' at test\.images"),
+        ("test.per_class", [], "list index out of range"),
+        ("test", "x", "string indices"),
+        ("lopsided", "\ud800", "at the line"),
+        ("counts", [1], "no attribute 'get'"),
+        ("counts.train", [1], "no attribute 'get'"),
+        ("classes", [], "empty"),
+        pytest.param("seconds", 10**400, "too large", id="seconds beyond float"),
+        ("environment", {}, "no 'threads'"),
+    ],
+)
+def test_metrics_that_could_not_be_read_again_as_a_record_are_refused_with_their_run(
+    tmp_path: Path, path: str, value: object, why: str
+) -> None:
+    metrics = inner = metrics_of(RECIPE, [0, 1, 2])
+    *names, last = path.split(".")
+    for name in names:
+        inner = inner[name]
+    inner[last] = value
+    (tmp_path / "run").mkdir()
+    run = write_run(tmp_path / "run", RECIPE, metrics)
+    must = "the metrics of a recorded run must be as a run writes them"
+    with pytest.raises(RunError, match=rf"^{must}, got \S*run \(.*{why}.*\)\. Train the run again"):
+        Record.from_run(run)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_a_line_that_a_crash_cut_off_is_passed_over_and_repaired(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("sweep") / "records.jsonl"
+    first, second, third = write_records(path, 3)
+    content = path.read_bytes()
+    last = len(third.to_json()) + 1
+    path.write_bytes(content[: len(content) - data.draw(st.integers(2, last - 1), label="bytes lost")])
+    found, notes = read_records(path)
+    assert found == [first, second]
+    assert notes == [f"The last line of {path} was cut off in writing and passed over."]
+    assert append_record(path, third) == notes
+    assert path.read_bytes() == content
+    assert read_records(path) == ([first, second, third], [])
+
+
+def test_zeros_at_the_end_of_a_file_are_a_line_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    written = write_records(path, 2)
+    path.write_bytes(path.read_bytes() + bytes(100))
+    assert read_records(path)[0] == written
+
+
+def test_a_last_line_that_lacks_only_its_break_counts(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    written = write_records(path, 2)
+    path.write_text(path.read_text().rstrip("\n"))
+    assert read_records(path) == (written, [])
+    more = some_records(3)[2]
+    assert append_record(path, more) == []
+    assert read_records(path) == ([*written, more], [])
+
+
+def test_of_two_records_of_a_cell_the_first_counts(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    first, second = write_records(path, 2)
+    other = replace(first, seconds=9.0)
+    assert append_record(path, other) == []
+    assert read_records(path) == ([first, second], [])
+    path.write_text(path.read_text() + other.to_json() + "\n")
+    found, notes = read_records(path)
+    assert found == [first, second]
+    assert notes == [f"1 records of {path} were passed over: their cells have earlier ones."]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", r"a line must be a record of a sweep, got '\{'\."),
+        ("[]", r"a line must be a record of a sweep, got '\[\]'\."),
+        ('{"a": 1}', r"a line must be a record of a sweep, got '\{\"a\": 1\}'\."),
+        ('{"format": 2}', r"a line must be of format 1, got 2\. Read it with the version of lopsided that wrote it\."),
+        ('{"format": 1}', r"a line must be a record of a sweep, got .* at cell\."),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: str) -> None:
+    path = tmp_path / "records.jsonl"
+    first, second = write_records(path, 2)
+    content = f"{first.to_json()}\n{line}\n{second.to_json()}\n"
+    path.write_text(content)
+    for reading in (lambda: read_records(path), lambda: append_record(path, some_records(3)[2])):
+        with pytest.raises(RunError, match=rf"records\.jsonl, line 2: {sentence} Remove that line and start the sweep"):
+            reading()
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", "3"), ("eta", None), ("test", {}), ("cell", 1), ("seed", 1.5)])
+def test_a_field_of_another_kind_is_named(name: str, value: object) -> None:
+    values = {**json.loads(some_records(1)[0].to_json()), name: value}
+    with pytest.raises(RunError, match=rf"^a line must be a record of a sweep, got .* at {name}"):
+        Record.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize("value", [1e300, 1.00001, -0.1, math.inf, -math.inf, 5])
+@pytest.mark.parametrize("name", ["accuracy", "uwa", "auroc", "majority_vote", "recalls"])
+def test_a_share_must_lie_between_0_and_1(name: str, value: float) -> None:
+    values = json.loads(some_records(1)[0].to_json())
+    values["test"][name] = [0.5, value] if name == "recalls" else value
+    with pytest.raises(RunError, match=rf"^a line must be a record of a sweep, got \S+ at test\.{name}"):
+        Record.from_json(json.dumps(values))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"^gone\.jsonl must be a readable file, got .*gone\.jsonl \(No such file or dir"
+    ):
+        read_records(tmp_path / "gone.jsonl")
+    with pytest.raises(RunError, match=r"\(Is a directory\)\.$"):
+        read_records(tmp_path)
+
+
+def test_failures_are_kept_in_their_order_and_their_torn_line_is_repaired(tmp_path: Path) -> None:
+    path = tmp_path / "failures.jsonl"
+    assert read_failures(path) == []
+    attempts = [Failure.of(RECIPE, error) for error in ("one.", 'two: "\n\x1b".', "three.")]
+    for attempt in attempts[:2]:
+        append_failure(path, attempt)
+    assert attempts[0].name == "90:10 acl eta 300 gamma 0 seed 3"
+    path.write_bytes(path.read_bytes() + b'{"format":1,"cell"')
+    append_failure(path, attempts[2])
+    assert read_failures(path) == attempts
+
+
+def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    written = some_records(24)
+
+    def write(part: list[Record]) -> None:
+        for record in part:
+            append_record(path, record)
+
+    threads = [threading.Thread(target=write, args=(written[i : i + 9],)) for i in range(0, 24, 3)]  # They overlap.
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 24
+    assert {Record.from_json(line) for line in lines} == set(written)
+
+
+def test_whoever_waits_too_long_for_its_turn_is_told_who_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "LOCK_SECONDS", 0.05)
+    with files.lock(tmp_path), pytest.raises(RunError, match=r"held by process \d+ on .*\. Wait for it to end\.$"):
+        append_record(tmp_path / "records.jsonl", some_records(1)[0])
+
+
+def test_what_the_disk_refuses_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"must be writable, got .*exists"):
+        append_record(tmp_path / "file" / "records.jsonl", some_records(1)[0])
+
+
+def test_records_are_read_without_torch() -> None:
+    script = "import sys, lopsided.runs.records; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], env=environment(), check=False).returncode == 0

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopsided import __version__, files
+from lopsided.errors import InputError, MissingDependencyError
+from lopsided.runs.records import Record, read_failures
+from lopsided.runs.run import Run
+from lopsided.sweeps import ray_engine
+from lopsided.sweeps.engines import LOST, Cell
+from lopsided.sweeps.ray_engine import RayEngine, train_on_node
+from lopsided.sweeps.sweep import run_sweep
+from tiny import write_photos
+from tiny_command import SOURCE, names_below
+from tiny_sweep import Heard, is_alive, tiny_recipe, wait_until
+
+with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of two nodes of one core each, the second of which a test may kill."""
+    patch = pytest.MonkeyPatch()
+    # Ray makes its workers nicer than all others, which on a busy machine get no time then.
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": str(SOURCE)}
+    # As it does by itself on systems with a firewall that asks, Ray stays on the loopback interface.
+    settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    settings["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Versions of 2025 and 2026 warn of a change otherwise.
+    for name, value in settings.items():
+        patch.setenv(name, value)
+    from ray._private import ray_constants
+    from ray.cluster_utils import Cluster
+
+    patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # It may have been imported before.
+    cluster = Cluster()
+    try:
+        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Older versions leave a log open when a node has started.
+            cluster.add_node(**node, include_dashboard=False)
+            # Older versions let the driver use a node with the address that is noted last, which cannot be killed then.
+            note = Path(cluster.head_node.get_session_dir_path(), "node_ip_address.json")
+            noted = note.read_bytes() if note.exists() else None
+            cluster.second = cluster.add_node(**node | {"node_ip_address": "127.0.0.2"})
+            if noted is not None:
+                note.write_bytes(noted)
+            gc.collect()
+        assert cluster.address.startswith("127.0.0.1:")
+        yield cluster
+    finally:
+        cluster.shutdown()
+        patch.undo()
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError) as caught:
+        RayEngine("auto")
+    assert (
+        str(caught.value) == "--engine ray needs the package ray, got no such package. Run pip install 'lopsided[ray]'."
+    )
+
+
+@with_ray
+def test_where_nothing_listens_there_is_no_cluster(tmp_path: Path, photos: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.2", 0))
+        address = f"127.0.0.2:{unused.getsockname()[1]}"
+    said = (
+        rf"^--address must be that of a running Ray cluster, got {address}, where no cluster answers \(.*\)\. Start one"
+    )
+    with pytest.raises(InputError, match=said):
+        run_sweep([tiny_recipe(photos)], tmp_path, engine=RayEngine(address))
+
+
+@with_ray
+def test_what_listens_but_never_answers_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "CONNECT_SECONDS", 2.0)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.2", 0))
+        mute.listen()
+        engine = RayEngine(f"127.0.0.2:{mute.getsockname()[1]}")
+        with pytest.raises(
+            InputError, match=r"^--address must be .*, got [\d.:]+, where no cluster answers\. Start one "
+        ):
+            engine.open(tmp_path)
+        engine.close()
+
+
+@with_ray
+def test_a_probe_that_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[subprocess.Popen[str]] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            asked.append(self)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    monkeypatch.setattr(ray_engine, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(ray_engine.subprocess, "Popen", Noted)
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ray_engine._asked("127.0.0.2:1")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert asked[0].wait(10) == -signal.SIGKILL
+
+
+@with_ray
+def test_what_ray_says_about_an_address_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # Where Ray would look for a cluster of this machine.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(InputError, match=r"got auto, where Ray says: .*Could not find any running Ray instance"):
+        RayEngine("auto").open(tmp_path)
+
+
+@with_ray
+def test_threads_must_fit_into_a_node(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^threads must be >= 1, got 0\.$"):
+        RayEngine(cluster.address, 0)
+    said = r"^threads must be at most the cores of the cluster's largest node, 1, got 2\.$"
+    with closing(RayEngine(cluster.address, 2)) as engine, pytest.raises(InputError, match=said):
+        engine.open(tmp_path)
+
+
+@with_ray
+def test_a_node_that_does_not_see_the_folder_sends_the_run_back(cluster: Any, photos: Path, tmp_path: Path) -> None:
+    class Far(RayEngine):
+        def open(self, folder: Path, *, models: bool = False) -> None:
+            super().open(folder, models=models)
+            next(folder.glob(".seen-*")).unlink()
+
+    bad = tiny_recipe(photos, **{"data.scenario": "10:90,total=100"})
+    outcome = run_sweep([tiny_recipe(photos), bad], tmp_path / "sweep", engine=Far(cluster.address))
+    assert [record.seed for record in outcome.done] == [0]
+    assert [failure.error.split(",")[0] for failure in outcome.failed] == ["10:90"]
+    cell = outcome.done[0].cell
+    kept = ["features.safetensors", "log.jsonl", "metrics.json", "predictions.csv", "recipe.toml"]
+    assert names_below(tmp_path / "sweep" / "cells") == [f"{cell}/{name}" for name in kept]
+    assert Run.open(tmp_path / "sweep" / "cells" / cell).finished
+    again = run_sweep([tiny_recipe(photos, seed=1)], tmp_path / "models", engine=Far(cluster.address), keep_models=True)
+    folder = tmp_path / "models" / "cells" / again.done[0].cell
+    assert names_below(folder) == sorted([*kept, "model.json", "model.safetensors"])
+
+
+def worker_of(folder: Path) -> int | None:
+    """The process that trains into a run folder, once there is a checkpoint."""
+    lock = folder / files.LOCK_NAME
+    if (folder / "checkpoint" / "state.safetensors").exists() and lock.exists() and (content := lock.read_text()):
+        return int(json.loads(content)["pid"])
+    return None
+
+
+def parent_of(pid: int | None) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return None
+
+
+@with_ray
+def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_was_there(
+    cluster: Any, photos: Path, tmp_path: Path
+) -> None:
+    import ray
+
+    cell = Cell.of(tiny_recipe(photos, 100_000))
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        engine = RayEngine("somewhere:else")
+        engine.open(tmp_path)
+        engine.submit(cell)
+        pid = wait_until(lambda: worker_of(tmp_path / "cells" / cell.key))
+        assert engine.wait(0.1) == []
+        engine.close()
+        wait_until(lambda: not is_alive(pid), 20)
+        assert list(tmp_path.glob(".seen-*")) == []
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
+
+
+@with_ray
+def test_a_node_that_is_killed_half_way_costs_no_cell(
+    cluster: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    recipes = [tiny_recipe(photos, 40, seed=seed) for seed in range(5)]
+    cells = [Cell.of(recipe).key for recipe in recipes]
+
+    node = cluster.second.all_processes["raylet"][0].process.pid
+
+    def kill() -> None:
+        wait_until(lambda: node in [parent_of(worker_of(tmp_path / "cells" / cell)) for cell in cells])
+        cluster.remove_node(cluster.second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    view, before = Heard(), signal.getsignal(signal.SIGTERM)
+    outcome = run_sweep(recipes, tmp_path, engine=RayEngine(cluster.address), view=view)
+    killer.join()
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().out == ""  # Where Ray would tell of the death.
+    assert [record.seed for record in outcome.done] == [0, 1, 2, 3, 4]
+    assert [record.threads for record in outcome.done] == [1] * 5
+    assert outcome.failed == []
+    [lost] = read_failures(tmp_path / "failures.jsonl")
+    assert view.failures == [(lost, True)]
+    assert lost.error.startswith(LOST)
+    for cell in cells:
+        events = [event["event"] for event in Run.open(tmp_path / "cells" / cell).events()]
+        assert [event for event in events if event in ("start", "resume")] == (
+            ["start", "resume"] if cell == lost.cell else ["start"]
+        )
+
+
+@pytest.mark.parametrize("models", [False, True])
+def test_a_model_is_sent_only_where_it_is_wanted(photos: Path, tmp_path: Path, models: bool) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    line, error, content = train_on_node(tiny_recipe(photos).to_toml(), nowhere, nowhere, 1, models)
+    assert (Record.from_json(line).seed, error) == (0, "")
+    assert {"recipe.toml", "log.jsonl", "metrics.json", "predictions.csv"} < set(content)
+    assert ({"model.json", "model.safetensors"} <= set(content)) == models
+    assert ("model.json" in content or "model.safetensors" in content) == models
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_a_lost_node_left_is_removed_and_no_other(tmp_path: Path) -> None:
+    lock = tmp_path / files.LOCK_NAME
+    lock.write_text(json.dumps({"pid": 1, "host": socket.gethostname()}))
+    ray_engine._drop_lock_of_other_host(tmp_path)
+    assert lock.exists()
+    lock.write_text(json.dumps({"pid": 1, "host": "node7.example"}))
+    ray_engine._drop_lock_of_other_host(tmp_path)
+    assert not lock.exists()
+    ray_engine._drop_lock_of_other_host(tmp_path)
+
+
+def test_a_node_without_this_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ray_engine._portable_task()
+    host = socket.gethostname()
+    repair = "Install it there, or let the node's PYTHONPATH lead to it."
+    _, error, _ = task("99.0")
+    assert error == f"every node must have lopsided 99.0, got {__version__} on {host}. {repair}"
+    monkeypatch.setitem(sys.modules, "lopsided", None)
+    _, error, _ = task("99.0")
+    assert error == f"every node must have lopsided 99.0, got none on {host}. {repair}"

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import BaseEstimator, clone
+from sklearn.datasets import make_classification
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import GridSearchCV, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import lopsided
+from lopsided import TwoStageClassifier
+from lopsided.data.images import ArrayImages
+from lopsided.errors import InputError, RunError
+from lopsided.training.fit import fit
+from lopsided.training.stages import Training
+from training.conftest import stripes, tiny
+
+QUICK: dict[str, Any] = {"epochs": 4, "classifier_epochs": 10, "classifier_lr": 0.05, "lr": 0.01, "random_state": 0}
+
+
+def blobs(classes: int = 2, n: int = 120) -> tuple[np.ndarray, np.ndarray]:
+    weights = [0.8] if classes == 2 else None
+    return make_classification(
+        n, 6, n_informative=4, n_redundant=0, n_classes=classes, weights=weights, class_sep=2.5, random_state=0,
+        n_clusters_per_class=1,
+    )  # fmt: skip
+
+
+def pictures(size: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    source = stripes({"many": 40, "few": 16}, size=size)
+    assert isinstance(source.images, ArrayImages)
+    return source.images.pixels[:, 0], np.array(source.classes)[source.labels]
+
+
+@parametrize_with_checks([TwoStageClassifier()])
+def test_it_keeps_scikit_learns_contract(estimator: BaseEstimator, check: Any) -> None:
+    check(estimator)
+
+
+def test_the_package_stays_cheap_to_import_and_offers_the_estimator() -> None:
+    code = (
+        "import sys, lopsided; assert 'torch' not in sys.modules and 'sklearn' not in sys.modules; print(dir(lopsided))"
+    )
+    path = str(Path(lopsided.__file__).parents[1])
+    shown = subprocess.check_output([sys.executable, "-c", code], env={"PYTHONPATH": path}, text=True)
+    assert shown.strip() == "['TwoStageClassifier', '__version__']"
+    with pytest.raises(AttributeError, match="module 'lopsided' has no attribute 'ThreeStageClassifier'"):
+        _ = lopsided.ThreeStageClassifier
+
+
+@pytest.mark.parametrize("loss", ["cl", "afcl", "focal"])
+def test_it_learns_three_classes_of_vectors(loss: str) -> None:
+    x, y = blobs(3)
+    model = TwoStageClassifier(loss, **{**QUICK, "epochs": 15}).fit(x, y)
+    assert model.score(x, y) > 0.9
+    assert model.transform(x).shape == (len(x), 128)
+    stages = [entry["stage"] for entry in model.history_]
+    assert stages == (["end-to-end"] * 25 if loss == "focal" else ["encoder"] * 15 + ["classifier"] * 10)
+
+
+def test_the_score_is_the_unweighted_accuracy() -> None:
+    x, y = blobs()
+    model = TwoStageClassifier(**{**QUICK, "epochs": 1, "classifier_epochs": 1}).fit(x, y)
+    weight = np.random.default_rng(0).random(len(y))
+    assert model.score(x, y) == pytest.approx(balanced_accuracy_score(y, model.predict(x)))
+    assert model.score(x, y, weight) == pytest.approx(
+        balanced_accuracy_score(y, model.predict(x), sample_weight=weight)
+    )
+    only = y == 1
+    assert model.score(x[only], y[only]) == pytest.approx((model.predict(x[only]) == 1).mean())
+
+
+@pytest.mark.parametrize("layout", ["nhw", "nhwc", "nchw", "float", "tensor"])
+def test_images_of_every_layout_give_the_same_classifier(layout: str) -> None:
+    pixels, y = pictures()
+    x: Any = {
+        "nhw": pixels,
+        "nhwc": pixels[..., None],
+        "nchw": pixels[:, None],
+        "float": pixels / 255,
+        "tensor": torch.from_numpy(pixels)[:, None],
+    }[layout]
+    model = TwoStageClassifier(encoder="mlp-16", rotation=0.0, horizontal_flip=False, **QUICK).fit(x, y)
+    assert model.classes_.tolist() == ["few", "many"]
+    assert model.score(x, y) > 0.9
+    assert_array_equal(model.predict_proba(x), model.predict_proba(pixels))
+    expected = TwoStageClassifier(encoder="mlp-16", rotation=0.0, horizontal_flip=False, **QUICK).fit(pixels, y)
+    assert_array_equal(model.predict_proba(x), expected.predict_proba(pixels))
+
+
+def test_images_go_through_a_network_of_timm_and_are_resized() -> None:
+    pixels, y = pictures()
+    model = TwoStageClassifier(encoder="test_resnet", image_size=12, **{**QUICK, "epochs": 1}).fit(pixels, y)
+    assert model.card_.shape == (1, 12, 12)
+    assert model.predict(np.zeros((2, 20, 20), dtype=np.uint8)).shape == (2,)
+    assert model.transform(pixels).shape == (len(pixels), 96)
+
+
+def test_images_by_default_take_resnet18_and_vectors_an_mlp() -> None:
+    assert TwoStageClassifier()._recipe("image").encoder.name == "resnet18"
+    assert TwoStageClassifier()._recipe("vector").encoder.name == "mlp"
+
+
+def test_a_grid_of_numpy_numbers_is_searched() -> None:
+    x, y = blobs()
+    grid = {"eta": np.array([0.1, 0.5]), "epochs": np.array([1, 2]), "loss": ["acl"]}
+    search = GridSearchCV(TwoStageClassifier(classifier_epochs=2, random_state=0), grid, cv=2, error_score="raise")
+    search.fit(x, y)
+    assert set(search.best_params_) == {"eta", "epochs", "loss"}
+    assert search.best_score_ == max(search.cv_results_["mean_test_score"])
+
+
+def test_it_works_in_a_pipeline_and_in_cross_validation() -> None:
+    x, y = blobs()
+    pipeline = make_pipeline(MinMaxScaler(), TwoStageClassifier(**QUICK))
+    result = cross_validate(pipeline, x, np.array(["no", "yes"])[y], cv=3, scoring=["balanced_accuracy", "roc_auc"])
+    assert (result["test_balanced_accuracy"] > 0.7).all()
+    fitted = pipeline.fit(x, y)
+    names = fitted.get_feature_names_out()
+    assert names[0] == "twostageclassifier0"
+    assert len(names) == 128
+
+
+def test_the_random_state_decides_everything_and_the_global_states_are_left_alone() -> None:
+    x, y = blobs()
+    np.random.seed(3)
+    torch.manual_seed(3)
+    before = np.random.get_state()[1].copy(), torch.get_rng_state()
+    one, two, other = (TwoStageClassifier(**{**QUICK, "random_state": seed}).fit(x, y) for seed in (0, 0, 1))
+    assert_array_equal(one.predict_proba(x), two.predict_proba(x))
+    assert not np.array_equal(one.predict_proba(x), other.predict_proba(x))
+    assert_array_equal(np.random.get_state()[1], before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_columns_far_from_zero_are_standardised_without_loss() -> None:
+    x, y = blobs()
+    one = TwoStageClassifier(**QUICK).fit(x, y).predict_proba(x)
+    moved = x * 1e-3 + 1e6
+    other = TwoStageClassifier(**QUICK).fit(moved, y).predict_proba(moved)
+    assert_allclose(one, other, atol=1e-3)
+
+
+def test_with_validation_the_best_epoch_is_taken_and_training_may_stop_early() -> None:
+    x, y = blobs()
+    model = TwoStageClassifier(**{**QUICK, "epochs": 40}, val=0.25, patience=2).fit(x, y)
+    assert all("val_uwa" in entry for entry in model.history_)
+    assert sum(entry["stage"] == "encoder" for entry in model.history_) < 40
+
+
+def test_verbose_prints_a_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    TwoStageClassifier(epochs=2, classifier_epochs=1, random_state=0, verbose=1).fit(*blobs())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["encoder 1", "encoder 2", "classifier 1"]
+    assert all("loss" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "labels", [[0, 1], [-3, 7], ["no", "yes"], [False, True], np.array(["a", "bc"], dtype=object), [0.0, 1.0]]
+)
+def test_it_comes_back_as_it_was_saved(tmp_path: Path, labels: Any) -> None:
+    x, y = blobs()
+    y = np.asarray(labels)[y]
+    model = TwoStageClassifier(**{**QUICK, "epochs": np.int64(2)}).fit(x, y)
+    model.save(tmp_path / "model")
+    loaded = TwoStageClassifier.load(tmp_path / "model")
+    assert_array_equal(loaded.predict(x), model.predict(x))
+    assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
+    assert loaded.classes_.dtype.kind == model.classes_.dtype.kind
+    assert loaded.get_params() == model.get_params()
+    assert loaded.n_features_in_ == 6
+    assert clone(loaded).fit(x, y).score(x, y) == model.score(x, y)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "estimator.json", "model.json", "model.safetensors"
+    ]  # fmt: skip
+
+
+def test_names_of_columns_come_back_too(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = blobs()
+    frame = pandas.DataFrame(x, columns=list("abcdef"))
+    TwoStageClassifier(**QUICK).fit(frame, y).save(tmp_path)
+    loaded = TwoStageClassifier.load(tmp_path)
+    assert loaded.feature_names_in_.tolist() == list("abcdef")
+    loaded.predict(frame)
+    with pytest.raises(ValueError, match="feature names"):
+        loaded.predict(frame[list("bacdef")])
+
+
+def test_the_folder_of_a_run_is_loaded_with_its_classes_as_texts(tmp_path: Path) -> None:
+    source = stripes({"many": 40, "few": 12})
+    fitted = fit(tiny(), source, tmp_path)
+    model = TwoStageClassifier.load(tmp_path)
+    assert fitted.test is not None
+    assert isinstance(source.images, ArrayImages)
+    pixels = source.images.pixels[fitted.splits.test]
+    assert_allclose(model.predict_proba(pixels), fitted.test.probabilities, rtol=1e-5)
+    assert set(model.predict(pixels)) <= {"many", "few"}
+
+
+def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
+    x, y = blobs()
+    TwoStageClassifier(**QUICK).fit(x, y).save(tmp_path)
+    path = tmp_path / "estimator.json"
+    content = json.loads(path.read_text())
+    for change, text in (
+        ({**content, "format": 2}, r"estimator\.json must be of format 1"),
+        ({**content, "classes": [0, 1, 2]}, r"estimator\.json must fit model\.json, got another content"),
+        ({**content, "parameters": {"nonsense": 1}}, r"estimator\.json must fit model\.json"),
+        ({**content, "dtype": "V"}, r"estimator\.json must fit model\.json"),
+    ):
+        path.write_text(json.dumps(change))
+        with pytest.raises(RunError, match=text):
+            TwoStageClassifier.load(tmp_path)
+    path.write_text("[")
+    with pytest.raises(RunError, match=r"estimator\.json must be JSON"):
+        TwoStageClassifier.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"loss": "hinge"}, r"encoder_training\.loss must be one of"),
+        ({"eta": -1.0}, r"encoder_training\.eta must be a finite number >= 0, got -1\.0\."),
+        ({"epochs": 0}, r"encoder_training\.epochs must be an integer >= 1"),
+        ({"val": 1.5}, r"data\.val must be"),
+        ({"device": "cuda:99"}, r"device must be one that this machine has"),
+        ({"encoder": "resnet81"}, r"encoder\.name must be a timm model"),
+        ({"patience": 2}, r"selection\.patience must be unset when data\.val is 0"),
+    ],
+)
+def test_a_parameter_that_cannot_be_used_is_one_sentence(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        TwoStageClassifier(**parameters).fit(*blobs())
+
+
+def test_images_and_vectors_are_not_mixed() -> None:
+    pixels, y = pictures()
+    model = TwoStageClassifier(encoder="mlp-4", **QUICK).fit(pixels, y)
+    with pytest.raises(InputError, match=r"X must hold images, as in fit, got vectors\."):
+        model.predict(pixels.reshape(len(pixels), -1))
+    with pytest.raises(ValueError, match=r"labels must have the shape \(56,\), one per image"):
+        TwoStageClassifier(encoder="mlp-4").fit(pixels, y[:-1])
+    with pytest.raises(ValueError, match=r"images of floats must lie in \[0, 1\]"):
+        model.predict(pixels * 1.0)
+
+
+def test_a_model_that_answers_nan_is_refused_and_guesses_no_class() -> None:
+    x, y = blobs()
+    model = TwoStageClassifier(encoder="mlp-4", **QUICK).fit(x, y)
+    with torch.no_grad():
+        model.model_.classifier.weight.mul_(1e38).mul_(1e38)
+    for ask in (model.predict_proba, model.predict):
+        with pytest.raises(RunError, match=r"must answer finite probabilities, got NaN\."):
+            ask(x)
+
+
+def test_a_list_of_images_is_taken_as_an_array_of_them() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    y = [0, 1] * 6
+    settings = {"encoder": "mlp", "epochs": 1, "classifier_epochs": 1, "batch_size": 4, "num_threads": 1}
+    one = TwoStageClassifier(random_state=0, **settings).fit(x, y)
+    other = TwoStageClassifier(random_state=0, **settings).fit(list(x), y)
+    np.testing.assert_array_equal(one.predict_proba(x), other.predict_proba(list(x)))
+
+
+def test_fit_flushes_denormals_as_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    run = Training.run
+
+    def watch(self: Training, *arguments: Any) -> None:
+        seen.append(float(torch.tensor(1e-39) * 0.5))
+        run(self, *arguments)
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    torch.set_flush_denormal(False)
+    monkeypatch.setattr(Training, "run", watch)
+    TwoStageClassifier(encoder="mlp", epochs=1, classifier_epochs=1).fit([[0.0], [1.0]] * 8, [0, 1] * 8)
+    assert seen == [0.0]
