@@ -138,7 +138,7 @@ def test_a_reader_that_closes_early_is_met_with_silence(unbuffered: str) -> None
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=120) == 1
 
 
 @pytest.mark.parametrize(
