@@ -11,6 +11,7 @@ from lopsided.losses._kernel.autograd import TiledRows, TiledTotal
 from lopsided.losses._kernel.checks import Arguments, Reference, check_inputs, check_settings, check_tile, check_word
 from lopsided.losses._kernel.dense import dense_values
 from lopsided.losses._kernel.formulas import parity_eta
+from lopsided.losses.objective import Objective
 
 Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
@@ -251,6 +252,43 @@ class AsymmetricContrastiveLoss(AsymmetricFocalContrastiveLoss):
 
     def __init__(self, eta: float = 0.0, temperature: float = 0.07, **options: Any) -> None:
         super().__init__(eta, 0.0, temperature, **options)
+
+
+class ContrastiveObjective(Objective):
+    """CL, FCL, ACL and AFCL in training: the mean over anchors of :func:`asymmetric_focal_contrastive_loss`."""
+
+    def __init__(
+        self,
+        counts: Tensor,
+        width: int,
+        *,
+        eta: float = 0.0,
+        eta_unit: EtaUnit = "absolute",
+        gamma: float = 0.0,
+        temperature: float = 0.07,
+        normalization: Normalization = "paper",
+    ) -> None:
+        super().__init__(counts, width)
+        self.loss = AsymmetricFocalContrastiveLoss(
+            eta, gamma, temperature, eta_unit=eta_unit, normalization=normalization
+        )
+
+    def forward(
+        self,
+        y: Tensor,
+        whole: Tensor,
+        *,
+        projections: Tensor | None = None,
+        logits: Tensor | None = None,
+        reference: Reference | None = None,
+        epoch: int = 0,
+        epochs: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, with its graph, and each sample's part of it, the mean over its views."""
+        assert projections is not None
+        total, values = self.loss.total_and_values(projections, y, reference=reference)
+        values = values.reshape(len(y), -1)
+        return total / (values.shape[1] * len(whole)), values.mean(dim=1) / len(whole)
 
 
 def _unit(z: Tensor) -> Tensor:
