@@ -58,7 +58,8 @@ def settings_model(name: str) -> type[LossSettings]:
     }
     description = LossSettings.model_fields["name"].description
     fields = {"name": (Literal[name], Field(name, description=description)), **fields}
-    made: type[LossSettings] = create_model("LossSettings", __base__=LossSettings, __doc__="", **fields)
+    about = f"{catalogue.find(name).title}."
+    made: type[LossSettings] = create_model("LossSettings", __base__=LossSettings, __doc__=about, **fields)
     return made
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.recipe import CONTRASTIVE_LOSSES
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
@@ -396,7 +395,7 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
         plot = run_figures.diagnostic_plot(stages[0], share, name)
         if plot is not None:
             words = run_words.diagnostic_words(stages[0], facts)
-            is_contrastive = stages[0].name == "encoder" and facts.recipe.encoder_training.loss in CONTRASTIVE_LOSSES
+            is_contrastive = "projections" in facts.recipe.encoder_training.loss.entry.needs
             diagnostics = {"words": words, "plot": plot[0], "legend": plot[1], "is_contrastive": is_contrastive}
     return {
         "learning_words": run_words.learning_words(stages, facts.recipe.selection.metric),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
-from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
+from lopsided.recipe import LossSettings, Recipe
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
@@ -30,15 +30,7 @@ from lopsided.reports.wording import (
 
 FEW = 30
 """Test images of a class below which its recall says little."""
-LOSSES = {
-    "cl": "contrastive loss (CL)",
-    "fcl": "focal contrastive loss (FCL)",
-    "acl": "asymmetric contrastive loss (ACL)",
-    "afcl": "asymmetric focal contrastive loss (AFCL)",
-    "ce": "cross-entropy",
-    "weighted-ce": "weighted cross-entropy",
-    "focal": "focal loss",
-}
+_GREEK = {"eta": ETA, "gamma": GAMMA}
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
 # What a run warned of and the page says in its own words; cautions.py has the sentences.
 _SAID = re.compile(
@@ -92,9 +84,8 @@ def source_name(recipe: Recipe) -> str:
 
 def title(recipe: Recipe) -> str:
     """The heading of a run's page."""
-    loss = recipe.encoder_training.loss
-    word = LOSSES[loss] if loss in CLASSIFICATION_LOSSES else loss.upper()
-    return f"{word[0].upper()}{word[1:]} on {source_name(recipe)}"
+    entry = recipe.encoder_training.loss.entry
+    return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
 
 
 def summary(facts: Facts) -> str:
@@ -103,11 +94,11 @@ def summary(facts: Facts) -> str:
     names = [quoted(name) for name in facts.classes]
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else f"{amount(len(names), 'class', 'classes')} apart"
     start = {"none": "", "timm": " with timm's pretrained weights"}.get(recipe.encoder.weights, " with given weights")
-    how = f"{amount(training.epochs, 'epoch')} of {_loss(recipe)}"
+    how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
     if recipe.method == "two-stage":
         how += (
             f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
-            f"{LOSSES[recipe.classifier.loss]}"
+            f"{_loss(recipe.classifier.loss)}"
         )
     scenario = f", drawn as {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
@@ -122,13 +113,19 @@ def summary(facts: Facts) -> str:
     )
 
 
-def _loss(recipe: Recipe) -> str:
-    training = recipe.encoder_training
-    text, knobs = LOSSES[training.loss], []
-    if training.loss in ("acl", "afcl"):
-        knobs.append(f"{ETA} = {training.eta:g}" + (f" {TIMES} parity" if training.eta_unit == "parity" else ""))
-    if training.loss == "afcl":
-        knobs.append(f"{GAMMA} = {training.gamma:g}")
+def _loss(loss: LossSettings) -> str:
+    """A loss by its title, with its numbers; a temperature and a choice are named where they differ from the usual."""
+    entry, usual = loss.entry, loss.entry.defaults()
+    text = f"{entry.title[0].lower()}{entry.title[1:]}"
+    if entry.kind != "classification":
+        text += f" ({entry.label})"
+    knobs = []
+    for name, value in loss.parameters.items():
+        if name == "eta_unit" or (value == usual[name] and (isinstance(value, str) or name == "temperature")):
+            continue
+        shown = f"{value:g}" if isinstance(value, float) else f"{value}"
+        unit = f" {TIMES} parity" if name == "eta" and loss.parameters.get("eta_unit") == "parity" else ""
+        knobs.append(f"{_GREEK.get(name, name)} = {shown}{unit}")
     return f"{text} with {', '.join(knobs)}" if knobs else text
 
 
