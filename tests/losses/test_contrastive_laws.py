@@ -73,6 +73,7 @@ cases = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(cases)
 @settings(max_examples=150, deadline=None)
 def test_generated_cases_agree_with_the_specification_in_value_and_both_gradients(case):
