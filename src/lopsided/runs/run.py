@@ -32,7 +32,7 @@ from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
-from lopsided.runs.metrics import check_printed
+from lopsided.runs.metrics import check_metrics
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -162,7 +162,7 @@ def run_recipe(
     def state() -> str:
         found = _found(folder, recipe, resume)
         if found is not None and found.metrics is not None:
-            check_printed(folder / METRICS, found.metrics)
+            check_metrics(folder / METRICS, found.metrics)
             return "finished"
         return "new" if found is None else "unfinished"
 
