@@ -21,6 +21,7 @@ from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs,
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.decision import decide
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.files import atomic_write
 from lopsided.inference.probabilities import check_finite, check_shape, predict_batch
@@ -139,7 +140,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The most probable class of each input."""
         check_is_fitted(self)
-        labels: npt.NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        labels: npt.NDArray[Any] = self.classes_[decide(self.predict_proba(X))]
         return labels
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:

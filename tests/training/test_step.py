@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from torch import Tensor, nn
 
 from lopsided.data.augment import Augment
@@ -26,7 +27,6 @@ from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Stage, Trainer
-from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter

@@ -15,6 +15,7 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.evaluation.decision import decide
 from lopsided.inference.probabilities import evaluating, share_rows
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
@@ -190,7 +191,7 @@ class Training:
             assert val is not None
             with evaluating(self.model):
                 logits = self.model.classifier(self._features(val.inputs))
-            return figures(logits.argmax(dim=1).cpu().numpy(), val.labels, self.num_classes)
+            return figures(decide(logits.cpu()), val.labels, self.num_classes)
 
         return self._network_stage("end-to-end", None if val is None else judge)
 
@@ -255,8 +256,8 @@ class Training:
         def judge() -> dict[str, float]:
             assert val is not None
             with torch.no_grad():
-                predicted = classifier(val[0]).argmax(dim=1)
-            return figures(predicted.cpu().numpy(), val[1], self.num_classes)
+                logits = classifier(val[0])
+            return figures(decide(logits.cpu()), val[1], self.num_classes)
 
         part, transform = prepared.train, encode
         if not settings.augment:
