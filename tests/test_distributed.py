@@ -105,6 +105,7 @@ def test_what_all_ranks_have_to_say_is_said_by_the_first(tmp_path: Path) -> None
     assert [type(error) for error in found] == [InputError, SaidError, SaidError]
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_killed_does_not_leave_the_others_waiting(tmp_path: Path) -> None:
     found = each(2, tmp_path, fail_on, [1], "killed")
     assert isinstance(found[1], Gone)

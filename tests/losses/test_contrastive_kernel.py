@@ -157,6 +157,7 @@ def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
         assert set(torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments).values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("reduction", ["mean", "none"])
