@@ -25,8 +25,7 @@ from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.loop import Stage, Trainer
-from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
+from lopsided.training.loop import Loop, Stage
 from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
@@ -54,11 +53,12 @@ def make_stage(
     encoder: str = "test_resnet", loss: str = "afcl", views: int = 1, rotation: float = 20.0, **settings: Any
 ) -> Stage:
     """A stage in double precision, as ``run`` builds it in single precision."""
-    training = EncoderTraining(loss=loss, views=views, **settings)
+    fields = {name: settings.pop(name) for name in list(settings) if name not in EncoderTraining.model_fields}
+    training = EncoderTraining(loss={"name": loss, **fields}, views=views, **settings)
     network, width = copy.deepcopy(encoder_of(encoder))
     torch.manual_seed(2)
-    contrastive = loss not in ("ce", "weighted-ce", "focal")
-    head: nn.Module = ProjectionHead(width, 8, 6) if contrastive else nn.Linear(width, 3)
+    projected = 6 if "projections" in training.loss.entry.needs else 0
+    head: nn.Module = ProjectionHead(width, 8, projected) if projected else nn.Linear(width, 3)
     module = nn.Sequential(network, head).double()
     augment = Augment(rotation=rotation, horizontal_flip=True)
 
@@ -70,13 +70,12 @@ def make_stage(
         out: Tensor = module(x)
         return out.view(-1, views, out.shape[1]) if views > 1 else out
 
-    objective = (
-        ContrastiveObjective(training) if contrastive else ClassificationObjective(training, np.bincount(LABELS))
-    )
+    counts = torch.from_numpy(np.bincount(LABELS))
+    objective = training.loss.entry.load()(counts, projected, **training.loss.parameters)
     return Stage(
         name="encoder", section="encoder_training", module=module, settings=training,
         part=Part(MemoryInputs(images()), LABELS), sampler=BatchSampler(LABELS, 13, seed=0),
-        transform=transform, output=output, objective=objective.double(), contrastive=contrastive, views=views,
+        transform=transform, output=output, objective=objective.double(), projected=projected, views=views,
     )  # fmt: skip
 
 
@@ -104,7 +103,7 @@ def gradients(
     inputs = stage.part.inputs.batch(mine if len(mine) else batch.rows[:1])
     stage.module.train()
     with step.statistics.over_ranks():
-        found = step.gradients(batch, inputs, "encoder", 0, 0)
+        found = step.gradients(batch, inputs, 0, 0)
     left = {name: value.clone() for name, value in stage.module.named_buffers()} | (queue.tensors() if queue else {})
     return float(found.loss), {n: p.grad for n, p in stage.module.named_parameters() if p.grad is not None}, left
 
@@ -169,10 +168,10 @@ def whole_trainings(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Tensor]
     """Two epochs of batches of 5, 5 and 3 in double precision."""
     stage = make_stage(rotation=0.0, **settings)  # Turned pixels are float32, with roundings of their own.
     stage.sampler = BatchSampler(LABELS, 5, seed=0)
-    trainer = Trainer(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
-    facts = [trainer.epoch(index, Checkpoint(None)) for index in range(2)]
+    loop = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
+    facts = [loop.epoch(index, Checkpoint(None)) for index in range(2)]
     figures = {f"{name}{i}": torch.tensor(facts[i][name]) for i in range(2) for name in ("loss", "minority_loss_share")}
-    return {**trainer.tensors(), **figures}
+    return {**loop.tensors(), **figures}
 
 
 TRAININGS: list[dict[str, Any]] = [
@@ -200,12 +199,11 @@ def test_epochs_on_several_ranks_end_with_the_weights_and_figures_of_one(size: i
 
 def plain_gradients(stage: Stage, x: Tensor, y: Tensor, **options: Any) -> tuple[float, Gradients]:
     """As anyone would write it."""
-    settings = stage.settings
-    assert isinstance(settings, EncoderTraining)
+    loss_of = stage.settings.loss
     stage.module.train()
     z = nn.functional.normalize(stage.output(x), dim=-1)
     loss = asymmetric_focal_contrastive_loss(
-        z, y, eta=settings.eta, gamma=settings.gamma, temperature=settings.temperature, **options
+        z, y, eta=loss_of.eta, gamma=loss_of.gamma, temperature=loss_of.temperature, **options
     )
     loss.backward()
     return loss.item(), {name: p.grad for name, p in stage.module.named_parameters() if p.grad is not None}
@@ -236,7 +234,7 @@ def test_batch_norm_takes_each_chunk_for_a_batch_and_counts_it_once() -> None:
     rows = cut(np.arange(13), chunk_size=4)
     seen: list[Tensor] = []
     stage.module[0].register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
-    step_of(stage, Ranks()).gradients(rows, images(), "encoder", 0, 0)
+    step_of(stage, Ranks()).gradients(rows, images(), 0, 0)
     num = len(rows.chunks)
     assert num == len(seen) // 2 == 4
     generator = torch.Generator().manual_seed(derive_seed(3, "augment", "encoder", 0, 0))
@@ -256,7 +254,7 @@ def test_both_passes_of_a_chunk_drop_the_same() -> None:
     seen: list[Tensor] = []
     stage.module.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
     stage.module.train()
-    step_of(stage, Ranks()).gradients(cut(np.arange(13), chunk_size=5), images(), "encoder", 0, 0)
+    step_of(stage, Ranks()).gradients(cut(np.arange(13), chunk_size=5), images(), 0, 0)
     assert len(seen) == 6
     for first, second in zip(seen[:3], seen[3:], strict=True):
         assert torch.equal(first, second)
@@ -291,7 +289,7 @@ def held_by(num: int, chunk_size: int | None) -> int:
     step = step_of(stage, Ranks())
     stage.module.train()
     with torch.autograd.graph.saved_tensors_hooks(held.pack, held.unpack):
-        step.gradients(cut(rows, chunk_size=chunk_size), images()[torch.from_numpy(rows)], "encoder", 0, 0)
+        step.gradients(cut(rows, chunk_size=chunk_size), images()[torch.from_numpy(rows)], 0, 0)
     assert held.now == 0
     return held.most
 
@@ -325,11 +323,14 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
     if step.precision.scaler is not None:
         step.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     types: set[torch.dtype] = set()
-    stage.objective.register_forward_hook(lambda module, inputs, output: types.update([inputs[0].dtype, output.dtype]))
+    stage.objective.register_forward_hook(
+        lambda module, inputs, named, output: types.update(x.dtype for x in (named["projections"], *output)),
+        with_kwargs=True,
+    )
     stage.module[0].register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     batch = cut(np.arange(13), ranks.size, chunk_size=7)
     with statistics.over_ranks():
-        found = step.gradients(batch, images()[batch.positions(ranks.rank)], "encoder", 0, 0)
+        found = step.gradients(batch, images()[batch.positions(ranks.rank)], 0, 0)
     step.precision.step(optimizer)
     assert types == {torch.float32, step.precision.dtype}
     grads = [p.grad for p in stage.module.parameters() if p.grad is not None]
@@ -353,17 +354,17 @@ def test_gradients_of_less_precision_point_the_same_way_and_losses_are_float32(p
 
 def test_a_step_that_overflows_is_left_out_and_its_scale_is_kept_in_the_checkpoint() -> None:
     stage = single_precision(encoder="mlp-16")
-    trainer = Trainer(
+    loop = Loop(
         stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16"
     )  # fmt: skip
     before = [parameter.detach().clone() for parameter in stage.module.parameters()]
-    assert trainer.precision.scaler is not None
-    trainer.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
-    trainer.epoch(0, Checkpoint(None))
+    assert loop.precision.scaler is not None
+    loop.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    loop.epoch(0, Checkpoint(None))
     assert all(torch.equal(old, new) for old, new in zip(before, stage.module.parameters(), strict=True))
-    kept = trainer.tensors()
+    kept = loop.tensors()
     assert kept["scaler.scale"] == 2.0**59
-    again = Trainer(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16")
+    again = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16")
     again.restore(kept)
     assert again.tensors()["scaler.scale"] == 2.0**59
     again.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

@@ -1,17 +1,28 @@
-"""Losses: contrastive (CL, FCL, ACL, AFCL) and for classification. This room needs torch alone."""
+"""Losses: contrastive (CL, FCL, ACL, AFCL) and for classification. This room needs torch alone.
 
-from lopsided.losses.classification import AsymmetricLoss, FocalLoss, asymmetric_loss, focal_loss
-from lopsided.losses.contrastive import (
-    AsymmetricContrastiveLoss,
-    AsymmetricFocalContrastiveLoss,
-    ContrastiveLoss,
-    FocalContrastiveLoss,
-    asymmetric_contrastive_loss,
-    asymmetric_focal_contrastive_loss,
-    contrastive_loss,
-    focal_contrastive_loss,
-    parity_eta,
-)
+Importing the room imports nothing, so that the catalogue can be read without torch; each name is imported when it is
+first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lopsided.losses.classification import AsymmetricLoss, FocalLoss, asymmetric_loss, focal_loss
+    from lopsided.losses.contrastive import (
+        AsymmetricContrastiveLoss,
+        AsymmetricFocalContrastiveLoss,
+        ContrastiveLoss,
+        FocalContrastiveLoss,
+        asymmetric_contrastive_loss,
+        asymmetric_focal_contrastive_loss,
+        contrastive_loss,
+        focal_contrastive_loss,
+        parity_eta,
+    )
+    from lopsided.losses.objective import Objective
 
 __all__ = [
     "AsymmetricContrastiveLoss",
@@ -20,6 +31,7 @@ __all__ = [
     "ContrastiveLoss",
     "FocalContrastiveLoss",
     "FocalLoss",
+    "Objective",
     "asymmetric_contrastive_loss",
     "asymmetric_focal_contrastive_loss",
     "asymmetric_loss",
@@ -28,3 +40,18 @@ __all__ = [
     "focal_loss",
     "parity_eta",
 ]
+
+_CLASSIFICATION = {"AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = "objective" if name == "Objective" else "classification" if name in _CLASSIFICATION else "contrastive"
+    found = getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

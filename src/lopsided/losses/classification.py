@@ -12,7 +12,9 @@ from numbers import Real
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from lopsided.losses.objective import Objective, Reference
 
 __all__ = ["AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"]
 
@@ -320,3 +322,57 @@ def _check_margin(margin: float) -> None:
 def _check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be one of 'mean', 'sum', 'none', got {reduction!r}.")
+
+
+class CrossEntropyObjective(Objective):
+    """Cross-entropy: the mean over the batch, as torch's ``cross_entropy``."""
+
+    def forward(
+        self,
+        y: Tensor,
+        whole: Tensor,
+        *,
+        projections: Tensor | None = None,
+        logits: Tensor | None = None,
+        reference: Reference | None = None,
+        epoch: int = 0,
+        epochs: int = 1,
+    ) -> Tensor:
+        """Each sample's part of the loss, (n,)."""
+        assert logits is not None
+        return self.shared(self.values(logits, y), y, whole)
+
+    def values(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample, (n,)."""
+        return cross_entropy(logits, y, reduction="none")
+
+    def shared(self, values: Tensor, y: Tensor, whole: Tensor) -> Tensor:
+        """The parts of these values in the mean over the whole batch."""
+        return values / len(whole)
+
+
+class WeightedCrossEntropyObjective(CrossEntropyObjective):
+    """Cross-entropy in which class c weighs n / (K n_c), so that every class weighs the same in the training set."""
+
+    weight: Tensor
+
+    def __init__(self, counts: Tensor, width: int) -> None:
+        super().__init__(counts, width)
+        weight = counts.sum().double() / (len(counts) * counts.clamp(min=1).double())
+        self.register_buffer("weight", weight.float())
+
+    def shared(self, values: Tensor, y: Tensor, whole: Tensor) -> Tensor:
+        """The parts of these values in the weighted mean, which divides by the sum of the weights as torch does."""
+        return values * self.weight[y] / self.weight[whole].sum()
+
+
+class FocalObjective(CrossEntropyObjective):
+    """The mean of :func:`focal_loss` over the batch."""
+
+    def __init__(self, counts: Tensor, width: int, *, gamma: float = 2.0) -> None:
+        super().__init__(counts, width)
+        self.gamma = gamma
+
+    def values(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample, (n,)."""
+        return focal_loss(logits, y, gamma=self.gamma, reduction="none")

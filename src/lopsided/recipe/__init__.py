@@ -1,9 +1,7 @@
 """What a run is: a validated recipe, read from TOML and written to TOML. Needs no torch."""
 
+from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.schema import (
-    CLASSIFICATION_LOSSES,
-    CONTRASTIVE_LOSSES,
-    LATER_FIELDS,
     MAX_SIDE,
     RUNTIME_FIELDS,
     Classifier,
@@ -12,18 +10,18 @@ from lopsided.recipe.schema import (
     find_recipe,
     named_recipe,
     named_recipes,
+    parse_change,
 )
 
 __all__ = [
-    "CLASSIFICATION_LOSSES",
-    "CONTRASTIVE_LOSSES",
-    "LATER_FIELDS",
     "MAX_SIDE",
     "RUNTIME_FIELDS",
     "Classifier",
     "EncoderTraining",
+    "LossSettings",
     "Recipe",
     "find_recipe",
     "named_recipe",
     "named_recipes",
+    "parse_change",
 ]

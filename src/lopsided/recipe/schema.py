@@ -1,29 +1,32 @@
 """What a run is: one validated, frozen model, read from TOML and written to TOML. Needs no torch.
 
-A recipe's table is a section, and every key of it a field with a description; ``Recipe.to_toml`` writes both. A field
-that the paper leaves open says so. Fields that are left out take the values of the recipe ``default``.
+A table of a recipe is a section, and each of its keys a field with a description; ``Recipe.to_toml`` writes both. A
+field that the paper leaves open says so. Fields that are left out take the values of the recipe ``default``. A loss is
+a table of its own, with the parameters that the catalogue lists for it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular
+from lopsided.losses import catalogue
 from lopsided.recipe import words
+from lopsided.recipe.losses import LossField, LossSettings, read_loss
+from lopsided.recipe.section import Section
+from lopsided.recipe.upgrade import upgraded
 
-CONTRASTIVE_LOSSES = ("cl", "fcl", "acl", "afcl")
-CLASSIFICATION_LOSSES = ("ce", "weighted-ce", "focal")
 MAX_BYTES = 1_000_000
 """A recipe is a page; a larger file is something else."""
 
@@ -32,14 +35,12 @@ MAX_SIDE = 8192
 
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
-_MOST_DOTS = 32
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
 """Fields that do not decide the outcome of a run and stay out of its hash."""
-LATER_FIELDS = frozenset(
-    {"precision", "encoder_training.queue", "encoder_training.queue_balanced"}
-    | {"encoder_training.chunk_size", "encoder_training.batch_norm"}
-)
-"""Fields that came after the first published records: a recipe that does not use them keeps the hash it has there."""
+LOSSES = ("encoder_training.loss", "classifier.loss")
+"""The fields that hold a loss."""
+_LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
+_CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
 def _utf8(text: str) -> str:
@@ -74,7 +75,6 @@ Count = Annotated[int, Ge(1), Le(_MOST)]
 Side = Annotated[int, Ge(1), Le(MAX_SIDE)]
 Width = Annotated[int, Ge(1), Le(2**16)]
 Threads = Annotated[int, Ge(1), Le(1024)]
-Temperature = Annotated[float, Ge(1e-6), Le(1e6)]  # beyond, its inverse or a similarity is no float32
 Number = Annotated[float, Ge(0), AfterValidator(lambda x: x + 0.0)]  # + 0.0 makes -0.0 and 0.0 one recipe
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Lt(1), AfterValidator(lambda x: x + 0.0)]
@@ -88,11 +88,7 @@ def _field(default: Any, description: str) -> Any:
     return Field(default, description=description)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Data(_Section):
+class Data(Section):
     """Which images, and which of them are for training, validation and test."""
 
     source: Text | None = _field(None, "A source's name, a folder, or a table; the command's DATA replaces it.")
@@ -123,7 +119,7 @@ class Data(_Section):
     allow_outside: bool = _field(False, "Let a table name files outside its own folder.")
 
 
-class Augment(_Section):
+class Augment(Section):
     """What happens to training images before the encoder sees them."""
 
     rotation: Annotated[float, Ge(0), Le(180)] = _field(15.0, f"Largest rotation, in degrees either way. {_OPEN}")
@@ -136,14 +132,14 @@ class Augment(_Section):
     )
 
 
-class Encoder(_Section):
+class Encoder(Section):
     """The network that turns an image into features."""
 
     name: Text = _field("resnet18", 'Any timm model, or "mlp" for plain vectors.')
     weights: Weights = _field("none", f"Start from nothing, from timm's weights, or from a file. {_OPEN}")
 
 
-class Head(_Section):
+class Head(Section):
     """The projection head: two layers, used in the first stage only."""
 
     hidden: Width | Literal["auto"] = _field(
@@ -152,35 +148,12 @@ class Head(_Section):
     out: Width = _field(128, "Width of the second layer: the length of a feature vector.")
 
 
-# What each loss fixes of (eta, gamma); None: free.
-_FIXED: dict[str, tuple[float | None, float | None]] = {
-    "cl": (0.0, 0.0),
-    "fcl": (0.0, 1.0),
-    "acl": (None, 0.0),
-    "afcl": (None, None),
-    **dict.fromkeys(CLASSIFICATION_LOSSES, (0.0, 0.0)),
-}
-MAX_PARITY_ETA = 20.0
-"""Above this a parity eta is a mistaken absolute one: the paper's 60..300 are 0.1..0.5 parity at batch 128."""
-
-
-class EncoderTraining(_Section):
+class EncoderTraining(Section):
     """The first stage; with method "end-to-end", the only one."""
 
-    loss: Literal["cl", "fcl", "acl", "afcl", "ce", "weighted-ce", "focal"] = _field(
-        "afcl", 'Contrastive (cl, fcl, acl, afcl) for "two-stage", else a classification loss.'
+    loss: LossField = _field(
+        read_loss("afcl"), 'Contrastive or joint for "two-stage"; classification or joint for "end-to-end".'
     )
-    eta: Number = _field(0.5, "Weight of the negatives' term; 0 for cl and fcl. Left out, it is 0.5 parity or 300.")
-    eta_unit: Literal["absolute", "parity"] = _field(
-        "parity",
-        "absolute: the paper's eta. parity: times (n-1) log(n-1), where both terms weigh the same in a batch of n.",
-    )
-    gamma: Number = _field(2.0, "Focusing exponent of the positives' term; 0 for cl and acl, 1 for fcl.")
-    temperature: Temperature = _field(0.07, "Divisor of the similarities in a contrastive loss.")
-    normalization: Literal["paper", "released"] = _field(
-        "paper", "Divisor of a contrastive loss's sums: the printed formula's, or that of the authors' released code."
-    )
-    focal_gamma: Number = _field(2.0, 'Focusing exponent of the loss "focal".')
     epochs: Count = _field(30, "Passes over the training images.")
     batch_size: Count = _field(128, "Images in a batch, over all ranks.")
     lr: Positive = _field(1e-3, "Learning rate (the first one, with a schedule).")
@@ -202,23 +175,11 @@ class EncoderTraining(_Section):
         "sync", "Of what several ranks take batch statistics: of their images together, or each rank of its own."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _follow_the_loss(cls, values: object) -> object:
-        """Give eta and gamma, where they are left out, the values that belong to the loss."""
-        if not isinstance(values, dict):
-            return values
-        loss = values.get("loss", "afcl")
-        eta, gamma = _FIXED.get(loss, (None, None)) if isinstance(loss, str) else (None, None)
-        free_eta = 300.0 if values.get("eta_unit") == "absolute" else 0.5
-        return {"eta": free_eta if eta is None else eta, "gamma": 2.0 if gamma is None else gamma, **values}
 
-
-class Classifier(_Section):
+class Classifier(Section):
     """The second stage: one linear layer on the frozen encoder; not used by "end-to-end"."""
 
-    loss: Literal["ce", "weighted-ce", "focal"] = _field("ce", "Classification loss.")
-    focal_gamma: Number = _field(2.0, 'Focusing exponent of the loss "focal".')
+    loss: LossField = _field(read_loss("ce"), "Classification loss.")
     epochs: Count = _field(10, "Passes over the training images.")
     batch_size: Count = _field(128, "Images in a batch, over all ranks.")
     lr: Positive = _field(1e-2, "Learning rate (the first one, with a schedule).")
@@ -229,18 +190,18 @@ class Classifier(_Section):
     augment: bool = _field(False, f"Whether the second stage augments, too. {_OPEN}")
 
 
-class Selection(_Section):
+class Selection(Section):
     """Which epoch's model is taken, judged on the validation images."""
 
     metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy"] = _field("uwa", "Figure that is to be highest.")
     patience: Count | None = _field(None, "Stop after so many epochs without a gain; unset: train to the end.")
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """Everything that decides a run. ``Recipe()`` is the recipe ``default``.
 
-    >>> Recipe().override(**{"encoder_training.loss": "cl"}).encoder_training.eta
-    0.0
+    >>> Recipe().override(**{"encoder_training.loss": "acl", "encoder_training.loss.eta": 0.1}).encoder_training.loss
+    LossSettings(name='acl', eta=0.1, eta_unit='parity', temperature=0.07, normalization='paper')
     """
 
     description: AnyText = _field("", "What this recipe is for.")
@@ -302,9 +263,7 @@ class Recipe(_Section):
     @classmethod
     def _parse(cls, content: bytes, name: str, *, before: str = "") -> Recipe:
         try:
-            text = content.decode()
-            _check_depth(text)
-            values = tomllib.loads(text)
+            values = upgraded(tomllib.loads(content.decode()))
         except UnicodeDecodeError:
             raise InputError(sentence(f"{name} must be UTF-8 text", "other bytes")) from None
         except (ValueError, RecursionError) as error:  # tomllib lets Python's limits on digits and depth through
@@ -319,46 +278,49 @@ class Recipe(_Section):
         """Write every field with its description; reading the text gives the same recipe."""
         return words.to_toml(self)
 
-    def override(self, **changes: Any) -> Recipe:
-        """Return a recipe with the fields of these dotted names replaced.
+    def override(self, /, **changes: Any) -> Recipe:
+        """Return a recipe in which the fields of these dotted names are replaced.
 
-        A new ``encoder_training.loss`` brings its own eta and gamma unless they are given, too. A classification loss
-        on a two-stage recipe makes it the ``baseline`` of the same budget unless ``method`` is given, too.
+        A new loss keeps the parameters that were set for the old one where it has them, too. A loss that needs logits
+        turns a two-stage recipe into the ``baseline`` of the same budget unless ``method`` is given, too.
         """
-        loss = changes.get("encoder_training.loss")
-        if "method" not in changes and self.method == "two-stage" and loss in CLASSIFICATION_LOSSES:
-            return self.baseline(loss).override(**changes)
-        values = self.model_dump()
+        changes = {path.removesuffix(".name") if path in _LOSS_NAMES else path: v for path, v in changes.items()}
+        values, path = self.model_dump(), "encoder_training.loss"
+        stays = path not in changes or "method" in changes or self.method != "two-stage"
+        if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
+            late = {name for name in changes if name.startswith(path)} | _CONTRASTED  # A baseline resets these.
+            rest = self.override(**{name: value for name, value in changes.items() if name not in late})
+            return rest.baseline(changes.pop(path)).override(**{n: changes[n] for n in changes if n in late})
+        for path in LOSSES:
+            if path in changes:
+                section, _, field = path.partition(".")
+                values[section][field] = self._switched(path, changes.pop(path)).model_dump()
         for path, value in changes.items():
-            section, _, name = path.rpartition(".")
-            table = values.get(section) if section else values
-            if not isinstance(table, dict) or name not in table or isinstance(table[name], dict):
-                raise InputError(words.unknown(path, Recipe))
-            table[name] = value
-        training = values["encoder_training"]
-        if loss != self.encoder_training.loss and isinstance(loss, str) and loss in _FIXED:
-            before, after = _FIXED[self.encoder_training.loss], _FIXED[loss]
-            for name, old, new in zip(("eta", "gamma"), before, after, strict=True):
-                if f"encoder_training.{name}" not in changes and (old is not None or new is not None):
-                    del training[name]
+            _place(values, path, value)
         return Recipe(**values)
 
-    def baseline(self, loss: str) -> Recipe:
+    def _switched(self, path: str, to: object) -> LossSettings:
+        """Return another loss for the field of this name."""
+        old: LossSettings = functools.reduce(getattr, path.split("."), self)  # type: ignore[assignment]
+        try:
+            return read_loss(old.switched(to))
+        except words.RefusedError as error:
+            raise InputError(f"{path}{error.where} {error.text}") from None
+
+    def baseline(self, loss: str | Mapping[str, Any]) -> Recipe:
         """Return the end-to-end recipe of the same budget: as many passes over the images as both stages together."""
         training = self.encoder_training
         epochs = training.epochs + (self.classifier.epochs if self.method == "two-stage" else 0)
-        fields = {"loss": loss, "epochs": epochs, "views": 1, "queue": 0, "queue_balanced": False}
+        changes: dict[str, Any] = {"loss": loss, "epochs": epochs}
+        if self._switched("encoder_training.loss", loss).entry.kind == "classification":
+            changes |= {"views": 1, "queue": 0, "queue_balanced": False}
         return self.override(
-            method="end-to-end", **{f"encoder_training.{name}": value for name, value in fields.items()}
+            method="end-to-end", **{f"encoder_training.{name}": value for name, value in changes.items()}
         )
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of every field but the ``RUNTIME_FIELDS``, and ``LATER_FIELDS`` that are not in use."""
-        kept = {
-            path: value
-            for path, field, value in words.leaves(self)
-            if path not in RUNTIME_FIELDS and not (path in LATER_FIELDS and value == field.default)
-        }
+        """Return the SHA-256 of every field but the ``RUNTIME_FIELDS``."""
+        kept = {path: value for path, _, value in words.leaves(self) if path not in RUNTIME_FIELDS}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -385,11 +347,34 @@ def find_recipe(name_or_path: str | Path) -> Recipe:
     return Recipe.load(name_or_path)
 
 
-def _check_depth(text: str) -> None:
-    """Raise for keys of very many parts, which the parser visits as often as the square of their number."""
-    strings = r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"(?:[^"\\\n]|\\.)*+"?|\'[^\'\n]*+\'?|#[^\n]*'
-    if any(line.count(".") > _MOST_DOTS for line in re.sub(strings, "", text).split("\n")):
-        raise RecursionError
+def parse_change(text: str) -> tuple[str, Any]:
+    """Read ``dotted.name=value``, in which the value is TOML; what is no TOML is a text.
+
+    >>> parse_change("encoder_training.loss.eta=300"), parse_change("encoder.name=resnet50")
+    (('encoder_training.loss.eta', 300), ('encoder.name', 'resnet50'))
+    """
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise InputError(
+            sentence("--set takes dotted.name=value", words.shown(text), "Such as --set encoder.name=resnet50.")
+        )
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):  # tomllib lets Python's limits on digits and depth through
+        return path.strip(), value.strip()
+
+
+def _place(values: dict[str, Any], path: str, value: object) -> None:
+    """Put a value into the nested tables of a recipe; a loss refuses parameters that it does not have by itself."""
+    *sections, field = path.split(".")
+    table: Any = values
+    for section in sections:
+        table = table.get(section) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or (field not in table and ".".join(sections) not in LOSSES):
+        raise InputError(words.unknown(path, Recipe))
+    if isinstance(table.get(field), dict):
+        raise InputError(f"{path} is a section. Set its fields, such as {path}.{next(iter(table[field]))}.")
+    table[field] = value
 
 
 def _shelf() -> resources.abc.Traversable:
@@ -407,35 +392,41 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if data.held_out and data.scenario is None:
         do = "Set data.scenario, or leave data.held_out out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
-    contrastive = recipe.method == "two-stage"
-    losses = CONTRASTIVE_LOSSES if contrastive else CLASSIFICATION_LOSSES
-    if training.loss not in losses:
-        other = "end-to-end" if contrastive else "two-stage"
-        must = f'encoder_training.loss must be one of {", ".join(losses)} when method is "{recipe.method}"'
-        yield sentence(must, training.loss, f'Set method = "{other}" for that loss.')
-    else:
-        for name, fixed in zip(("eta", "gamma"), _FIXED[training.loss], strict=True):
-            if fixed is not None and getattr(training, name) != fixed:
-                do = "Use afcl for other values." if contrastive else "Leave it out."
-                must = f'encoder_training.{name} must be {fixed:g} when encoder_training.loss is "{training.loss}"'
-                yield sentence(must, getattr(training, name), do)
-    if training.eta_unit == "parity" and training.eta > MAX_PARITY_ETA:
-        must = f'encoder_training.eta must be <= {MAX_PARITY_ETA:g} when encoder_training.eta_unit is "parity"'
-        yield sentence(must, training.eta, 'Set encoder_training.eta_unit = "absolute" for the paper\'s scale.')
-    yield from _batch_conflicts(training, contrastive)
+    yield from _loss_conflicts(recipe)
+    yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or leave patience out."
         yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
 
 
-def _batch_conflicts(training: EncoderTraining, contrastive: bool) -> Iterator[str]:
+def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield those of the losses with the method."""
+    need = "projections" if recipe.method == "two-stage" else "logits"
+    other = "end-to-end" if recipe.method == "two-stage" else "two-stage"
+    for path, loss, needed in (
+        ("encoder_training.loss", recipe.encoder_training.loss, need),
+        ("classifier.loss", recipe.classifier.loss, "logits"),
+    ):
+        if needed in loss.entry.needs and not (path == "classifier.loss" and loss.entry.kind == "joint"):
+            continue
+        kinds = ("classification",) if path == "classifier.loss" else _KINDS[recipe.method]
+        fit = ", ".join(entry.name for entry in catalogue.losses(kinds))
+        where = "" if path == "classifier.loss" else f' with method "{recipe.method}"'
+        do = "" if path == "classifier.loss" else f' For {loss.name}, set method = "{other}".'
+        yield f"{path} cannot be {loss.name}{where}, where it is one of {fit}.{do}"
+
+
+_KINDS = {"two-stage": ("contrastive", "joint"), "end-to-end": ("classification", "joint")}
+
+
+def _batch_conflicts(training: EncoderTraining, contrasts: bool) -> Iterator[str]:
     """Yield those of what a batch of the first stage is made of."""
-    if contrastive and training.batch_size * training.views < 2:
+    if contrasts and training.batch_size * training.views < 2:
         yield sentence("encoder_training.batch_size must be >= 2 for a contrastive loss", training.batch_size)
     for name, none in (("views", 1), ("queue", 0)):
-        if not contrastive and getattr(training, name) > none:
+        if not contrasts and getattr(training, name) > none:
             got = getattr(training, name)
-            yield sentence(f'encoder_training.{name} must be {none} when method is "end-to-end"', got)
+            yield sentence(f"encoder_training.{name} must be {none} with the loss {training.loss.name}", got)
     if training.queue_balanced and not training.queue:
         do = "Set encoder_training.queue."
         yield sentence("encoder_training.queue_balanced must be false when encoder_training.queue is 0", "true", do)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import textwrap
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -20,17 +21,28 @@ _WORDS = {int: "an integer", float: "a finite number", bool: "true or false", st
 
 
 class Phrase(str):
-    """In a field's type, ``Annotated[str, Phrase("...")]``: the words for what no bound or list of choices tells."""
+    """In a field's type, ``Annotated[str, Phrase("...")]``: what the field takes, where its type does not say."""
+
+
+class RefusedError(ValueError):
+    """Raised by a validator that words its own message: ``where`` follows the field's name, ``text`` follows that."""
+
+    def __init__(self, where: str, text: str) -> None:
+        super().__init__(text)
+        self.where, self.text = where, text
 
 
 def leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo, Any]]:
-    """Yield dotted name, field and value of everything that is not a section, in the order of declaration."""
+    """Yield dotted name, field and value of all plain fields, then those of the sections, as TOML needs them."""
+    sections = []
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
-            yield from leaves(value, f"{prefix}{name}.")
+            sections.append((name, value))
         else:
             yield f"{prefix}{name}", field, value
+    for name, section in sections:
+        yield from leaves(section, f"{prefix}{name}.")
 
 
 def to_toml(model: BaseModel) -> str:
@@ -39,7 +51,8 @@ def to_toml(model: BaseModel) -> str:
     for path, field, value in leaves(model):
         section, _, name = path.rpartition(".")
         if section and f"[{section}]" not in lines:
-            lines += ["", *_comment(type(getattr(model, section)).__doc__ or ""), f"[{section}]"]
+            about = type(functools.reduce(getattr, section.split("."), model)).__doc__
+            lines += ["", *_comment(about or ""), f"[{section}]"]
         choices = phrase(_annotation(field))
         lines += _comment(f"{field.description} ({choices})" if "one of" in choices else str(field.description))
         lines.append(f"# {name} is unset" if value is None else f"{name} = {_toml(value)}")
@@ -49,10 +62,10 @@ def to_toml(model: BaseModel) -> str:
 def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
     """Yield a sentence for the first field that pydantic refused, and then the names of the others.
 
-    It reports a union once for every member. A sentence looks for what may have been meant: there may be thousands.
+    pydantic reports a union once for every member.
     """
     seen: set[str] = set()
-    for item in error.errors(include_url=False, include_context=False):
+    for item in error.errors(include_url=False):
         annotation: Any = model
         path: list[str] = []
         for part in item["loc"]:
@@ -65,22 +78,32 @@ def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         if dotted in seen:
             continue
         seen.add(dotted)
+        own = item.get("ctx", {}).get("error")
         if len(seen) > 1:
             yield dotted
-            continue
-        got = shown(item["input"]) + (" in it" if any(isinstance(part, int) for part in item["loc"]) else "")
-        yield unknown(dotted, model) if annotation is None else sentence(f"{dotted} must be {phrase(annotation)}", got)
+        elif isinstance(own, RefusedError):
+            yield f"{dotted}{own.where} {own.text}"
+        elif annotation is None:
+            yield unknown(dotted, model)
+        else:
+            got = shown(item["input"]) + (" in it" if any(isinstance(part, int) for part in item["loc"]) else "")
+            yield sentence(f"{dotted} must be {phrase(annotation)}", got)
+
+
+def phrase_of(model: type[BaseModel], name: str) -> str:
+    """Say in words what a field of a section takes."""
+    return phrase(_annotation(model.model_fields[name]))
 
 
 def unknown(path: str, model: type[BaseModel]) -> str:
     """Say that a field does not exist, and which one may have been meant."""
-    given, path = path, path[:100]  # To look for what is near a name of a million letters takes for ever.
     known = [name for name, _, _ in leaves(model())] + list(model.model_fields)
     by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+    known += [name.removesuffix(".name") for name in known if name.endswith(".loss.name")]
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     close += [by_last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], by_last, n=1, cutoff=0.7)]
-    do = f"Did you mean {close[0]}?" if close else "See `lopsided recipes default` for all fields."
-    return sentence("a recipe must hold known fields only", shown(given)[1:-1], do)
+    do = f"Did you mean {close[0]}?" if close else "`lopsided recipes default` shows all fields."
+    return f"A recipe has no field {shown(path)}. {do}"
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
@@ -91,11 +114,17 @@ def suggest(word: str, choices: Iterable[str]) -> str:
 
 def shown(value: object) -> str:
     """Show a value that anyone may have written, in one short line."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not print integers of more than 4,300 digits.
-        return "an integer of thousands of digits"
+    text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names for a sentence.
+
+    >>> listed(["eta", "gamma", "temperature"])
+    'eta, gamma and temperature'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def phrase(annotation: Any) -> str:

@@ -1,0 +1,126 @@
+"""Losses in a recipe: a table with the loss's name and its own parameters, as the catalogue has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, create_model
+
+from lopsided.losses import catalogue
+from lopsided.losses.catalogue import CatalogueError, Loss, Parameter
+from lopsided.recipe.section import Section
+from lopsided.recipe.words import RefusedError, listed, phrase_of, shown
+
+
+class LossSettings(Section):
+    """A loss and its parameters. The fields beside ``name`` are those of its entry in the catalogue."""
+
+    name: str = Field(description="Name of the loss; `lopsided losses` lists all.")
+
+    @property
+    def entry(self) -> Loss:
+        """The loss's entry in the catalogue."""
+        return catalogue.find(self.name)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return {name: value for name, value in self if name != "name"}
+
+    @property
+    def label(self) -> str:
+        """The loss with the parameters that differ from their defaults, for people."""
+        return self.entry.describe(self.parameters)
+
+    def switched(self, to: object) -> dict[str, Any]:
+        """Return the table of another loss: parameters that were set here go along where the other loss has them.
+
+        Between a contrastive and a classification loss none do: a gamma of the one is not that of the other.
+        """
+        table = _table(to)
+        if table["name"] == self.name:
+            return {**self.model_dump(), **table}
+        other = _entry(table["name"])
+        akin = other.defaults() if other.needs & self.entry.needs else {}
+        chosen = {
+            name: value
+            for name, value in self.parameters.items()
+            if name in akin and value != self.entry.defaults()[name]
+        }
+        return {**table, **chosen, **table}
+
+
+@cache
+def settings_model(name: str) -> type[LossSettings]:
+    """Return the section of one loss: its name and its parameters, each with its range and description."""
+    fields: dict[str, Any] = {
+        parameter.name: (_annotation(parameter), Field(parameter.default, description=parameter.description))
+        for parameter in catalogue.find(name).parameters
+    }
+    description = LossSettings.model_fields["name"].description
+    fields = {"name": (Literal[name], Field(name, description=description)), **fields}
+    about = f"{catalogue.find(name).title}."
+    made: type[LossSettings] = create_model("LossSettings", __base__=LossSettings, __doc__=about, **fields)
+    return made
+
+
+def read_loss(value: object) -> LossSettings:
+    """Make the section of a loss from its name, or from a table with its name and parameters."""
+    if isinstance(value, LossSettings):
+        return value
+    table = _table(value)
+    entry = _entry(table["name"])
+    known = entry.defaults()
+    unknown = [name for name in table if name != "name" and name not in known]
+    if unknown:
+        has = f"it has {listed(list(known))}" if known else "it has none"
+        raise RefusedError("", f'"{entry.name}" has no parameter {shown(unknown[0])}; {has}.')
+    if entry.complete is not None:
+        table = dict(entry.complete(table))
+    model = settings_model(entry.name)
+    try:
+        settings = model(**table)
+    except ValidationError as error:
+        item = error.errors(include_url=False, include_context=False)[0]
+        name = str(item["loc"][0])
+        raise RefusedError(f".{name}", f"must be {phrase_of(model, name)}, got {shown(item['input'])}.") from None
+    problem = None if entry.check is None else entry.check(settings.parameters)
+    if problem is not None:
+        raise RefusedError("", f"contradicts itself: {problem}")
+    return settings
+
+
+def _table(value: object) -> dict[str, Any]:
+    if isinstance(value, LossSettings):
+        return value.model_dump()
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise RefusedError("", f"must be a loss's name, or a table with name and parameters, got {shown(value)}.")
+    return dict(table)
+
+
+def _entry(name: str) -> Loss:
+    try:
+        return catalogue.find(name)
+    except CatalogueError as error:
+        raise RefusedError("", f"cannot be used. {error}") from None
+
+
+def _annotation(parameter: Parameter) -> Any:
+    if parameter.choices:
+        return Literal[parameter.choices]
+    kind: Any = type(parameter.default)
+    bounds = [
+        bound(limit)
+        for bound, limit in ((Ge, parameter.least), (Gt, parameter.above), (Le, parameter.most))
+        if limit is not None
+    ]
+    if kind is float:
+        bounds.append(AfterValidator(lambda x: x + 0.0))  # -0.0 and 0.0 are one recipe
+    return Annotated[(kind, *bounds)] if bounds else kind
+
+
+LossField = Annotated[SerializeAsAny[LossSettings], BeforeValidator(read_loss)]
