@@ -25,7 +25,7 @@ from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.loop import Stage, Trainer
+from lopsided.training.loop import Loop, Stage
 from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
@@ -149,6 +149,7 @@ def alone() -> dict[str, Any]:
     return all_cases(Ranks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_several_ranks_have_the_loss_and_gradients_of_one(
     name: str, several: list[dict[str, Any]], alone: dict[str, Any]
@@ -167,10 +168,10 @@ def whole_trainings(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Tensor]
     """Two epochs of batches of 5, 5 and 3 in double precision."""
     stage = make_stage(rotation=0.0, **settings)  # Turned pixels are float32, with roundings of their own.
     stage.sampler = BatchSampler(LABELS, 5, seed=0)
-    trainer = Trainer(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
-    facts = [trainer.epoch(index, Checkpoint(None)) for index in range(2)]
+    loop = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
+    facts = [loop.epoch(index, Checkpoint(None)) for index in range(2)]
     figures = {f"{name}{i}": torch.tensor(facts[i][name]) for i in range(2) for name in ("loss", "minority_loss_share")}
-    return {**trainer.tensors(), **figures}
+    return {**loop.tensors(), **figures}
 
 
 TRAININGS: list[dict[str, Any]] = [
@@ -184,6 +185,7 @@ def all_trainings(ranks: Ranks) -> list[dict[str, Tensor]]:
     return [whole_trainings(ranks, settings) for settings in TRAININGS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_epochs_on_several_ranks_end_with_the_weights_and_figures_of_one(size: int, tmp_path: Path) -> None:
     expected = all_trainings(Ranks())
@@ -336,6 +338,7 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
     return float(found.loss), torch.cat([grad.flatten() for grad in grads])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_gradients_of_less_precision_point_the_same_way_and_losses_are_float32(precision: str, tmp_path: Path) -> None:
     for encoder in ("mlp-16", "test_resnet"):
@@ -351,17 +354,17 @@ def test_gradients_of_less_precision_point_the_same_way_and_losses_are_float32(p
 
 def test_a_step_that_overflows_is_left_out_and_its_scale_is_kept_in_the_checkpoint() -> None:
     stage = single_precision(encoder="mlp-16")
-    trainer = Trainer(
+    loop = Loop(
         stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16"
     )  # fmt: skip
     before = [parameter.detach().clone() for parameter in stage.module.parameters()]
-    assert trainer.precision.scaler is not None
-    trainer.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
-    trainer.epoch(0, Checkpoint(None))
+    assert loop.precision.scaler is not None
+    loop.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    loop.epoch(0, Checkpoint(None))
     assert all(torch.equal(old, new) for old, new in zip(before, stage.module.parameters(), strict=True))
-    kept = trainer.tensors()
+    kept = loop.tensors()
     assert kept["scaler.scale"] == 2.0**59
-    again = Trainer(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16")
+    again = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16")
     again.restore(kept)
     assert again.tensors()["scaler.scale"] == 2.0**59
     again.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

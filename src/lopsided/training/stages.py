@@ -15,6 +15,7 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.evaluation.decision import decide
 from lopsided.inference.probabilities import evaluating, share_rows
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
@@ -30,14 +31,14 @@ from lopsided.training.checkpoint import (
     load_strictly,
     restoring,
 )
-from lopsided.training.loop import Stage, Trainer
+from lopsided.training.loop import Loop, Stage
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
 _AVERAGED = ", and the running ones are averaged over the ranks after each epoch"
 
 
-class Training:
+class Stages:
     """A run of one recipe on prepared data."""
 
     model: Model
@@ -128,7 +129,7 @@ class Training:
 
     def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
         epochs, minority = stage.settings.epochs, self.prepared.minority
-        trainer = Trainer(
+        loop = Loop(
             stage,
             device=self.device,
             seed=self.recipe.seed,
@@ -142,7 +143,7 @@ class Training:
         best: dict[str, Tensor] = {}
         if tensors:
             with restoring():
-                trainer.restore(tensors)
+                loop.restore(tensors)
                 selection = Selection.from_dict(state.selection, selection.patience, state.epoch)
                 if state.chosen is not None:
                     best = self.checkpoint.load_weights(state.chosen)
@@ -152,11 +153,11 @@ class Training:
         self.log.stage(stage.name, epochs, len(stage.sampler))
         while state.epoch < epochs and not selection.exhausted(state.epoch):
             index = state.epoch
-            facts = trainer.epoch(index, self.checkpoint)
+            facts = loop.epoch(index, self.checkpoint)
             due = self.checkpoint.due()
-            now = trainer.tensors()
+            now = loop.tensors()
             if due or stage.judge is not None or index + 1 == epochs:  # Else the next epoch's loss would tell.
-                trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
+                loop.check_weights(all_finite(now.values()), index, self.checkpoint)
             found = stage.judge() if stage.judge is not None else {}
             found = self.ranks.told(partial(dict, found))  # Which epoch is taken must not hang on a rounding.
             facts |= {f"val_{name}": value for name, value in found.items()}
@@ -190,7 +191,7 @@ class Training:
             assert val is not None
             with evaluating(self.model):
                 logits = self.model.classifier(self._features(val.inputs))
-            return figures(logits.argmax(dim=1).cpu().numpy(), val.labels, self.num_classes)
+            return figures(decide(logits.cpu()), val.labels, self.num_classes)
 
         return self._network_stage("end-to-end", None if val is None else judge)
 
@@ -255,8 +256,8 @@ class Training:
         def judge() -> dict[str, float]:
             assert val is not None
             with torch.no_grad():
-                predicted = classifier(val[0]).argmax(dim=1)
-            return figures(predicted.cpu().numpy(), val[1], self.num_classes)
+                logits = classifier(val[0])
+            return figures(decide(logits.cpu()), val[1], self.num_classes)
 
         part, transform = prepared.train, encode
         if not settings.augment:
