@@ -30,10 +30,11 @@ def tiny_recipe(photos: Path, epochs: int = 1, **changes: Any) -> Recipe:
 
 def record_of(recipe: Recipe, uwa: float = 0.75) -> Record:
     """The record that a cell might have come to."""
-    cell, training = Cell.of(recipe), recipe.encoder_training
+    cell, loss = Cell.of(recipe), recipe.encoder_training.loss
+    eta, gamma = (loss.parameters.get(name, 0.0) for name in ("eta", "gamma"))
     figures = Figures(20, 5, 0.8, uwa, (0.9, 0.6), 0.85, 0.75)
     return Record(
-        cell.key, "photos", recipe.data.scenario, "two-stage", training.loss, training.eta, training.gamma, "paper",
+        cell.key, "photos", recipe.data.scenario, "two-stage", loss.name, eta, gamma, "paper",
         "mlp", None, "auto", "none", recipe.seed, figures, None, 1.5, 1, "0.1.0", "2.6.0",
     )  # fmt: skip
 

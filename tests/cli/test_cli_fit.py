@@ -96,16 +96,17 @@ def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished
 
 
 def test_the_flags_reach_the_recipe(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = "--recipe default --loss acl --eta 0.25 --temperature 0.2 --encoder mlp-8 --weights none --image-size 6 "
-    flags += "--epochs 1 --classifier-epochs 1 --classifier-loss weighted-ce --batch-size 16 --lr 0.01 --sampler sqrt "
-    flags += "--val 0 --test 0.25 --split random --scenario 80:20,total=40 --seed 5 --device cpu --cache none"
+    flags = "--recipe default --loss acl --eta 0.25 --encoder mlp-8 --weights none --image-size 6 --epochs 1 "
+    flags += "--classifier-epochs 1 --batch-size 16 --lr 0.01 --val 0 --test 0.25 --split random "
+    flags += "--scenario 80:20,total=40 --seed 5 --device cpu --set encoder_training.loss.temperature=0.2 "
+    flags += "--set encoder_training.sampler=sqrt --set classifier.loss=weighted-ce --set data.cache='none'"
     ended = call("fit", photos, "--out", tmp_path / "run", *flags.split(), "--skip-unreadable", "--quiet")
     assert ended.code == 0
     recipe = Recipe.load(tmp_path / "run" / "recipe.toml")
     training, classifier, data = recipe.encoder_training, recipe.classifier, recipe.data
-    assert (training.loss, training.eta, training.gamma, training.temperature) == ("acl", 0.25, 0.0, 0.2)
+    assert (training.loss.name, training.loss.eta, training.loss.temperature) == ("acl", 0.25, 0.2)
     assert (training.epochs, training.batch_size, training.lr, training.sampler) == (1, 16, 0.01, "sqrt")
-    assert (classifier.epochs, classifier.loss, classifier.batch_size) == (1, "weighted-ce", 16)
+    assert (classifier.epochs, classifier.loss.name, classifier.batch_size) == (1, "weighted-ce", 16)
     assert (recipe.encoder.name, recipe.encoder.weights, recipe.seed, recipe.device) == ("mlp-8", "none", 5, "cpu")
     assert (data.image_size, data.val, data.test, data.split) == (6, 0.0, 0.25, "random")
     assert (data.scenario, data.cache, data.skip_unreadable) == ("80:20,total=40", "none", True)
@@ -128,6 +129,38 @@ def test_a_classification_loss_trains_end_to_end_for_the_epochs_of_both_stages(
     events = Run.open(tmp_path / "run").events()
     epochs = [(event["stage"], event["epoch"]) for event in events if event["event"] == "epoch"]
     assert epochs == [("end-to-end", 1), ("end-to-end", 2), ("end-to-end", 3)]
+
+
+def test_the_epochs_of_both_flags_are_those_of_a_classification_loss(call: Call, photos: Path, tmp_path: Path) -> None:
+    flags = "--encoder mlp-8 --device cpu --loss weighted-ce --epochs 3 --classifier-epochs 2 --quiet"
+    ended = call("fit", photos, "--out", tmp_path / "run", *flags.split())
+    assert ended.code == 0
+    events = Run.open(tmp_path / "run").events()
+    epochs = [(event["stage"], event["epoch"]) for event in events if event["event"] == "epoch"]
+    assert epochs == [("end-to-end", epoch) for epoch in range(1, 6)]
+
+
+def test_any_field_can_be_set_and_the_last_word_counts(call: Call, photos: Path, tmp_path: Path) -> None:
+    changes = [
+        "augment.vertical_flip=true",
+        "augment.rotation = 5",
+        "data.classes=['dog', \"cat\"]",
+        "encoder.name=mlp-8",
+        "encoder_training.loss={ name = 'fcl', temperature = 0.2 }",
+        "encoder_training.loss.gamma=3",
+        "description=as it comes",
+        "encoder_training.epochs=9",
+        "encoder_training.epochs=1",
+    ]
+    flags = [word for change in changes for word in ("--set", change)]
+    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, *flags, "--quiet")
+    assert ended.code == 0, ended.err
+    recipe = Recipe.load(tmp_path / "run" / "recipe.toml")
+    assert (recipe.augment.vertical_flip, recipe.augment.rotation, recipe.data.classes) == (True, 5, ("dog", "cat"))
+    assert (recipe.encoder.name, recipe.encoder_training.epochs) == ("mlp-8", 1)  # and not those of SMALL
+    loss = {"name": "fcl", "gamma": 3.0, "temperature": 0.2, "normalization": "paper"}
+    assert recipe.encoder_training.loss.model_dump() == loss
+    assert recipe.description == "as it comes"
 
 
 def test_without_a_held_out_image_there_is_a_model_and_no_figure(call: Call, photos: Path, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_a_recipe_that_cannot_be_read_is_named_and_tells_nothing_about_the_data(
     path.write_text(f"later = 1\n{run.recipe.to_toml()}")
     with pytest.raises(RunError) as caught:
         Run.open(tmp_path)
-    assert str(caught.value).startswith(f"recipe {path}: a recipe must hold known fields only, got later.")
+    assert str(caught.value).startswith(f"recipe {path}: A recipe has no field 'later'.")
     assert " If another version wrote the run, open it with that one; this is lopsided " in str(caught.value)
     assert not trained_on(tmp_path, photos)
 
