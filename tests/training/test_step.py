@@ -324,8 +324,7 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
         step.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     types: set[torch.dtype] = set()
     stage.objective.register_forward_hook(
-        lambda module, inputs, named, output: types.update(x.dtype for x in (named["projections"], *output)),
-        with_kwargs=True,
+        lambda module, inputs, output: types.update(x.dtype for x in (inputs[0].projections, *output))
     )
     stage.module[0].register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     batch = cut(np.arange(13), ranks.size, chunk_size=7)
