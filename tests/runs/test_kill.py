@@ -156,7 +156,7 @@ def test_a_sweep_killed_before_a_write_trains_no_recorded_cell_again_and_leaves_
 def test_a_report_asked_for_while_a_sweep_is_in_work_is_a_page_of_what_is_done(
     photos: Path, tmp_path: Path, eta: float, gamma: float
 ) -> None:
-    loss = {"encoder_training.eta": eta, "encoder_training.gamma": gamma, "data.scenario": "60:40,total=20"}
+    loss = {"encoder_training.loss.eta": eta, "encoder_training.loss.gamma": gamma, "data.scenario": "60:40,total=20"}
     cells = [tiny_recipe(photos, seed=seed, **loss) for seed in range(2)]
     engine, pages = Scripted(slots=1), list[str]()
 
