@@ -306,7 +306,7 @@ def test_images_and_vectors_are_not_mixed() -> None:
         model.predict(pixels.reshape(len(pixels), -1))
     with pytest.raises(ValueError, match=r"labels must have the shape \(56,\), one per image"):
         TwoStageClassifier(encoder="mlp-4").fit(pixels, y[:-1])
-    with pytest.raises(ValueError, match=r"images of floats must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"float images must be in \[0, 1\]"):
         model.predict(pixels * 1.0)
 
 

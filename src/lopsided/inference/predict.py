@@ -102,7 +102,7 @@ def predict_images(
             return path, error
         if pixels.shape != card.shape:  # Only where images are not resized.
             sizes = [f"{shape[2]} x {shape[1]}" for shape in (pixels.shape, card.shape)]
-            return path, UnreadableImageError(path, f"{sizes[0]} pixels, where the model takes {sizes[1]}")
+            return path, UnreadableImageError(path, f"{sizes[0]} pixels, but the model takes {sizes[1]}")
         return path, pixels
 
     decoded = ordered_map(decode, images, workers or (os.cpu_count() or 1))
