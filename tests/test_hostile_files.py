@@ -238,7 +238,7 @@ def test_a_model_that_answers_nan_is_refused(stranger: Path, kind: str, verb: st
     ended = call(name, model, photos, *flags, *([out] if "--out" in flags else []))
     assert ended.code == 2
     assert "nan" not in ended.out.lower()
-    assert ended.err.startswith("lopsided: a model must answer finite probabilities, got NaN. ")
+    assert ended.err.startswith("lopsided: The model returned NaN instead of probabilities. ")
     assert not out.exists()
 
 

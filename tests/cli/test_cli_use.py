@@ -143,7 +143,7 @@ def test_predict_with_no_readable_image_ends_with_code_2(call: Call, finished: P
     (tmp_path / "a.png").write_bytes(b"")
     ended = call("predict", finished, tmp_path / "a.png", "--out", tmp_path / "answers.csv")
     assert ended.code == 2
-    assert "at least one image must be readable, got none of 1" in ended.err
+    assert "No image is readable: 1 failed, the first " in ended.err
     assert names_below(tmp_path) == ["a.png"]
 
 

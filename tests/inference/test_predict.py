@@ -120,7 +120,7 @@ def test_the_list_of_unreadable_images_of_an_earlier_call_does_not_stay(model: t
 def test_nothing_is_written_when_no_image_is_readable(model: tuple, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    must = r"^at least one image must be readable, got none of 1, the first .*bad\.png \(the file is empty\)\.$"
+    must = r"^No image is readable: 1 failed, the first .*bad\.png \(the file is empty\)\.$"
     with pytest.raises(DataError, match=must):
         write_predictions(predict_images(*model, [bad]), CLASSES, tmp_path / "answers.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.png"]
