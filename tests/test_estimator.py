@@ -306,7 +306,7 @@ def test_images_and_vectors_are_not_mixed() -> None:
         model.predict(pixels.reshape(len(pixels), -1))
     with pytest.raises(ValueError, match=r"labels must have the shape \(56,\), one per image"):
         TwoStageClassifier(encoder="mlp-4").fit(pixels, y[:-1])
-    with pytest.raises(ValueError, match=r"images of floats must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"float images must be in \[0, 1\]"):
         model.predict(pixels * 1.0)
 
 
@@ -316,7 +316,7 @@ def test_a_model_that_answers_nan_is_refused_and_guesses_no_class() -> None:
     with torch.no_grad():
         model.model_.classifier.weight.mul_(1e38).mul_(1e38)
     for ask in (model.predict_proba, model.predict):
-        with pytest.raises(RunError, match=r"must answer finite probabilities, got NaN\."):
+        with pytest.raises(RunError, match=r"^The model returned NaN instead of probabilities\."):
             ask(x)
 
 

@@ -238,7 +238,7 @@ def test_a_model_that_answers_nan_is_refused(stranger: Path, kind: str, verb: st
     ended = call(name, model, photos, *flags, *([out] if "--out" in flags else []))
     assert ended.code == 2
     assert "nan" not in ended.out.lower()
-    assert ended.err.startswith("lopsided: a model must answer finite probabilities, got NaN. ")
+    assert ended.err.startswith("lopsided: The model returned NaN instead of probabilities. ")
     assert not out.exists()
 
 
@@ -615,13 +615,15 @@ def test_a_class_of_any_name_goes_through_every_command(tmp_path: Path, kind: st
 def test_a_nul_in_a_table_is_refused_with_its_line(tmp_path: Path) -> None:
     for row in ("a.png,x\0", "a\0.png,x"):
         (tmp_path / "t.csv").write_bytes(f"path,label\n{row}\n".encode())
-        with pytest.raises(DataError, match=r"the column (label|path) must hold no NUL, got one in line 2 of "):
+        with pytest.raises(
+            DataError, match=r"the column (label|path) must not contain NUL characters, got one in line 2 of "
+        ):
             open_source(tmp_path / "t.csv")
 
 
 def test_a_path_that_is_too_long_is_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"path,label\n{'x' * 5000}.png,x\n")
-    with pytest.raises(DataError, match=r"must exist, got 1 missing of 1"):
+    with pytest.raises(DataError, match=r"lists missing images: 1 of 1"):
         open_source(tmp_path / "t.csv")
 
 

@@ -169,7 +169,7 @@ def test_images_are_resized_to_the_size_of_the_training_and_others_are_refused()
     larger = stripes({"many": 2, "few": 1}, size=16).images
     assert predict(model, card, larger).shape == (3, 3)
     oblong = card.model_copy(update={"image_size": None})
-    text = r"inputs must have the shape \(1, 8, 8\), as those that the model was trained on, got \(1, 16, 16\)\."
+    text = r"inputs must have the shape \(1, 8, 8\) that the model was trained on, got \(1, 16, 16\)\."
     with pytest.raises(DataError, match=text):
         predict(model, oblong, larger)
 

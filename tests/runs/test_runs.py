@@ -243,7 +243,7 @@ def test_resume_refuses_other_images_under_the_same_names(tmp_path: Path) -> Non
 def test_what_is_split_otherwise_than_it_comes_need_not_come_split_well(tmp_path: Path) -> None:
     folder = write_split(tmp_path / "photos", {"test": 8})
     recipe = SMALL.override(**{"data.source": str(folder)})
-    with pytest.raises(DataError, match=r"^a source that comes split must hold train, got test in "):
+    with pytest.raises(DataError, match=r"^a source with splits must have a train split, got only test in "):
         open_drawn(recipe)
     assert len(open_drawn(recipe.override(**{"data.split": "stratified"}))) == 16
 

@@ -194,7 +194,7 @@ def breaking(ranks: Ranks, folder: Path) -> None:
 def test_what_goes_wrong_is_said_once(tmp_path: Path) -> None:
     found = each(2, tmp_path / "a", other_images, tmp_path / "run")
     assert type(found[1]) is RunError
-    assert str(found[1]).startswith("all ranks must have the same images, labels and splits, got others on rank 1")
+    assert str(found[1]).startswith("All ranks must have the same images, labels and splits, but rank 1")
     assert type(found[0]) is SaidError
     found = each(2, tmp_path / "b", breaking, tmp_path / "broken")
     assert [type(error) for error in found] == [RunError, SaidError]
