@@ -289,7 +289,7 @@ def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         ({"recipe": "defualt"}, r"a named recipe must be one of .*Did you mean default\?"),
         ({"epochs": 0}, r"encoder_training\.epochs must be an integer >= 1"),
         ({"val": 1.5}, r"data\.val must be"),
-        ({"device": "cuda:99"}, r"device must be one that this machine has"),
+        ({"device": "cuda:99"}, r"device must be available on this machine"),
         ({"encoder": "resnet81"}, r"encoder\.name must be a timm model"),
         ({"settings": {"selection.patience": 2}}, r"selection\.patience must be unset when data\.val is 0"),
     ],

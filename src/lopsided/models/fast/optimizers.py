@@ -1,4 +1,4 @@
-"""The optimizers of a stage, in torch's fused form where there is one."""
+"""The optimizers of a stage, in torch's fused form where it exists."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from lopsided.models.fast.small_maps import used_taps
 from lopsided.recipe import Classifier, EncoderTraining
 
 MOMENTUM = 0.9
-"""Of the optimizer "sgd"."""
+"""Momentum of the optimizer "sgd"."""
 
 
 class _InMemoryOrder(torch.optim.Optimizer):
-    """Hands torch's fused kernel every weight in the order in which it lies in memory.
+    """Passes every weight to torch's fused kernel in its memory order.
 
-    The kernel copies the gradient of a weight that is not contiguous, such as a channels-last one, in every step. The
-    update is elementwise, so that a contiguous view of the same memory gives the same numbers without the copy. Taps of
-    a kernel that have met no map so far (``small_maps.used_taps``) have had no gradient, so that without weight decay
-    nothing can change there, and they are left out.
+    In every step, the kernel copies the gradient of a weight that is not contiguous, such as a channels-last weight.
+    The update is elementwise, so a contiguous view of the same memory gives the same numbers without the copy.
+
+    Unused taps of a convolution kernel (``small_maps.used_taps``) never had a gradient. Without weight decay they
+    cannot change, so they are left out.
     """
 
     def _init_group(self, group: Any, params: Any, grads: Any, averages: Any, squares: Any, *rest: Any) -> Any:
         result = super()._init_group(group, params, grads, averages, squares, *rest)  # type: ignore[misc]
         weights = [weight for weight in group["params"] if weight.grad is not None]
         for index, weight in enumerate(weights):
-            # The kernel takes it for granted that moments lie as the weight does, which loaded ones need not.
+            # The kernel assumes that moments have the memory layout of the weight. Loaded moments may differ.
             grads[index] = _laid_like(weight, grads[index])
             for name, moments in (("exp_avg", averages), ("exp_avg_sq", squares)):
                 moments[index] = self.state[weight][name] = _laid_like(weight, moments[index])
@@ -60,17 +61,17 @@ def _views_of_taps(tensors: tuple[Tensor, ...], used: slice) -> tuple[Tensor, ..
 
 
 class Adam(_InMemoryOrder, torch.optim.Adam):
-    """torch's Adam, without copies of weights that are not contiguous."""
+    """torch's Adam without copies of weights that are not contiguous."""
 
 
 class AdamW(_InMemoryOrder, torch.optim.AdamW):
-    """torch's AdamW, without copies of weights that are not contiguous."""
+    """torch's AdamW without copies of weights that are not contiguous."""
 
 
 def make_optimizer(
     module: nn.Module, settings: EncoderTraining | Classifier, device: torch.device
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a stage; the fused form where torch has it."""
+    """Return the optimizer of a stage, in its fused form on devices that support it."""
     fused = device.type in ("cpu", "cuda")
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
