@@ -1,4 +1,4 @@
-"""What a stage of training minimises: the contract between a loss and the training loop. Needs torch alone."""
+"""The interface between a loss and the training loop. It needs only torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Reference = tuple[Tensor, Tensor]
 
 
 class Objective(nn.Module):
-    """A loss as training calls it.
+    """The function that a stage of training minimises.
 
-    An objective is built once per stage, with ``counts`` (the number of training images of each class, shape (K,)),
-    ``width`` (the length of a projection) and the parameters of its entry in the catalogue as keywords. It may own
-    parameters and buffers: training optimises them together with the network, sums their gradients over ranks, and
-    keeps them in checkpoints.
+    An objective is built once per stage. Its arguments are ``counts`` (the number of training images of each class,
+    shape (K,)), ``width`` (the length of a projection) and, as keywords, the parameters of its catalogue entry. It may
+    have parameters and buffers. Training optimises them together with the network, sums their gradients over ranks, and
+    saves them in checkpoints.
     """
 
     def __init__(self, counts: Tensor, width: int) -> None:
@@ -34,14 +34,17 @@ class Objective(nn.Module):
         epoch: int = 0,
         epochs: int = 1,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return each sample's part of the loss, (n,); the parts of a batch add up to its loss.
+        """Return each sample's part of the loss, (n,). The parts of a batch sum to its loss.
 
-        A batch may be shared among ranks. ``y`` are the labels (n,) of the samples at hand and ``whole`` the labels of
-        the whole batch, so that a mean divides by ``len(whole)``. ``projections`` are (n, width), or (n, views, width)
-        with several views, and not normalised; ``logits`` are (n, K), or (n, views, K). The catalogue says which of
-        them a loss needs; the other is None. ``reference`` holds further contrast samples and their labels, from other
-        ranks or from a queue, (m, width) and (m,), or None. ``epoch`` counts from 0 to ``epochs`` - 1.
+        A batch may be shared among ranks:
 
-        A loss that finds the sum cheaper to differentiate than its parts may return ``(total, parts)``: the sum, with
-        its graph, and the parts, without.
+        - ``y``: labels (n,) of this rank's samples.
+        - ``whole``: labels of the whole batch. A mean must divide by ``len(whole)``.
+        - ``projections``: (n, width), or (n, views, width) with several views, not normalised.
+        - ``logits``: (n, K), or (n, views, K). An input that the loss does not need, by its catalogue entry, is None.
+        - ``reference``: more contrast samples (m, width) and their labels (m,), from other ranks or a queue, or None.
+        - ``epoch``: counts from 0 to ``epochs`` - 1.
+
+        If the sum is cheaper to differentiate than its parts, a loss may return ``(total, parts)``: the sum with its
+        graph, and the parts detached.
         """
