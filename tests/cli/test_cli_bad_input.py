@@ -216,7 +216,7 @@ def test_a_run_of_another_version(call: Call, finished: Path, other_photos: Path
     ended = call("fit", "--out", run, "--resume")
     assert_refused(ended, f"a run must have format 1, got format 9 in {run / 'metrics.json'}.", "lopsided 7.0")
     for arguments in (("evaluate", run, other_photos), ("predict", run, other_photos), ("export", run)):
-        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must be of format 1, got 9.", "lopsided 7.0")
+        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must have format 1, got 9.", "lopsided 7.0")
     assert not (run / "model.onnx").exists()
 
 
@@ -224,7 +224,7 @@ def test_a_model_that_was_truncated(call: Call, model: Path, other_photos: Path,
     run = shutil.copytree(model, tmp_path / "run")
     weights = run / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    assert_refused(call("predict", run, other_photos), str(weights), "a changed or truncated file")
+    assert_refused(call("predict", run, other_photos), str(weights), "the file was changed or truncated")
 
 
 def test_metrics_that_are_no_json(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_metrics_that_are_no_json(call: Call, finished: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "export"])
 def test_a_folder_that_is_no_run(verb: str, call: Call, other_photos: Path, tmp_path: Path) -> None:
     more = () if verb == "export" else (other_photos,)
-    assert_refused(call(verb, tmp_path, *more, "--quiet"), f"got none in {tmp_path}.")
+    assert_refused(call(verb, tmp_path, *more, "--quiet"), f"{tmp_path} holds no model.json.")
 
 
 def test_labels_that_the_model_does_not_know(call: Call, model: Path, tmp_path: Path) -> None:
