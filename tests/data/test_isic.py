@@ -86,9 +86,9 @@ def test_images_of_classes_that_were_not_chosen_may_be_absent(official: Path) ->
 
 
 def test_a_class_that_does_not_occur_is_an_error_with_those_that_do(official: Path) -> None:
-    with pytest.raises(DataError, match="classes must be among MEL, NV, DF, got 'VASC' for "):
+    with pytest.raises(DataError, match="each class must be one of MEL, NV, DF, got 'VASC' for "):
         open_source(official, classes=["MEL", "VASC"])
-    with pytest.raises(DataError, match="classes must be among MEL, NV, DF, got 'cat' for "):
+    with pytest.raises(DataError, match="each class must be one of MEL, NV, DF, got 'cat' for "):
         open_source(official, classes=["cat", "dog"])
 
 

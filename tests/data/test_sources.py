@@ -138,13 +138,13 @@ def test_classes_are_chosen_in_the_asked_order_and_any_case(make_folder: MakeFol
 def test_class_names_that_differ_in_case_alone_need_exact_names(make_folder: MakeFolder) -> None:
     folder = make_folder({"a": 1, "A": 1, "b": 1})
     assert open_source(folder, classes=["A", "b"]).classes == ("A", "b")
-    with pytest.raises(DataError, match="classes must be among A, a, b, got 'B' for "):
+    with pytest.raises(DataError, match="each class must be one of A, a, b, got 'B' for "):
         open_source(folder, classes=["A", "B"])
 
 
 def test_unknown_and_repeated_class_names_are_errors(make_folder: MakeFolder) -> None:
     folder = make_folder({"cat": 1, "dog": 1})
-    with pytest.raises(DataError, match="classes must be among cat, dog, got 'cow' for "):
+    with pytest.raises(DataError, match="each class must be one of cat, dog, got 'cow' for "):
         open_source(folder, classes=["cat", "cow"])
     with pytest.raises(InputError, match="each class must be named only once, got cat, CAT"):
         open_source(folder, classes=["cat", "CAT"])
@@ -624,7 +624,7 @@ def test_arrays_that_are_no_images_are_refused(x: np.ndarray, message: str) -> N
     [
         ([0], None, r"labels must have the shape \(2,\), one per image, got \(1,\)"),
         ([0, 2], ["a", "b"], "integer labels must be indices into 2 classes, got 0 to 2"),
-        (["a", "c"], ["a", "b"], "labels must be among a, b, got c"),
+        (["a", "c"], ["a", "b"], "each label must be one of a, b, got c"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(y: list[object], classes: list[str] | None, message: str) -> None:

@@ -123,7 +123,7 @@ class ArrayImages(Images):
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Nothing: what is in memory has been read."""
+        """Return an empty list: images in memory are already decoded."""
         if progress is not None:
             progress(len(self), len(self))
         return []

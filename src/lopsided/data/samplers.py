@@ -21,8 +21,8 @@ class BatchSampler:
     """Yield the batches of one epoch as int64 indices. ``batch_size`` counts the images of all ranks together.
 
     - ``plain``: each image once, in random order.
-    - ``balanced``: as many draws as there are images, shared equally among the classes.
-    - ``sqrt``: the same, shared in proportion to the square root of each class's size.
+    - ``balanced``: as many draws as images, divided equally among the classes.
+    - ``sqrt``: the same, divided in proportion to the square root of the class sizes.
     - ``m-per-class``: every batch holds ``m_per_class`` images of every class. If not all classes fit into
       ``batch_size``, the classes take turns. The default is ``batch_size // num_classes``. A batch holds at most
       ``batch_size`` images, and all batches have the same size.

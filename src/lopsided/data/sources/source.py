@@ -154,7 +154,7 @@ def _choose(asked: Sequence[str], found: Sequence[str], aliases: Mapping[str, st
     for name in asked:
         match = name if name in found else lowered.get(name.lower(), aliases.get(name.lower()))
         if match is None or match not in found:
-            raise DataError(sentence(f"classes must be among {', '.join(found)}", f"{name!r} for {where}"))
+            raise DataError(sentence(f"each class must be one of {', '.join(found)}", f"{name!r} for {where}"))
         chosen.append(match)
     if len(set(chosen)) < len(chosen):
         raise InputError(sentence("each class must be named only once", ", ".join(asked)))
@@ -253,5 +253,5 @@ def _labels(y: Any, n: int, classes: Sequence[str] | None) -> tuple[npt.NDArray[
     places = {str(name): i for i, name in enumerate(classes)}
     unknown = sorted({str(value) for value in values} - set(places))
     if unknown:
-        raise DataError(sentence(f"labels must be among {', '.join(classes)}", ", ".join(unknown)))
+        raise DataError(sentence(f"each label must be one of {', '.join(classes)}", ", ".join(unknown)))
     return np.array([places[str(value)] for value in values], dtype=np.int64), tuple(classes)
