@@ -115,9 +115,10 @@ def test_a_rank_that_was_killed_does_not_leave_the_others_waiting(tmp_path: Path
     assert isinstance(found[1], Gone)
     assert found[1].code == -signal.SIGKILL
     assert type(found[0]) is LostRankError
-    must = r"The connection to another rank failed \([A-Z][^()]+\)\. "
-    do = r"The rank that ended first prints the cause, unless it was killed\. Run the same command with --resume\."
-    assert re.fullmatch(must + do, str(found[0]))
+    wrong = r"The connection to another rank failed \([A-Z][^()]+\)\. "
+    cause = r"The rank that ended first prints the cause, unless it was killed\. "
+    do = r"Continue with the same command and --resume\."
+    assert re.fullmatch(wrong + cause + do, str(found[0]))
 
 
 @pytest.mark.slow

@@ -210,8 +210,9 @@ def _exchange() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        do = "The rank that ended first prints the cause, unless it was killed. Run the same command with --resume."
-        raise LostRankError(f"The connection to another rank failed ({_reason(error)}). {do}") from error
+        cause = "The rank that ended first prints the cause, unless it was killed."
+        do = "Continue with the same command and --resume."
+        raise LostRankError(f"The connection to another rank failed ({_reason(error)}). {cause} {do}") from error
 
 
 def _reason(error: RuntimeError) -> str:
