@@ -177,9 +177,12 @@ def evaluate(
     if true.size == 0:
         raise InputError(sentence("y_true must hold at least one label", 0))
     p = None if probabilities is None else _check_probabilities(probabilities, len(true), len(names))
-    if y_pred is None and p is None:
+    if y_pred is not None:
+        predicted = _encode(y_pred, classes, "y_pred")
+    elif p is not None:
+        predicted = decide(p)
+    else:
         raise InputError(sentence("probabilities or y_pred must be given", "neither"))
-    predicted = _encode(y_pred, classes, "y_pred") if y_pred is not None else decide(p)
     _check_length(predicted, true, "y_pred")
     codes = _group_codes(groups, true)
     confusion = _count(true, predicted, len(names))

@@ -113,7 +113,7 @@ def _annotation(parameter: Parameter) -> Any:
     if parameter.choices:
         return Literal[parameter.choices]
     kind: Any = type(parameter.default)
-    bounds = [
+    bounds: list[Any] = [
         bound(limit)
         for bound, limit in ((Ge, parameter.least), (Gt, parameter.above), (Le, parameter.most))
         if limit is not None

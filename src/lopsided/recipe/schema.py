@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -242,7 +243,7 @@ class Recipe(Section):
             raise InputError(problems[0] + more)
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
+    def load(cls, path: str | os.PathLike[str]) -> Recipe:
         """Read a TOML file."""
         try:
             check_regular(path)
@@ -342,7 +343,7 @@ def named_recipe(name: str) -> Recipe:
     return Recipe._parse((_shelf() / f"{name}.toml").read_bytes(), f"The recipe {name}")
 
 
-def find_recipe(name_or_path: str | Path) -> Recipe:
+def find_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     """Return the recipe with this name, or the recipe in the file with this path."""
     if isinstance(name_or_path, str) and not name_or_path.endswith(".toml") and not Path(name_or_path).exists():
         return named_recipe(name_or_path)
