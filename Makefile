@@ -1,17 +1,27 @@
-# `make demo` and `make test` set up all they need. One virtual environment can serve several clones: make VENV=... test
+# `make demo`, `make quick` and `make test` set up all they need, with the first of PYTHONS that runs and is recent enough;
+# make PYTHON=... names another. One virtual environment can serve several clones: make VENV=... test
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
-PYTHON ?= python3.11
+PYTHONS = python3 python3.14 python3.13 python3.12 python3.11 python
 BIN = $(VENV)/bin
 APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: setup programs demo test lint types contracts check oldest clean
+define make_venv
+for python in $(or $(PYTHON),$(PYTHONS)); do \
+  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then exec $$python -m venv $(1); fi; \
+done; \
+echo "Python must be 3.11 or newer, got no such program among $(or $(PYTHON),$(PYTHONS))." \
+  "Install one, or name it: make PYTHON=/path/to/python." >&2; \
+exit 1
+endef
+
+.PHONY: setup programs demo quick test lint types contracts check oldest clean
 
 setup: $(VENV)/.lopsided-stamp
 
 $(VENV)/.lopsided-stamp: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { $(call make_venv,$(VENV)); }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
@@ -40,11 +50,17 @@ programs:
 check: setup programs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
+# For work in progress: no test that takes long, starts many processes or needs a program of the system.
+quick: lint contracts
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+
 test: lint types contracts check
 
-# The same tests with the oldest versions that pyproject.toml admits, in an environment of their own.
+# The same tests with the oldest versions that pyproject.toml admits, in an environment of their own. Old versions have no
+# wheels for a new Python, so that the oldest Python is tried first.
+$(VENV_OLDEST)/.lopsided-stamp: PYTHONS = python3.11 python3.12 python3.13 python3.14 python3 python
 $(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
-	test -x $(VENV_OLDEST)/bin/python || $(PYTHON) -m venv $(VENV_OLDEST)
+	@test -x $(VENV_OLDEST)/bin/python || { $(call make_venv,$(VENV_OLDEST)); }
 	$(VENV_OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV_OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[dev,umap]"
 	touch $@

@@ -42,13 +42,14 @@ from torchvision.transforms import v2
 from lopsided.data.augment import Augment
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import MemoryInputs, row_batches
+from lopsided.data.prepare import split_source
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.models.encoders import build_encoder
 from lopsided.models.fast.optimizers import Adam
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.recipe import named_recipe
-from lopsided.training.fit import fit, split_source
+from lopsided.training.fit import fit
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
 
@@ -215,12 +216,12 @@ class PerImage(Dataset[tuple[Tensor, int]]):
 
 def whole_methods(epochs: int = 20, classifier_epochs: int = 10) -> dict[str, Step]:
     """The recipe paper-fmnist, from the embedded images to test predictions, by both loops."""
-    from lopsided.runs.run import prepare_source
+    from lopsided.data.prepare import open_drawn
 
     recipe = named_recipe("paper-fmnist").override(
         **{"encoder_training.epochs": epochs, "classifier.epochs": classifier_epochs}
     )
-    source = prepare_source(recipe)
+    source = open_drawn(recipe)
     splits = split_source(recipe, source)
     pixels = source.images.load(np.arange(len(source)), 28, 1).numpy()[:, 0]
 
@@ -340,7 +341,7 @@ def options() -> dict[str, Any]:
 
 def agreement() -> dict[str, Any]:
     """By how much the losses of the first twelve steps of paper-fmnist differ with and without ``fast``."""
-    from lopsided.runs.run import prepare_source
+    from lopsided.data.prepare import open_drawn
 
     found = {}
     for seed in (0, 1):
@@ -350,7 +351,7 @@ def agreement() -> dict[str, Any]:
                 seed=seed, fast=fast, **{"encoder_training.epochs": 2, "classifier.epochs": 1}
             )
             told = StepLosses()
-            fit(recipe, prepare_source(recipe), reporter=told)
+            fit(recipe, open_drawn(recipe), reporter=told)
             losses[fast] = told.losses[:12]
         found[f"seed_{seed}"] = [abs(a - b) / b for a, b in zip(losses[True], losses[False], strict=True)]
     return found

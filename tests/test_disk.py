@@ -22,6 +22,8 @@ from lopsided import files
 from lopsided.errors import RunError
 from tiny_command import environment, names_below
 
+pytestmark = pytest.mark.slow
+
 STEPS = {"fit": 11}
 """Of a run's writes one in so many is tried."""
 

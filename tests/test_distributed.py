@@ -42,6 +42,7 @@ def talk(ranks: Ranks) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_ranks_sum_gather_and_tell(tmp_path: Path) -> None:
     for found in together(3, tmp_path, talk):
         assert found["gathered"].tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
@@ -71,6 +72,7 @@ def differ(ranks: Ranks) -> None:
     ranks.told(lambda: 0)
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     found = each(3, tmp_path, differ)
     assert str(found[2]) == "all ranks must have the same recipe, got others on rank 2 than on rank 0."
@@ -87,6 +89,7 @@ def fail_on(ranks: Ranks, failing: list[int], kind: str) -> float:
     return float(total)
 
 
+@pytest.mark.slow
 def test_the_rank_that_fails_says_why_and_the_others_end_without_a_word(tmp_path: Path) -> None:
     found = each(3, tmp_path, fail_on, [1], "its own")
     assert isinstance(found[1], InputError)
@@ -96,11 +99,13 @@ def test_the_rank_that_fails_says_why_and_the_others_end_without_a_word(tmp_path
         assert str(other).startswith("all ranks must go on until the end, got a broken exchange (")
 
 
+@pytest.mark.slow
 def test_what_all_ranks_have_to_say_is_said_by_the_first(tmp_path: Path) -> None:
     found = each(3, tmp_path, fail_on, [0, 1, 2], "all")
     assert [type(error) for error in found] == [InputError, SaidError, SaidError]
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_killed_does_not_leave_the_others_waiting(tmp_path: Path) -> None:
     found = each(2, tmp_path, fail_on, [1], "killed")
     assert isinstance(found[1], Gone)
@@ -111,6 +116,7 @@ def test_a_rank_that_was_killed_does_not_leave_the_others_waiting(tmp_path: Path
     assert re.fullmatch(must + do, str(found[0]))
 
 
+@pytest.mark.slow
 def test_that_a_rank_is_gone_is_said_by_one_of_those_that_are_left(tmp_path: Path) -> None:
     found = each(3, tmp_path, fail_on, [0], "killed")
     assert isinstance(found[0], Gone)
@@ -206,6 +212,7 @@ def fail_in_telling(ranks: Ranks) -> None:
     ranks.told(make)
 
 
+@pytest.mark.slow
 def test_what_fails_on_the_first_rank_fails_on_all(tmp_path: Path) -> None:
     found = each(2, tmp_path, fail_in_telling)
     assert [type(error) for error in found] == [RunError, SaidError]

@@ -43,6 +43,7 @@ def pictures(size: int = 8) -> tuple[np.ndarray, np.ndarray]:
     return source.images.pixels[:, 0], np.array(source.classes)[source.labels]
 
 
+@pytest.mark.slow
 @parametrize_with_checks([TwoStageClassifier()])
 def test_it_keeps_scikit_learns_contract(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)

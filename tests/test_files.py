@@ -165,6 +165,7 @@ with lock(folder):
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_before_any_of_its_writes_leaves_whole_files_and_nothing_that_stays(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])}
     found, fatal, code = [], 0, -signal.SIGKILL

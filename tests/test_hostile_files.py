@@ -580,6 +580,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_class_of_any_name_goes_through_every_command(tmp_path: Path, kind: str) -> None:
     name = NAMES[kind]

@@ -140,6 +140,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         yield content
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package_with_its_bytes_and_no_other(wheel: zipfile.ZipFile) -> None:
     files = {
         f"lopsided/{path.relative_to(SOURCE).as_posix()}": path.read_bytes()
@@ -153,6 +154,7 @@ def test_the_wheel_holds_every_file_of_the_package_with_its_bytes_and_no_other(w
     assert {".py", ".typed", ".toml", ".png", ".txt", ".j2", ".css", ".js"} <= kinds
 
 
+@pytest.mark.slow
 def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
     (info,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
     card = email.message_from_bytes(wheel.read(f"{info}/METADATA"))

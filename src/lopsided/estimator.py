@@ -21,18 +21,19 @@ from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs,
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.decision import decide
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.files import atomic_write
 from lopsided.inference.probabilities import check_finite, check_shape, predict_batch
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
-from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
+from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Training
 
 FILE_NAME = "estimator.json"
-FORMAT = 1
+FORMAT = 2
 _PREDICT_BATCH = 256
 
 
@@ -44,22 +45,18 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
     accuracy); ``transform`` gives the encoder's features. Results are float32, as they are computed.
 
     Args:
-        loss: "cl", "fcl", "acl" or "afcl"; "ce", "weighted-ce" or "focal" train end to end instead, for
-            ``epochs + classifier_epochs``, the same budget.
-        eta: Weight of the negatives' term; None: what belongs to the loss.
-        eta_unit: "parity" (of batch size independent) or "absolute" (the paper's).
-        gamma: Focusing exponent; None: what belongs to the loss.
-        temperature: Divisor of the similarities.
-        encoder: A timm model's name, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors,
-            "resnet18" for images.
-        weights: "none", "timm" or a path of a safetensors file.
-        epochs, batch_size, lr, sampler, views: Of the first stage.
-        classifier_loss, classifier_epochs, classifier_lr: Of the second stage.
-        focal_gamma: Focusing exponent of the loss "focal", in either stage.
-        rotation, horizontal_flip, vertical_flip: Augmentation of images; vectors have none.
+        loss: A loss of the catalogue by name, or a mapping with its ``name`` and parameters; None: the recipe's. A loss
+            for classification trains end to end, for ``epochs + classifier_epochs``, the same budget.
+        recipe: A recipe's name or TOML file. The arguments below that are None are as it says.
+        eta, gamma: Parameters of the loss, where it has them.
+        encoder: A timm model's name, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors, the
+            recipe's encoder for images.
+        epochs, lr: Of the first stage.
+        classifier_epochs: Of the second stage.
+        batch_size: Of both stages.
         image_size: Side to which images are resized; None: as they are.
         val: Share of the samples that is held out to pick the epoch; 0: train on all, take the last.
-        patience: Epochs without a gain on them after which a stage stops.
+        settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
         random_state: Seed of everything that is drawn.
         device: "auto", "cpu", "cuda", "mps".
         num_threads: CPU threads; None: as torch has it.
@@ -73,56 +70,36 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     def __init__(
         self,
-        loss: str = "afcl",
+        loss: str | Mapping[str, Any] | None = None,
         *,
+        recipe: str | os.PathLike[str] = "default",
         eta: float | None = None,
-        eta_unit: str = "parity",
         gamma: float | None = None,
-        temperature: float = 0.07,
         encoder: str = "auto",
-        weights: str = "none",
-        epochs: int = 30,
-        batch_size: int = 128,
-        lr: float = 1e-3,
-        sampler: str = "plain",
-        views: int = 1,
-        classifier_loss: str = "ce",
-        classifier_epochs: int = 10,
-        classifier_lr: float = 1e-2,
-        focal_gamma: float = 2.0,
-        rotation: float = 15.0,
-        horizontal_flip: bool = True,
-        vertical_flip: bool = False,
+        epochs: int | None = None,
+        classifier_epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
         image_size: int | None = None,
         val: float = 0.0,
-        patience: int | None = None,
+        settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
         num_threads: int | None = None,
         verbose: int = 0,
     ) -> None:
         self.loss = loss
+        self.recipe = recipe
         self.eta = eta
-        self.eta_unit = eta_unit
         self.gamma = gamma
-        self.temperature = temperature
         self.encoder = encoder
-        self.weights = weights
         self.epochs = epochs
+        self.classifier_epochs = classifier_epochs
         self.batch_size = batch_size
         self.lr = lr
-        self.sampler = sampler
-        self.views = views
-        self.classifier_loss = classifier_loss
-        self.classifier_epochs = classifier_epochs
-        self.classifier_lr = classifier_lr
-        self.focal_gamma = focal_gamma
-        self.rotation = rotation
-        self.horizontal_flip = horizontal_flip
-        self.vertical_flip = vertical_flip
         self.image_size = image_size
         self.val = val
-        self.patience = patience
+        self.settings = settings
         self.random_state = random_state
         self.device = device
         self.num_threads = num_threads
@@ -163,7 +140,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The most probable class of each input."""
         check_is_fitted(self)
-        labels: npt.NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        labels: npt.NDArray[Any] = self.classes_[decide(self.predict_proba(X))]
         return labels
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
@@ -229,41 +206,29 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     def _recipe(self, kind: Literal["image", "vector"]) -> Recipe:
         """The recipe that the parameters stand for; it says what is wrong with them."""
-        end_to_end = self.loss in CLASSIFICATION_LOSSES
-        encoder = {"vector": "mlp", "image": "resnet18"}[kind] if self.encoder == "auto" else self.encoder
-        training = {
-            "loss": self.loss,
-            "eta_unit": self.eta_unit,
-            "temperature": self.temperature,
-            "focal_gamma": self.focal_gamma,
-            "epochs": self.epochs + self.classifier_epochs if end_to_end else self.epochs,
-            "batch_size": self.batch_size,
-            "lr": self.lr,
-            "sampler": self.sampler,
-            "views": self.views,
+        changes = {
+            "encoder_training.loss": self.loss,
+            "encoder_training.loss.eta": self.eta,
+            "encoder_training.loss.gamma": self.gamma,
+            "encoder_training.epochs": self.epochs,
+            "encoder_training.batch_size": self.batch_size,
+            "encoder_training.lr": self.lr,
+            "classifier.epochs": self.classifier_epochs,
+            "classifier.batch_size": self.batch_size,
+            "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
-        training |= {name: getattr(self, name) for name in ("eta", "gamma") if getattr(self, name) is not None}
-        second = {
-            "loss": self.classifier_loss,
-            "focal_gamma": self.focal_gamma,
-            "epochs": self.classifier_epochs,
-            "batch_size": self.batch_size,
-            "lr": self.classifier_lr,
-        }
-        flips = {"horizontal_flip": self.horizontal_flip, "vertical_flip": self.vertical_flip}
-        sections = {
-            "method": "end-to-end" if end_to_end else "two-stage",
+        changes = {name: value for name, value in changes.items() if value is not None}
+        changes |= {
             "seed": int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
             "device": self.device,
             "threads": self.num_threads,
-            "data": {"val": self.val, "test": 0.0, "image_size": self.image_size},
-            "augment": {"rotation": self.rotation, **flips},
-            "encoder": {"name": encoder, "weights": os.fspath(self.weights)},
-            "encoder_training": training,
-            "classifier": second,
-            "selection": {"patience": self.patience},
+            "data.val": self.val,
+            "data.image_size": self.image_size,
+            # The samples are those that are given.
+            **{"data.test": 0.0, "data.source": None, "data.scenario": None, "data.held_out": False},
+            **(self.settings or {}),
         }
-        return Recipe(**_plain_numbers(sections))
+        return find_recipe(self.recipe).override(**_plain_numbers(changes))
 
     def _prepare(
         self, X: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...], recipe: Recipe, *, images: bool
@@ -337,15 +302,11 @@ def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _plain_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is None, and turn numpy's numbers, as grids of parameters have them, into Python's."""
-    plain: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            plain[name] = _plain_numbers(value)
-        elif value is not None:
-            plain[name] = value.item() if isinstance(value, np.generic) else value
-    return plain
+def _plain_numbers(value: Any) -> Any:
+    """Turn numpy's numbers, as grids of parameters have them, into Python's."""
+    if isinstance(value, Mapping):
+        return {name: _plain_numbers(one) for name, one in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -355,6 +316,10 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(sentence(f"{path} must be JSON", "something else")) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") not in (1, FORMAT):
         raise RunError(sentence(f"{path} must be of format {FORMAT}", "another one"))
+    if content["format"] == 1 and isinstance(content.get("parameters"), dict):
+        # Parameters that have become fields of the recipe matter to another fit alone.
+        known = TwoStageClassifier._get_param_names()
+        content["parameters"] = {name: value for name, value in content["parameters"].items() if name in known}
     return content

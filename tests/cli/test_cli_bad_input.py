@@ -336,6 +336,7 @@ def limited(arguments: list[object], limit: int) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_run_behind(folder: Path) -> None:
     out = folder.parent / "run"
     before = names_below(folder.parent)
@@ -349,6 +350,7 @@ def test_a_full_disk_leaves_no_run_behind(folder: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_half_of_a_prediction(model: Path, folder: Path) -> None:
     out = folder.parent / "answers.csv"
     ended = limited(["predict", model, folder, "--out", out, "--quiet"], 500)

@@ -77,6 +77,7 @@ def test_the_log_has_one_event_a_line(finished: Path) -> None:
     assert epochs == [("encoder", 1), ("encoder", 2), ("classifier", 1), ("classifier", 2)]
 
 
+@pytest.mark.slow
 def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished: Path, tmp_path: Path) -> None:
     ended = command("fit", "--recipe", finished / "recipe.toml", "--out", "again", "--json", "--quiet", cwd=tmp_path)
     assert ended.code == 0
@@ -189,6 +190,7 @@ def wait_for_epochs(run: Path, number: int, seconds: float = 60) -> None:
     raise AssertionError("the run did not get so far")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
     how: signal.Signals, call: Call, photos: Path, tmp_path: Path, whole: Path
@@ -223,6 +225,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_in_work_is_left_alone_by_all_others_who_are_told_so_in_a_sentence(
     call: Call, photos: Path, other_photos: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -261,14 +264,14 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
 
     run, first = tmp_path / "run", ExitStack()
     run.mkdir()
-    prepare = runs.prepare_sources
+    prepare = runs.open_sources
 
     def slowly(*arguments: object) -> object:
         first.enter_context(lock(run))
         (run / "recipe.toml").write_text("what the first process wrote meanwhile")
         return prepare(*arguments)
 
-    monkeypatch.setattr(runs, "prepare_sources", slowly)
+    monkeypatch.setattr(runs, "open_sources", slowly)
     with first:
         ended = call("fit", photos, "--out", run, *SMALL)
     assert ended.code == 2
@@ -276,6 +279,7 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
     assert names_below(tmp_path) == ["run/recipe.toml"]
 
 
+@pytest.mark.slow
 def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +344,7 @@ def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
         raise KeyboardInterrupt
 
     out = tmp_path / "my run"
-    monkeypatch.setattr(runs, "prepare_sources", stop)
+    monkeypatch.setattr(runs, "open_sources", stop)
     assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted; nothing was written.\n"
     monkeypatch.undo()
     monkeypatch.setattr(runs, "_write_results", stop)

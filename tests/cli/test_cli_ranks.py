@@ -20,6 +20,8 @@ from tiny import write_photos
 from tiny_command import SMALL, Ended, environment, names_below
 from training.ranks import together
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {"cat": 18, "dog": 6}
 
 

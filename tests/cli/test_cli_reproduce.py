@@ -80,6 +80,7 @@ def out_of(ended: Ended) -> str:
     return " ".join(ended.out.split())
 
 
+@pytest.mark.slow
 def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, Ended]) -> None:
     out, ended = sweep
     assert ended.code == 0, ended.err
@@ -102,6 +103,7 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
     assert f"Written to {out / 'tables'}." in ended.out
 
 
+@pytest.mark.slow
 def test_a_sweep_on_the_papers_data_becomes_tables_figures_and_verdicts(recipe: Path, tmp_path: Path) -> None:
     mine, out = tmp_path / "mine.toml", tmp_path / "sweep"
     photos = recipe.parent / "photos"
@@ -115,6 +117,7 @@ def test_a_sweep_on_the_papers_data_becomes_tables_figures_and_verdicts(recipe: 
     assert "This is a part of the paper's table: 4 of its 66 cells have a run here." in out_of(ended)
 
 
+@pytest.mark.slow
 def test_the_same_command_again_trains_nothing(sweep: tuple[Path, Ended], recipe: Path) -> None:
     out, before = sweep
     lines = (out / "records.jsonl").read_bytes()
@@ -123,6 +126,7 @@ def test_the_same_command_again_trains_nothing(sweep: tuple[Path, Ended], recipe
     assert (out / "records.jsonl").read_bytes() == lines
 
 
+@pytest.mark.slow
 def test_a_source_may_have_had_another_name_when_the_sweep_was_begun(
     sweep: tuple[Path, Ended], recipe: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_source_may_have_had_another_name_when_the_sweep_was_begun(
     assert ended.out.replace(str(out), str(sweep[0])) == sweep[1].out
 
 
+@pytest.mark.slow
 def test_a_smaller_request_later_loses_nothing_of_the_table(
     sweep: tuple[Path, Ended], recipe: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +158,7 @@ def test_a_smaller_request_later_loses_nothing_of_the_table(
     assert ended.err == ""
 
 
+@pytest.mark.slow
 def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     # 98 of 61 cats are not to be had, 50 are.
@@ -165,6 +171,7 @@ def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, tmp_path: Pa
     assert (out / "tables" / "eta-mine.md").is_file()
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: Path, tmp_path: Path) -> None:
     import signal
 
@@ -184,6 +191,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
     assert 0 < len((out / "records.jsonl").read_text().splitlines()) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "stem", "told"),
     [
@@ -303,6 +311,7 @@ def test_a_recipe_whose_runs_no_table_could_show_is_refused_before_they_are_made
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_where_no_cluster_answers_nothing_is_left(call: Call, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with socket.socket() as unused:
@@ -347,6 +356,7 @@ def test_what_is_not_in_the_records_cannot_be_shown(
     assert_refused(call("reproduce", "eta", "--records", path, *arguments), told.format(path))
 
 
+@pytest.mark.slow
 def test_records_that_are_lost_come_back_from_the_run_folders(
     sweep: tuple[Path, Ended], recipe: Path, call: Call, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_stream_that_is_closed_is_written_nowhere(arguments: str, closed: str,
     assert ended.stdout + ended.stderr == ""
 
 
+@pytest.mark.slow
 def test_doctor_says_what_each_finding_means() -> None:
     ended = command("doctor", "--json")
     assert ended.code == 0
@@ -179,6 +180,7 @@ def test_doctor_names_what_to_install_for_what_is_missing(call: Call, monkeypatc
     assert "pip install 'lopsided[onnx]'" in ended.out
 
 
+@pytest.mark.slow
 def test_completion_offers_the_verbs_and_the_values_of_a_flag() -> None:
     def offered(words: str) -> str:
         more = {"_LOPSIDED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -15,6 +15,7 @@ from tiny import SIZE, write_photos
 from tiny_command import Call, command, names_below
 
 
+@pytest.mark.slow
 def test_evaluate_gives_figures_with_intervals_on_other_images(finished: Path, other_photos: Path) -> None:
     ended = command("evaluate", finished, other_photos)
     assert ended.code == 0
@@ -103,6 +104,7 @@ def test_evaluate_leaves_unreadable_images_out_when_asked(call: Call, finished: 
     assert "5 images" in ended.out
 
 
+@pytest.mark.slow
 def test_predict_writes_the_readable_and_lists_the_rest(finished: Path, other_photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_text("no image")
     out = tmp_path / "answers.csv"
@@ -145,6 +147,7 @@ def test_predict_with_no_readable_image_ends_with_code_2(call: Call, finished: P
     assert names_below(tmp_path) == ["a.png"]
 
 
+@pytest.mark.slow
 def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     out = tmp_path / "model.onnx"
@@ -163,6 +166,7 @@ def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: 
     np.testing.assert_allclose(found[:, 1], [rows[str(path)] for path in paths], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_export_writes_into_the_run_unless_told_otherwise(call: Call, model: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     run = shutil.copytree(model, tmp_path / "run")

@@ -371,6 +371,7 @@ def test_a_link_to_itself_and_a_folder_are_refused_by_name(tmp_path: Path) -> No
         read_image(tmp_path / "folder.jpg")
 
 
+@pytest.mark.slow
 def test_two_hundred_damaged_and_hostile_files_are_pictures_or_refused(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "fuzz_images.py"
     command = [sys.executable, script, "--first", "1000", "--cases", "200", "--out", tmp_path / "record.json"]

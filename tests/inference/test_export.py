@@ -14,6 +14,8 @@ from lopsided.inference.probabilities import predict
 from lopsided.runs.run import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
+pytestmark = pytest.mark.slow
+
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -382,12 +382,14 @@ class TestEveryLoss:
         twin.load_state_dict(torch.load(file, weights_only=True))
         assert torch.equal(twin(random(*shape), y), loss(random(*shape), y))
 
+    @pytest.mark.slow
     def test_it_compiles_into_one_graph(self, case):
         loss, shape, y = case
         x = random(*shape)
         compiled = torch.compile(loss, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x, y), loss(x, y))
 
+    @pytest.mark.slow
     def test_it_compiles_with_other_numbers_after_the_first(self):
         x, y = random(6, 3), labels(2, 6, 3)
 

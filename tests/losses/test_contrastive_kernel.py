@@ -114,6 +114,7 @@ class Encoder(nn.Module):
         return self.loss(self.layer(x), y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("tile", ["auto", 4, None])
 def test_a_compiled_model_that_uses_the_loss_trains_the_same_in_one_graph(reduction, tile):
@@ -128,6 +129,7 @@ def test_a_compiled_model_that_uses_the_loss_trains_the_same_in_one_graph(reduct
     assert_close(model.layer.weight.grad, compiled.layer.weight.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("eta_unit", ["absolute", "parity"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -139,6 +141,7 @@ def test_a_compiled_loss_follows_the_batch_size(eta_unit, reduction):
         assert_close(compiled(z, y), loss(z, y))
 
 
+@pytest.mark.slow
 def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
     options = (3.0, 2.0, 0.5, False, False, 4)
     y, y_ref = torch.arange(9) % 3, torch.arange(5) % 4
@@ -154,6 +157,7 @@ def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
         assert set(torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments).values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -241,6 +245,7 @@ print((status("VmHWM") - before) / 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_far_below_one_matrix_of_all_pairs():
     def mebibytes(n, path):
         command = [sys.executable, "-c", MEASURE, str(n), path]

@@ -11,6 +11,8 @@ import torch
 
 import lopsided.losses._kernel.tiled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fuzz() -> ModuleType:

@@ -73,6 +73,7 @@ def test_a_seeded_block_draws_the_same_and_leaves_the_global_state_alone() -> No
     assert torch.equal(torch.rand(2), expected)
 
 
+@pytest.mark.slow
 def test_a_compiled_encoder_has_the_numbers_and_the_state_dict_of_the_plain_one() -> None:
     encoder, _ = build_encoder("mlp-8", channels=1, image_size=4, seed=0)
     x = torch.randn(6, 1, 4, 4)

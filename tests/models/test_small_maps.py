@@ -20,13 +20,21 @@ from lopsided.models.fast.small_maps import (
     used_taps,
 )
 
-SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 4), (3, 5)]
+# Rows and columns are planned apart, so that each axis of the grid is varied where it can fail, not with all others:
+# sizes from one position, where a single tap meets the map, to more columns than rows, where a wrong factor shows;
+# kernels within the map, wider than it, of one column, where padding differs by axis, and of one tap;
+CASES = [
+    (size, kernel, (1, 1), (1, 1)) for size in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 5)] for kernel in [(3, 3), (5, 5)]
+]
+CASES += [((3, 5), (3, 1), (1, 1), (1, 1)), ((3, 5), (1, 1), (1, 1), (1, 1))]
+# strides, which leave positions out, on maps of odd and even sides, and one that differs by axis;
+CASES += [(size, (3, 3), stride, (1, 1)) for size in [(2, 2), (3, 5)] for stride in [(2, 2), (2, 1)]]
+# dilations, which part a row of taps into single ones, by axis, with and without a stride, and with no tap in between.
+CASES += [((3, 5), (3, 3), (1, 1), dilation) for dilation in [(2, 2), (2, 1), (1, 2)]]
+CASES += [((2, 2), (3, 3), (1, 1), (2, 2)), ((3, 5), (3, 3), (2, 1), (2, 2)), ((3, 5), (1, 1), (2, 2), (2, 2))]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (5, 5), (3, 1)], ids=str)
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1)], ids=str)
-@pytest.mark.parametrize("dilation", [(1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize(("size", "kernel", "stride", "dilation"), CASES, ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels-last"])
 def test_the_matrix_product_is_the_convolution(size, kernel, stride, dilation, layout):
     padding = tuple(d * (k // 2) for k, d in zip(kernel, dilation, strict=True))
@@ -40,6 +48,13 @@ def test_the_matrix_product_is_the_convolution(size, kernel, stride, dilation, l
     outer = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
     assert_close(found, expected)
     assert_close(torch.autograd.grad(found, inputs, outer), torch.autograd.grad(expected, inputs, outer))
+
+
+def test_a_window_that_lies_in_the_padding_alone_gives_the_bias():
+    x, weight, bias = torch.randn(2, 3, 2, 2), torch.randn(4, 3, 3, 3), torch.randn(4)
+    found = small_map_conv2d(x, weight, bias, (1, 1), (3, 3))
+    assert torch.equal(found[:, :, 0, 0], bias.expand(2, 4))
+    assert_close(found, conv2d(x, weight, bias, (1, 1), (3, 3)))
 
 
 def fast_and_stock(name, **options):

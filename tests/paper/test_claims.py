@@ -110,6 +110,7 @@ def test_afcl_must_win_in_both_figures() -> None:
     assert decisions("isic", values)["isic-afcl"] == {"contradicted"}
 
 
+@pytest.mark.slow
 def test_noise_alone_decides_as_rarely_as_the_rule_says() -> None:
     """2.5 % is the limit on either side; 400 repetitions of a true 2.5 % pass 5 % once in 1,000 times."""
     number = 400

@@ -51,6 +51,7 @@ def test_each_scenario_has_a_panel_with_means_intervals_and_hollow_published_mar
             assert ends == [pytest.approx((mean.low, mean.high)) for mean in means]
 
 
+@pytest.mark.slow
 def test_the_misprinted_row_is_not_drawn() -> None:
     found = panels(of("gamma", runs=1), "uwa")
     assert hollow(found["60:40"]) == []
@@ -112,6 +113,7 @@ def test_marks_differ_in_shape_as_well_as_in_colour() -> None:
     assert len({line.get_color() for line in lines}) == 2
 
 
+@pytest.mark.slow
 def test_files_are_pictures_and_the_same_bytes_every_time(tmp_path: Path) -> None:
     settings = [CL, Setting(300.0, 7.0)]
     comparison = of("eta", runs=2, scenarios=["50:50"], settings=settings)

@@ -120,6 +120,7 @@ def test_a_caption_counts_its_runs(runs: int, told: str) -> None:
     assert told in to_latex(of("eta", runs=runs), "eta")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("table", ["eta", "gamma", "isic"])
 @pytest.mark.parametrize("options", ["", "twocolumn"])

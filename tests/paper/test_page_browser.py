@@ -16,6 +16,8 @@ from lopsided.runs.records import Failure, Record
 from made_runs import Open, make_run
 from synthetic_records import make_records
 
+pytestmark = pytest.mark.slow
+
 SCENARIOS = ("60:40", "90:10")
 ETAS = (0.0, 60.0, 300.0)
 

@@ -307,9 +307,9 @@ def test_a_damaged_run_is_refused_in_a_sentence(tmp_path: Path, name: str, conte
 def test_features_of_other_images_are_refused(tmp_path: Path) -> None:
     folder, other = make_run(tmp_path / "run"), make_run(tmp_path / "other", test=(9, 9))
     (folder / "features.safetensors").write_bytes((other / "features.safetensors").read_bytes())
-    run, _ = open_finished(folder)
+    run, metrics = open_finished(folder)
     with pytest.raises(RunError, match=r"52 rows of test for 18 features"):
-        read_judged(run, ("common", "rare"))
+        read_judged(run, metrics)
 
 
 def test_what_is_neither_run_nor_sweep_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from tiny import write_photos
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.slow
+
 ODD = (
     "</script><script>alert(1)</script>",
     'a "quoted" \\ name',

@@ -22,6 +22,8 @@ from tiny import write_photos
 from tiny_command import names_below
 from tiny_sweep import RUN_FILES, Scripted, record_of, tiny_recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:

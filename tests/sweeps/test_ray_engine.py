@@ -28,7 +28,11 @@ from tiny import write_photos
 from tiny_command import SOURCE, names_below
 from tiny_sweep import Heard, is_alive, tiny_recipe, wait_until
 
-with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+def with_ray(test: Any) -> Any:
+    """Mark a test that needs Ray, whose import alone takes seconds."""
+    missing = importlib.util.find_spec("ray") is None
+    return pytest.mark.slow(pytest.mark.skipif(missing, reason="ray is not installed")(test))
 
 
 @pytest.fixture(scope="module")

@@ -456,6 +456,7 @@ def trained_here(cells: list[Recipe], folder: Path) -> list[Record]:
     return [timeless(Record.from_run(run)) for run in runs]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +521,7 @@ def start_driver(folder: Path, workers: int, cells: list[Recipe]) -> subprocess.
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_later(
     photos: Path, tmp_path: Path, number: signal.Signals
@@ -546,6 +548,7 @@ def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_late
         again.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_impatient_interrupts_while_a_worker_starts_print_no_traceback_either(photos: Path, tmp_path: Path) -> None:
     driver = start_driver(tmp_path / "sweep", 1, [tiny_recipe(photos)])
     children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
@@ -568,6 +571,7 @@ def test_impatient_interrupts_while_a_worker_starts_print_no_traceback_either(ph
     assert told.splitlines() == ["0/1 done"]
 
 
+@pytest.mark.slow
 def test_two_sweeps_started_by_mistake_on_one_folder_share_its_cells(photos: Path, tmp_path: Path) -> None:
     cells = [tiny_recipe(photos, 10, seed=seed) for seed in range(5)]
     folder = tmp_path / "sweep"

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lopsided.training.objectives import ContrastiveObjective
 from torch.nn.functional import cross_entropy
 
 from lopsided.data.images import ArrayImages, Indices
+from lopsided.data.prepare import data_seed, split_source
 from lopsided.data.sources import Source
 from lopsided.errors import InputError, RunError
 from lopsided.evaluation.metrics import unweighted_accuracy
 from lopsided.models.encoders import MLPEncoder
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.fit import Fitted, data_seed, fit, predict, split_source
+from lopsided.training.fit import Fitted, fit, predict
 from lopsided.training.loop import Trainer
-from lopsided.training.objectives import ContrastiveObjective
 from lopsided.training.reporter import Reporter
 from training.conftest import stripes, tiny
 

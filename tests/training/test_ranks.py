@@ -24,6 +24,8 @@ from lopsided.training.reporter import LOG_NAME, Reporter
 from training.conftest import stripes, tiny
 from training.ranks import Gone, each, together
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {"many": 40, "few": 12}
 KINDS: dict[str, dict[str, Any]] = {
     "queue and chunks": {

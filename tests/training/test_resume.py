@@ -21,6 +21,8 @@ from lopsided.training.fit import fit
 from lopsided.training.reporter import Reporter
 from training.conftest import stripes, tiny
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {"many": 40, "few": 12}
 CHANGES = {
     "two-stage": {"selection__patience": 2, "classifier__epochs": 2},

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from torch import Tensor, nn
 
 from lopsided.data.augment import Augment
@@ -26,7 +27,6 @@ from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Stage, Trainer
-from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
@@ -150,6 +150,7 @@ def alone() -> dict[str, Any]:
     return all_cases(Ranks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_several_ranks_have_the_loss_and_gradients_of_one(
     name: str, several: list[dict[str, Any]], alone: dict[str, Any]
@@ -185,6 +186,7 @@ def all_trainings(ranks: Ranks) -> list[dict[str, Tensor]]:
     return [whole_trainings(ranks, settings) for settings in TRAININGS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_epochs_on_several_ranks_end_with_the_weights_and_figures_of_one(size: int, tmp_path: Path) -> None:
     expected = all_trainings(Ranks())
@@ -335,6 +337,7 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
     return float(found.loss), torch.cat([grad.flatten() for grad in grads])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_gradients_of_less_precision_point_the_same_way_and_losses_are_float32(precision: str, tmp_path: Path) -> None:
     for encoder in ("mlp-16", "test_resnet"):

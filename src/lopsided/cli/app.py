@@ -69,6 +69,7 @@ for verb in (
     report.report,
     reproduce.reproduce,
     look.recipes,
+    look.losses,
     look.data,
     look.doctor,
 ):

@@ -1,4 +1,4 @@
-"""The verbs that look at what is there: recipes, data, doctor."""
+"""The verbs that look at what is there: recipes, losses, data, doctor."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.cli.output import LONGEST, AllowOutside, Json, Quiet, shortened, show, show_json, table
+from lopsided.cli.output import LONGEST, AllowOutside, Json, Quiet, say, shortened, show, show_json, table
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from lopsided.losses.catalogue import Loss
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -51,6 +53,40 @@ def recipes(
         show_json(recipe.model_dump(mode="json"))
     else:
         show(recipe.to_toml().rstrip("\n"))
+
+
+def losses(as_json: Json = False) -> None:
+    """List the losses, those that other packages add among them.
+
+    A recipe takes any of them by its name, with the parameters listed here.
+
+    \b
+    Examples:
+      lopsided losses
+      lopsided fit photos --out run --loss acl --eta 0.1
+    """
+    from lopsided.losses import catalogue
+
+    if as_json:
+        show_json({loss.name: _loss_facts(loss) for loss in catalogue.losses()})
+        return
+    rows = [
+        [loss.name, loss.kind, loss.title, ", ".join(f"{name}={value}" for name, value in loss.defaults().items())]
+        for loss in catalogue.losses()
+    ]
+    show(table(["loss", "kind", "title", "parameters"], rows))
+    known = {row[0] for row in rows}
+    for name in catalogue.names():
+        if name not in known:
+            try:
+                catalogue.find(name)
+            except catalogue.CatalogueError as error:
+                say(str(error))
+
+
+def _loss_facts(loss: Loss) -> dict[str, Any]:
+    parameters = {p.name: {"default": p.default, "description": p.description} for p in loss.parameters}
+    return {"kind": loss.kind, "title": loss.title, "parameters": parameters}
 
 
 def data(

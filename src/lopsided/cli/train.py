@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,24 +23,13 @@ if TYPE_CHECKING:
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
 
 
-def _choices(field: str) -> Any:
-    """Return a completion with the values that a recipe's field takes; the recipe is imported when it is asked."""
+def _complete_loss(incomplete: str) -> list[str]:
+    from lopsided.losses import catalogue
 
-    def complete(incomplete: str) -> list[str]:
-        from typing import get_args
-
-        from lopsided import recipe
-
-        section, name = field.split(".")
-        model = getattr(recipe, section)
-        return [value for value in get_args(model.model_fields[name].annotation) if value.startswith(incomplete)]
-
-    return complete
+    return [name for name in catalogue.names() if name.startswith(incomplete)]
 
 
-def _option(panel: str, text: str, *names: str, choices: str = "", **more: Any) -> Any:
-    if choices:
-        more["autocompletion"] = _choices(choices)
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
     # In Annotated the first argument is a name, whatever typer's signature calls it.
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
@@ -62,8 +51,14 @@ def fit(
     ] = None,
     seed: Annotated[int | None, _option(RUN, "Every random choice follows from it.")] = None,
     device: Annotated[str | None, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")] = None,
-    precision: Annotated[
-        str | None, _option(RUN, "float32, bf16 or fp16: of the encoder in training.", choices="Recipe.precision")
+    changes: Annotated[
+        list[str] | None,
+        _option(
+            RUN,
+            "Set any field of the recipe, such as --set encoder_training.sampler=balanced; may be repeated.",
+            "--set",
+            metavar="NAME=VALUE",
+        ),
     ] = None,
     resume: Annotated[
         bool, _option(RUN, "Continue the run in --out; start it if it is not there.", "--resume")
@@ -72,36 +67,17 @@ def fit(
         str | None,
         _option(
             LOSS,
-            "cl, fcl, acl or afcl in two stages; ce, weighted-ce or focal end to end, with as many epochs as both "
-            "stages together.",
-            choices="EncoderTraining.loss",
+            "A loss of `lopsided losses`. A contrastive one trains in two stages; one for classification trains end to "
+            "end, with as many epochs as both stages together.",
+            autocompletion=_complete_loss,
         ),
     ] = None,
-    eta: Annotated[float | None, _option(LOSS, "Weight of the negatives in acl and afcl.")] = None,
-    gamma: Annotated[float | None, _option(LOSS, "Focusing exponent of afcl.")] = None,
-    temperature: Annotated[float | None, _option(LOSS, "Divisor of the similarities.")] = None,
+    eta: Annotated[float | None, _option(LOSS, "Weight of the negatives, in acl and afcl.")] = None,
+    gamma: Annotated[float | None, _option(LOSS, "Focusing exponent, in fcl, afcl and focal.")] = None,
     epochs: Annotated[int | None, _option(LOSS, "Passes over the training images, first stage.")] = None,
     classifier_epochs: Annotated[int | None, _option(LOSS, "Passes of the second stage.")] = None,
-    classifier_loss: Annotated[
-        str | None, _option(LOSS, "ce, weighted-ce or focal, second stage.", choices="Classifier.loss")
-    ] = None,
     batch_size: Annotated[int | None, _option(LOSS, "Images in a batch, in both stages, over all ranks.")] = None,
     lr: Annotated[float | None, _option(LOSS, "Learning rate of the first stage.")] = None,
-    sampler: Annotated[
-        str | None,
-        _option(
-            LOSS,
-            "How the first stage's batches are drawn: plain, balanced, sqrt or m-per-class.",
-            choices="EncoderTraining.sampler",
-        ),
-    ] = None,
-    queue: Annotated[int | None, _option(LOSS, "Features of past batches to contrast with, too; 0: none.")] = None,
-    queue_balanced: Annotated[
-        bool, _option(LOSS, "Fill the queue with all classes equally, as far as they go.", "--queue-balanced")
-    ] = False,
-    chunk_size: Annotated[
-        int | None, _option(LOSS, "Images that go through the encoder at once, for large batches in little memory.")
-    ] = None,
     encoder: Annotated[str | None, _option(NETWORK, "Any timm model, such as resnet18.")] = None,
     weights: Annotated[str | None, _option(NETWORK, "none, timm, or a .safetensors file to start from.")] = None,
     image_size: Annotated[int | None, _option(NETWORK, "Side in pixels to which images are resized.")] = None,
@@ -109,14 +85,9 @@ def fit(
         float | None, _option(DATA, "Share of images by which the model is picked; 0: the last one.")
     ] = None,
     test: Annotated[float | None, _option(DATA, "Share of images that is held out and looked at once.")] = None,
-    split: Annotated[
-        str | None, _option(DATA, "auto, random, stratified, group or given.", choices="Data.split")
-    ] = None,
+    split: Annotated[str | None, _option(DATA, "auto, random, stratified, group or given.")] = None,
     group: Annotated[str | None, _option(DATA, "A table's column of what must not be parted, such as patient.")] = None,
     scenario: Annotated[str | None, _option(DATA, "Proportions to draw, such as 90:10 or 90:10,total=1000.")] = None,
-    cache: Annotated[
-        str | None, _option(DATA, "Where decoded images are kept: auto, memory or none.", choices="Data.cache")
-    ] = None,
     skip_unreadable: Annotated[
         bool, _option(DATA, "Leave out images that cannot be read, and list them in the run.", "--skip-unreadable")
     ] = False,
@@ -130,13 +101,14 @@ def fit(
 
     Two stages: an encoder with a contrastive loss, then a linear classifier
     on it. The model is picked by unweighted accuracy on a validation split;
-    the test split is looked at once. What has no flag is set in the recipe.
+    the test split is looked at once. What has no flag is set with --set.
 
     \b
     Examples:
       lopsided fit photos --out run --image-size 64
       lopsided fit lesions.csv --group patient --out run --weights timm
       lopsided fit photos --out baseline --loss weighted-ce
+      lopsided fit photos --out run --loss afcl --set encoder_training.views=2
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
       torchrun --nproc-per-node 2 -m lopsided fit photos --out run
@@ -144,20 +116,13 @@ def fit(
     flags = {
         "seed": seed,
         "device": device,
-        "precision": precision,
         "encoder_training.loss": loss,
-        "encoder_training.eta": eta,
-        "encoder_training.gamma": gamma,
-        "encoder_training.temperature": temperature,
+        "encoder_training.loss.eta": eta,
+        "encoder_training.loss.gamma": gamma,
         "encoder_training.epochs": epochs,
         "encoder_training.batch_size": batch_size,
         "encoder_training.lr": lr,
-        "encoder_training.sampler": sampler,
-        "encoder_training.queue": queue,
-        "encoder_training.queue_balanced": queue_balanced or None,
-        "encoder_training.chunk_size": chunk_size,
         "classifier.epochs": classifier_epochs,
-        "classifier.loss": classifier_loss,
         "classifier.batch_size": batch_size,
         "encoder.name": encoder,
         "encoder.weights": weights,
@@ -167,20 +132,26 @@ def fit(
         "data.split": split,
         "data.group": group,
         "data.scenario": scenario,
-        "data.cache": cache,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
     }
     if out is None:
         raise InputError(sentence("--out must name the folder of the run", "none", "Such as --out run."))
-    changes = {name: value for name, value in flags.items() if value is not None}
+    fields = {name: value for name, value in flags.items() if value is not None}
     with _joined() as ranks:
         first = ranks is None or ranks.first
-        run, already = _fit(data, out, recipe, changes, resume=resume, quiet=quiet or not first, ranks=ranks)
+        fields |= _changes(changes or ())
+        run, already = _fit(data, out, recipe, fields, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
                 say(f"{out} is finished; nothing was left to do.")
             _show_run(run, as_json)
+
+
+def _changes(texts: Iterable[str]) -> dict[str, Any]:
+    from lopsided.recipe import parse_change
+
+    return dict(map(parse_change, texts))
 
 
 def _fit(

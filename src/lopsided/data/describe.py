@@ -10,24 +10,15 @@ import numpy as np
 
 from lopsided.data.decoding import UnreadableImageError, read_header
 from lopsided.data.images import FileImages, Progress
-from lopsided.data.sources import Source, fashion, isic, open_source
+from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
-from lopsided.errors import DataError
+from lopsided.data.sources.registry import KINDS
 
 
 def list_sources() -> list[dict[str, Any]]:
     """Say of each source that has a name whether it is on this machine, and where, or what to do about it."""
-    folder = fashion.find_folder()
-    put = "downloaded when it is first used, or put below $LOPSIDED_DATA"
-    try:
-        lesions, found = str(isic.find_isic()), True
-    except DataError:
-        lesions, found = f"unpack the official archives and set LOPSIDED_DATA to what holds {isic.INPUT}", False
-    return [
-        {"name": "fashion-mnist-tops", "found": True, "where": "embedded in the package"},
-        {"name": "fashion-mnist", "found": folder is not None, "where": put if folder is None else str(folder)},
-        {"name": "isic2018", "found": found, "where": lesions},
-    ]
+    found = [(kind.name, *kind.find()) for kind in KINDS if kind.find is not None]
+    return [{"name": name, "found": there, "where": where} for name, there, where in found]
 
 
 def describe(

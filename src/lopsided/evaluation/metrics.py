@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lopsided.errors import InputError, sentence
+from lopsided.evaluation.decision import decide
 from lopsided.evaluation.intervals import (
     UNDEFINED,
     Figure,
@@ -178,7 +179,7 @@ def evaluate(
     p = None if probabilities is None else _check_probabilities(probabilities, len(true), len(names))
     if y_pred is None and p is None:
         raise InputError(sentence("probabilities or y_pred must be given", "neither"))
-    predicted = _encode(y_pred, classes, "y_pred") if y_pred is not None else np.argmax(p, axis=1)  # type: ignore[arg-type]
+    predicted = _encode(y_pred, classes, "y_pred") if y_pred is not None else decide(p)
     _check_length(predicted, true, "y_pred")
     codes = _group_codes(groups, true)
     confusion = _count(true, predicted, len(names))

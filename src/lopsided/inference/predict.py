@@ -18,6 +18,7 @@ from lopsided import files
 from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decode_image, walk_images
 from lopsided.data.images import ArrayImages, Progress, ordered_map
 from lopsided.errors import DataError, sentence
+from lopsided.evaluation.decision import decide
 
 if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
@@ -195,7 +196,7 @@ def consume(
             if len(summary.unreadable) < SHOWN:
                 summary.unreadable.append(answer)
         else:
-            label = classes[int(np.argmax(answer))]
+            label = classes[int(decide(answer))]
             write(path, label, answer)
             summary.predicted[label] += 1
         if progress is not None:

@@ -17,6 +17,7 @@ from lopsided.data.images import Images, Progress
 from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
+from lopsided.evaluation.decision import decide
 from lopsided.models.model import Model, ModelCard
 
 Floats = npt.NDArray[np.float64]
@@ -37,8 +38,7 @@ class Predictions:
     @property
     def y_pred(self) -> npt.NDArray[np.int64]:
         """The most probable class of each image, the first of equals."""
-        best: npt.NDArray[np.int64] = self.probabilities.argmax(axis=1)
-        return best
+        return decide(self.probabilities)
 
 
 @overload

@@ -17,6 +17,7 @@ Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
 Tile = int | Literal["auto"] | None
 EtaUnit = Literal["absolute", "parity"]
+_Options = tuple[float, float, float, bool, bool]  # eta, gamma, temperature, in units of parity, released formula
 
 __all__ = [
     "AsymmetricContrastiveLoss",
@@ -81,43 +82,50 @@ def asymmetric_focal_contrastive_loss(
     numbers = check_settings(eta, gamma, temperature)
     check_word("normalization", normalization, ("paper", "released"))
     check_word("reduction", reduction, ("mean", "sum", "none"))
-    return _loss(z, check_inputs(z, y, reference, positive), numbers, "absolute", normalization, reduction, tile)
+    options = (*numbers, False, normalization == "released")
+    return _loss(z, check_inputs(z, y, reference, positive), options, reduction, tile)
 
 
-def _loss(
-    z: Tensor,
-    inputs: Arguments,
-    numbers: tuple[float, float, float],
-    eta_unit: str,
-    normalization: str,
-    reduction: str,
-    tile: Tile,
-) -> Tensor:
+def _loss(z: Tensor, inputs: Arguments, options: _Options, reduction: str, tile: Tile) -> Tensor:
     """The loss of checked arguments; ``z`` only for its shape."""
+    if reduction == "none":
+        return _values(inputs, options, tile).reshape(z.shape[:-1])
+    return _total_and_values(inputs, options, tile, mean=reduction == "mean")[0]
+
+
+def _values(inputs: Arguments, options: _Options, tile: Tile) -> Tensor:
+    """The loss of each anchor, (n,), differentiable. The tiled path visits its blocks again for the gradient."""
+    columns, rows, inputs = _prepare(inputs, tile)
+    if columns < 3:  # every p is 1
+        values = (inputs.z * 0.0).sum(1)
+        return values if inputs.reference is None else values + (inputs.reference * 0.0).sum()
+    if rows is None:
+        return _dense(inputs, options)
+    tiled: Tensor = TiledRows.apply(*inputs, *options, rows)
+    return tiled
+
+
+def _total_and_values(inputs: Arguments, options: _Options, tile: Tile, *, mean: bool) -> tuple[Tensor, Tensor]:
+    """The sum or mean over anchors, differentiable, and the loss of each, (n,), detached; one visit of the blocks."""
+    columns, rows, prepared = _prepare(inputs, tile)
+    if columns < 3 or rows is None:
+        values = _values(inputs, options, tile)
+        return values.sum() / len(values) if mean else values.sum(), values.detach()
+    factor = 1.0 / prepared.z.shape[0] if mean else 1.0
+    found: tuple[Tensor, Tensor] = TiledTotal.apply(*prepared, factor, *options, rows)
+    return found
+
+
+def _prepare(inputs: Arguments, tile: Tile) -> tuple[int, int | None, Arguments]:
+    """The number of contrast columns, the rows of a block, and the inputs as the gradient mode asks for them."""
     columns = inputs.z.shape[0] + (0 if inputs.reference is None else inputs.reference.shape[0])
-    rows = check_tile(tile, columns)
-    options = (*numbers, eta_unit == "parity", normalization == "released")
     if not torch.is_grad_enabled():  # A feature that requires grad would have its gradient made for nothing.
         reference = None if inputs.reference is None else inputs.reference.detach()
         inputs = inputs._replace(z=inputs.z.detach(), reference=reference)
-    if columns < 3:  # every p is 1
-        values = (inputs.z * 0.0).sum(1)
-        if inputs.reference is not None:
-            values = values + (inputs.reference * 0.0).sum()
-    elif rows is None:
-        values = _dense(inputs, options)
-    elif reduction == "none":
-        values = TiledRows.apply(*inputs, *options, rows)
-    else:
-        factor = 1.0 / inputs.z.shape[0] if reduction == "mean" else 1.0
-        total: Tensor = TiledTotal.apply(*inputs, factor, *options, rows)
-        return total
-    if reduction == "none":
-        return values.reshape(z.shape[:-1])
-    return values.sum() / len(values) if reduction == "mean" else values.sum()
+    return columns, check_tile(tile, columns), inputs
 
 
-def _dense(inputs: Arguments, options: tuple[float, float, float, bool, bool]) -> Tensor:
+def _dense(inputs: Arguments, options: _Options) -> Tensor:
     z, reference, y, y_reference, positive = inputs
     if positive is None:
         assert y is not None
@@ -219,13 +227,36 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         positive: Tensor | None = None,
     ) -> Tensor:
         """The loss of features ``z`` with labels ``y``."""
+        inputs, options = self._arguments(z, y, reference, positive)
+        return _loss(z, inputs, options, self.reduction, self.tile)
+
+    def total_and_values(
+        self,
+        z: Tensor,
+        y: Tensor | None = None,
+        *,
+        reference: Reference | None = None,
+        positive: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum over all anchors, to differentiate, and the loss of each, detached, whatever ``reduction`` says.
+
+        This is for training: values and gradient come from one visit of the blocks, where ``reduction="none"`` needs a
+        second one for its gradient. The values have the shape of ``z`` without its last dimension.
+        """
+        inputs, options = self._arguments(z, y, reference, positive)
+        total, values = _total_and_values(inputs, options, self.tile, mean=False)
+        return total, values.reshape(z.shape[:-1])
+
+    def _arguments(
+        self, z: Tensor, y: Tensor | None, reference: Reference | None, positive: Tensor | None
+    ) -> tuple[Arguments, _Options]:
         if self.normalize:
             z = _unit(z)
             if isinstance(reference, (tuple, list)) and len(reference) == 2:
                 reference = (_unit(reference[0]), reference[1])
-        numbers = self.eta, self.gamma, self.temperature
-        inputs = check_inputs(z, y, reference, positive)
-        return _loss(z, inputs, numbers, self.eta_unit, self.normalization, self.reduction, self.tile)
+        parity, released = self.eta_unit == "parity", self.normalization == "released"
+        options = self.eta, self.gamma, self.temperature, parity, released
+        return check_inputs(z, y, reference, positive), options
 
     def extra_repr(self) -> str:
         """The settings, as they were given."""

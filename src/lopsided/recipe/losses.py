@@ -36,15 +36,19 @@ class LossSettings(Section):
         return self.entry.describe(self.parameters)
 
     def switched(self, to: object) -> dict[str, Any]:
-        """Return the table of another loss: parameters that were set here go along where the other loss has them."""
+        """Return the table of another loss: parameters that were set here go along where the other loss has them.
+
+        Between a contrastive and a classification loss none do: a gamma of the one is not that of the other.
+        """
         table = _table(to)
         if table["name"] == self.name:
             return {**self.model_dump(), **table}
-        there = _entry(table["name"]).defaults()
+        other = _entry(table["name"])
+        akin = other.defaults() if other.needs & self.entry.needs else {}
         chosen = {
             name: value
             for name, value in self.parameters.items()
-            if name in there and value != self.entry.defaults()[name]
+            if name in akin and value != self.entry.defaults()[name]
         }
         return {**table, **chosen, **table}
 
@@ -58,7 +62,8 @@ def settings_model(name: str) -> type[LossSettings]:
     }
     description = LossSettings.model_fields["name"].description
     fields = {"name": (Literal[name], Field(name, description=description)), **fields}
-    made: type[LossSettings] = create_model("LossSettings", __base__=LossSettings, __doc__="", **fields)
+    about = f"{catalogue.find(name).title}."
+    made: type[LossSettings] = create_model("LossSettings", __base__=LossSettings, __doc__=about, **fields)
     return made
 
 

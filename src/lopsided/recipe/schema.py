@@ -40,6 +40,7 @@ RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile
 LOSSES = ("encoder_training.loss", "classifier.loss")
 """The fields that hold a loss."""
 _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
+_CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
 def _utf8(text: str) -> str:
@@ -287,9 +288,9 @@ class Recipe(Section):
         values, path = self.model_dump(), "encoder_training.loss"
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
-            of_loss = {name for name in changes if name.startswith(path)}
-            rest = self.override(**{name: value for name, value in changes.items() if name not in of_loss})
-            return rest.baseline(changes.pop(path)).override(**{n: changes[n] for n in changes if n in of_loss})
+            late = {name for name in changes if name.startswith(path)} | _CONTRASTED  # A baseline resets these.
+            rest = self.override(**{name: value for name, value in changes.items() if name not in late})
+            return rest.baseline(changes.pop(path)).override(**{n: changes[n] for n in changes if n in late})
         for path in LOSSES:
             if path in changes:
                 section, _, field = path.partition(".")
@@ -359,7 +360,7 @@ def parse_change(text: str) -> tuple[str, Any]:
         )
     try:
         return path.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # tomllib lets Python's limits on digits and depth through
         return path.strip(), value.strip()
 
 

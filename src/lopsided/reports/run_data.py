@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
 from lopsided.inference.predict import PROBABILITY
-from lopsided.runs.metrics import JUDGED, check_metrics, is_number
+from lopsided.runs.metrics import Metrics, check_metrics
 from lopsided.runs.run import LOG, METRICS, PREDICTIONS, RECIPE, Run
 
 Codes = npt.NDArray[np.int64]
@@ -65,8 +65,13 @@ class Stage:
         return [(row["epoch"], row[name]) for row in self.epochs if is_number(row.get(name))]
 
 
-def open_finished(folder: Path) -> tuple[Run, dict[str, Any]]:
-    """Open a run that came to its end, with its metrics, which hold all that a page takes from them."""
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, no truth value, that a float can hold."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def open_finished(folder: Path) -> tuple[Run, Metrics]:
+    """Open a run that came to its end, with its metrics."""
     run = Run.open(folder)
     if run.metrics is None:
         must, got = "a run must be finished before its report is written", f"{folder}, which has no {METRICS}"
@@ -74,21 +79,16 @@ def open_finished(folder: Path) -> tuple[Run, dict[str, Any]]:
         if _is_running(folder):
             got, do = f"{folder}, which is still running", "Wait for its end."
         raise RunError(sentence(must, got, do))
-    check_metrics(folder / METRICS, run.metrics)
-    if not has_own_recipe(run) and _is_comparable(run.metrics):
+    metrics = check_metrics(folder / METRICS, run.metrics)
+    if run.recipe.content_hash() != metrics.recipe and _is_comparable(metrics):
         got = f"another one in {folder / RECIPE}"
         raise RunError(sentence(f"{RECIPE} must be the recipe of the run's figures", got, "Restore the file."))
-    return run, run.metrics
+    return run, metrics
 
 
-def has_own_recipe(run: Run) -> bool:
-    """Whether the recipe in the folder is, by its hash, the one that the run's figures were made by."""
-    return run.metrics is not None and run.recipe.content_hash() == run.metrics["recipe"]
-
-
-def _is_comparable(metrics: Mapping[str, Any]) -> bool:
+def _is_comparable(metrics: Metrics) -> bool:
     """Whether the hash of a recipe was taken as this version takes it; another may have hashed other fields."""
-    return metrics["lopsided"] == __version__ and re.fullmatch("[0-9a-f]{64}", metrics["recipe"]) is not None
+    return metrics.lopsided == __version__ and re.fullmatch("[0-9a-f]{64}", metrics.recipe) is not None
 
 
 def _is_running(folder: Path) -> bool:
@@ -99,21 +99,19 @@ def _is_running(folder: Path) -> bool:
     return False
 
 
-def read_judged(run: Run, classes: Sequence[str]) -> dict[str, Judged]:
+def read_judged(run: Run, metrics: Metrics) -> dict[str, Judged]:
     """Read predictions and features of a run by split; each split must have as many images as its figures."""
     path = run.folder / PREDICTIONS
-    metrics = run.metrics or {}
     try:
         rows = run.predictions()
-        places = {name: i for i, name in enumerate(classes)}
-        columns = [f"{PROBABILITY}{name}" for name in classes]
+        places = {name: i for i, name in enumerate(metrics.classes)}
+        columns = [f"{PROBABILITY}{name}" for name in metrics.classes]
         features = run.features()
         splits = dict.fromkeys(row["split"] for row in rows)
-        for split in JUDGED:
-            expected = metrics[split]["num_images"] if metrics.get(split) else None
+        for split, part in metrics.judged().items():
             there = sum(row["split"] == split for row in rows)
-            if expected is not None and there != expected:
-                must = f"{PREDICTIONS} must hold the {expected:,} images of {split} that {METRICS} counts"
+            if there != part.num_images:
+                must = f"{PREDICTIONS} must hold the {part.num_images:,} images of {split} that {METRICS} counts"
                 raise RunError(sentence(must, f"{there:,} in {path}", "Restore the file, or train the run again."))
         return {
             split: _judged(split, [row for row in rows if row["split"] == split], places, columns, features.get(split))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.recipe import CONTRASTIVE_LOSSES
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
@@ -19,7 +18,7 @@ from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, counts_at, favoured, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import amount, clean, duration, percent, quoted
-from lopsided.runs.metrics import JUDGED
+from lopsided.runs.metrics import Evaluation, Metrics
 from lopsided.runs.run import FEATURES, RECIPE
 from lopsided.seeds import derive_seed
 
@@ -71,11 +70,10 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
     says: a run folder may come from someone else, who would have pictures of this machine put into a page.
     """
     run, metrics = open_finished(folder)
-    classes = tuple(metrics["classes"])
-    judged = read_judged(run, classes)
-    split = next((name for name in JUDGED if name in judged and metrics.get(name)), None)
+    judged = read_judged(run, metrics)
+    split = next((name for name in metrics.judged() if name in judged), None)
     recipe = run.recipe.override(**{"data.allow_outside": allow_outside})
-    facts = Facts(recipe, metrics, classes, split, None if split is None else metrics[split])
+    facts = Facts(recipe, metrics, split)
     stages, notes = read_stages(run)
     context: dict[str, Any] = {
         **_head(facts),
@@ -85,11 +83,11 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
         "folder": clean(folder.resolve().name),
         "judged": None,
     }
-    if split is None:
+    if facts.figures is None or split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
     most, room = MOST_IMAGES, PICTURE_LIMIT
     while True:
-        pictures, data, seen = _judgement(facts, judged[split], judged.get("val"), kind, most, room)
+        pictures, data, seen = _judgement(facts, facts.figures, judged[split], judged.get("val"), kind, most, room)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
             return page
@@ -97,19 +95,19 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
 
 
 def _judgement(
-    facts: Facts, judged: Judged, val: Judged | None, kind: str, most: int, room: int
+    facts: Facts, figures: Evaluation, judged: Judged, val: Judged | None, kind: str, most: int, room: int
 ) -> tuple[Thumbnails, dict[str, Any], dict[str, Any]]:
     """Return the pictures, the script's data and the template's context of all that shows judged images.
 
     ``most`` is the number of images to list at most, ``room`` that of bytes for data and pictures.
     """
-    figures = facts.figures or {}
     ordered = in_order(judged, facts.recipe.seed, most)
     first = ordered.first()
     ranks = sorted(range(len(facts.classes)), key=lambda i: -facts.counts("train").get(facts.classes[i], 0))
     colours = run_figures.class_colours(ranks, judged)
     maps = _maps(first, kind, facts.recipe.seed)
-    threshold, threshold_context = _threshold(facts, ordered.judged, val if judged.split != "val" else None, ranks)
+    chosen_on = val if judged.split != "val" else None
+    threshold, threshold_context = _threshold(facts, figures, ordered.judged, chosen_on, ranks)
     data: dict[str, Any] = {
         "kind": "run",
         "classes": [clean(name) for name in facts.classes],
@@ -127,7 +125,7 @@ def _judgement(
     thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)))
     if thumbnails.sheets:
         data["pictures"] = {"missing": thumbnails.missing, "columns": COLUMNS, "rows": ROWS}
-    shown, cells = run_figures.confusion_cells(figures["confusion"])
+    shown, cells = run_figures.confusion_cells(figures.confusion)
     context = {
         "judged": judged,
         "split": run_words.SPLITS[judged.split],
@@ -187,7 +185,7 @@ def _head(facts: Facts) -> dict[str, Any]:
     metrics, figures = facts.metrics, facts.figures
     train = facts.counts("train")
     largest = max(train.values(), default=0)
-    splits = [split for split, counts in metrics["counts"].items() if counts and sum(counts.values())]
+    splits = [split for split, counts in metrics.counts if counts and sum(counts.values())]
     rows = [
         {"name": clean(name), "counts": [facts.counts(split).get(name, 0) for split in splits],
          "share": train.get(name, 0) / largest if largest else 0.0}
@@ -212,67 +210,65 @@ def _head(facts: Facts) -> dict[str, Any]:
         "figure_columns": _figure_columns(metrics),
         "figure_names": FIGURES,
         "metrics": metrics,
-        "seconds": duration(metrics["seconds"]),
-        "packages": metrics["environment"].get("packages", {}),
+        "seconds": duration(metrics.seconds),
     }
 
 
-def _headline(facts: Facts, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    majority, row = figures["majority"], figures["per_class"][facts.minority]
-    always = f"always {quoted(majority['label'])}"
+def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
+    majority, row = figures.majority, figures.per_class[facts.minority]
+    always = f"always {quoted(majority.label)}"
     is_rarest = facts.minority == facts.rarest
-    is_majority = majority["label"] == row["label"]
-    found = figures["confusion"][facts.minority][facts.minority]
-    items = [
+    is_majority = majority.label == row.label
+    found = figures.confusion[facts.minority][facts.minority]
+    items: list[dict[str, Any]] = [
         {
-            "name": f"recall of {quoted(row['label'])}, the rarest class{'' if is_rarest else ' that was judged'}",
-            "figure": row["recall"],
-            "note": f"{found:,} of {amount(row['support'], 'image')} found",
+            "name": f"recall of {quoted(row.label)}, the rarest class{'' if is_rarest else ' that was judged'}",
+            "figure": row.recall,
+            "note": f"{found:,} of {amount(row.support, 'image')} found",
             "reference": float(is_majority),
         },
         {
             "name": "UWA, the mean of each class's recall",
-            "figure": figures["figures"]["uwa"],
-            "note": f"{always}: {majority['uwa']:.3f}",
-            "reference": majority["uwa"],
+            "figure": figures.figures.uwa,
+            "note": f"{always}: {majority.uwa:.3f}",
+            "reference": majority.uwa,
         },
         {
             "name": "accuracy, the share of all images",
-            "figure": figures["figures"]["accuracy"],
-            "note": f"{always}: {majority['accuracy']:.3f}",
-            "reference": majority["accuracy"],
+            "figure": figures.figures.accuracy,
+            "note": f"{always}: {majority.accuracy:.3f}",
+            "reference": majority.accuracy,
         },
     ]
     for item in items:
         figure = item["figure"]
-        if figure["value"] is None:
+        if figure.value is None:
             item["strip"] = ""
             continue
-        told = f"{figure['value']:.3f}, interval {figure['low']:.3f} to {figure['high']:.3f}; {item['note']}"
-        item["strip"] = svg.strip(told, figure["value"], figure["low"], figure["high"], item["reference"])
+        told = f"{figure.value:.3f}, interval {figure.low:.3f} to {figure.high:.3f}; {item['note']}"
+        item["strip"] = svg.strip(told, figure.value, figure.low, figure.high, item["reference"])
     return items
 
 
-def _figure_columns(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _figure_columns(metrics: Metrics) -> list[dict[str, Any]]:
     words = {
         "test": "test images",
         "held_out": "images that the scenario left",
         "val": "validation images, which picked the model",
     }
     return [
-        {"name": name, "words": text, "images": metrics[name]["num_images"], "figures": metrics[name]["figures"]}
+        {"words": text, "images": part.num_images, "figures": part.figures}
         for name, text in words.items()
-        if metrics.get(name)
+        if (part := metrics.judged().get(name))
     ]
 
 
-def _class_rows(facts: Facts, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _class_rows(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
     train = facts.counts("train")
     rows = []
-    for row in figures["per_class"]:
-        recall = row["recall"]
-        bar = "" if recall["value"] is None else svg.small_bar(recall["value"], recall["low"], recall["high"])
-        rows.append({**row, "label": clean(row["label"]), "train": train.get(row["label"], 0), "bar": bar})
+    for row in figures.per_class:
+        bar = "" if row.recall.value is None else svg.small_bar(*vars(row.recall).values())
+        rows.append({**dict(row), "label": clean(row.label), "train": train.get(row.label, 0), "bar": bar})
     return rows
 
 
@@ -291,7 +287,7 @@ def _worst(first: Judged, thumbnails: Thumbnails) -> list[dict[str, Any]]:
 
 
 def _threshold(
-    facts: Facts, judged: Judged, val: Judged | None, ranks: Sequence[int]
+    facts: Facts, figures: Evaluation, judged: Judged, val: Judged | None, ranks: Sequence[int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the slider's data, with the probabilities of all images, and what the page shows without it."""
     most = max(1, MOST_NUMBERS // len(judged))
@@ -299,7 +295,7 @@ def _threshold(
     offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # The rarest first.
     chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
     label, threshold = offered[0], chosen[0]
-    rows_of, areas = (facts.figures or {})["per_class"], ("auroc", "average_precision")
+    areas = ("auroc", "average_precision")
     p, positive = judged.p[:, label], judged.y_true == label
     at_half = counts_at(p, positive, 0.5)
     at_chosen = None if threshold is None else counts_at(p, positive, threshold)
@@ -312,7 +308,7 @@ def _threshold(
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
         "chosen": chosen,
         "logit": [is_sure(judged.p[:, c], threshold) for c, threshold in zip(offered, chosen, strict=True)],
-        **{name: [rows_of[c][name]["value"] for c in offered] for name in areas},
+        **{name: [getattr(figures.per_class[c], name).value for c in offered] for name in areas},
     }
     left = len(ranks) - len(offered)
     return data, {
@@ -389,14 +385,14 @@ def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colour
 def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict[str, Any]:
     train = facts.counts("train")
     name = facts.classes[facts.rarest]
-    unreadable = facts.metrics.get("unreadable") or []
+    unreadable = facts.metrics.unreadable
     diagnostics = None
     if stages:
         share = train.get(name, 0) / max(sum(train.values()), 1)
         plot = run_figures.diagnostic_plot(stages[0], share, name)
         if plot is not None:
             words = run_words.diagnostic_words(stages[0], facts)
-            is_contrastive = stages[0].name == "encoder" and facts.recipe.encoder_training.loss in CONTRASTIVE_LOSSES
+            is_contrastive = "projections" in facts.recipe.encoder_training.loss.entry.needs
             diagnostics = {"words": words, "plot": plot[0], "legend": plot[1], "is_contrastive": is_contrastive}
     return {
         "learning_words": run_words.learning_words(stages, facts.recipe.selection.metric),

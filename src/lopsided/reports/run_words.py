@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
-from lopsided.recipe import CLASSIFICATION_LOSSES, Recipe
+from lopsided.recipe import LossSettings, Recipe
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
@@ -27,18 +26,11 @@ from lopsided.reports.wording import (
     probability,
     quoted,
 )
+from lopsided.runs.metrics import Evaluation, Metrics
 
 FEW = 30
 """Test images of a class below which its recall says little."""
-LOSSES = {
-    "cl": "contrastive loss (CL)",
-    "fcl": "focal contrastive loss (FCL)",
-    "acl": "asymmetric contrastive loss (ACL)",
-    "afcl": "asymmetric focal contrastive loss (AFCL)",
-    "ce": "cross-entropy",
-    "weighted-ce": "weighted cross-entropy",
-    "focal": "focal loss",
-}
+_GREEK = {"eta": ETA, "gamma": GAMMA}
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
 # What a run warned of and the page says in its own words; cautions.py has the sentences.
 _SAID = re.compile(
@@ -56,13 +48,21 @@ class Caution:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the words are about. ``figures`` are those of the split that is judged, None if no image was held out."""
+    """What the words are about; ``split`` is the one that is judged, None if no image was held out."""
 
     recipe: Recipe
-    metrics: Mapping[str, Any]
-    classes: Sequence[str]
+    metrics: Metrics
     split: str | None
-    figures: Mapping[str, Any] | None
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes in their order."""
+        return self.metrics.classes
+
+    @property
+    def figures(self) -> Evaluation | None:
+        """Those of the split that is judged."""
+        return self.metrics.judged().get(self.split or "")
 
     @property
     def rarest(self) -> int:
@@ -72,16 +72,16 @@ class Facts:
     @property
     def minority(self) -> int:
         """The rarest of the classes that have judged images, or of all where none has: what the page is about."""
-        rows = [] if self.figures is None else self.figures["per_class"]
-        return self._rarest([i for i, row in enumerate(rows) if row["support"]] or range(len(self.classes)))
+        rows = [] if self.figures is None else self.figures.per_class
+        return self._rarest([i for i, row in enumerate(rows) if row.support] or range(len(self.classes)))
 
     def _rarest(self, labels: Iterable[int]) -> int:
-        counts = self.metrics["counts"]["train"]
+        counts = self.metrics.counts.train
         return min(labels, key=lambda i: counts.get(self.classes[i], 0))
 
     def counts(self, split: str) -> dict[str, int]:
         """The images of each class in a split; empty where there is none."""
-        return dict(self.metrics["counts"].get(split) or {})
+        return getattr(self.metrics.counts, split, None) or {}
 
 
 def source_name(recipe: Recipe) -> str:
@@ -92,9 +92,8 @@ def source_name(recipe: Recipe) -> str:
 
 def title(recipe: Recipe) -> str:
     """The heading of a run's page."""
-    loss = recipe.encoder_training.loss
-    word = LOSSES[loss] if loss in CLASSIFICATION_LOSSES else loss.upper()
-    return f"{word[0].upper()}{word[1:]} on {source_name(recipe)}"
+    entry = recipe.encoder_training.loss.entry
+    return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
 
 
 def summary(facts: Facts) -> str:
@@ -103,18 +102,18 @@ def summary(facts: Facts) -> str:
     names = [quoted(name) for name in facts.classes]
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else f"{amount(len(names), 'class', 'classes')} apart"
     start = {"none": "", "timm": " with timm's pretrained weights"}.get(recipe.encoder.weights, " with given weights")
-    how = f"{amount(training.epochs, 'epoch')} of {_loss(recipe)}"
+    how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
     if recipe.method == "two-stage":
         how += (
             f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
-            f"{LOSSES[recipe.classifier.loss]}"
+            f"{_loss(recipe.classifier.loss)}"
         )
     scenario = f", drawn as {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
-    if facts.metrics.get("val"):
+    if facts.metrics.val:
         parts.append(f"picked on {sum(facts.counts('val').values()):,}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
-        parts.append(f"judged on {facts.figures['num_images']:,} that it had not seen")
+        parts.append(f"judged on {facts.figures.num_images:,} that it had not seen")
     used = listed(parts) if len(parts) > 1 else parts[0]
     return (
         f"A {clean(recipe.encoder.name)}{start} learned to tell {task}: {how}. "
@@ -122,13 +121,19 @@ def summary(facts: Facts) -> str:
     )
 
 
-def _loss(recipe: Recipe) -> str:
-    training = recipe.encoder_training
-    text, knobs = LOSSES[training.loss], []
-    if training.loss in ("acl", "afcl"):
-        knobs.append(f"{ETA} = {training.eta:g}" + (f" {TIMES} parity" if training.eta_unit == "parity" else ""))
-    if training.loss == "afcl":
-        knobs.append(f"{GAMMA} = {training.gamma:g}")
+def _loss(loss: LossSettings) -> str:
+    """A loss by its title, with its numbers; a temperature and a choice are named where they differ from the usual."""
+    entry, usual = loss.entry, loss.entry.defaults()
+    text = f"{entry.title[0].lower()}{entry.title[1:]}"
+    if entry.kind != "classification":
+        text += f" ({entry.label})"
+    knobs = []
+    for name, value in loss.parameters.items():
+        if name == "eta_unit" or (value == usual[name] and (isinstance(value, str) or name == "temperature")):
+            continue
+        shown = f"{value:g}" if isinstance(value, float) else f"{value}"
+        unit = f" {TIMES} parity" if name == "eta" and loss.parameters.get("eta_unit") == "parity" else ""
+        knobs.append(f"{_GREEK.get(name, name)} = {shown}{unit}")
     return f"{text} with {', '.join(knobs)}" if knobs else text
 
 
@@ -136,9 +141,9 @@ def warnings(facts: Facts) -> list[Caution]:
     """What to mind about the figures, the gravest first."""
     found = [*_of_recipe(facts), *_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
     found += [
-        Caution("The run itself warned", clean(text)) for text in facts.metrics["warnings"] if not _SAID.search(text)
+        Caution("The run itself warned", clean(text)) for text in facts.metrics.warnings if not _SAID.search(text)
     ]
-    unreadable = len(facts.metrics.get("unreadable") or ())
+    unreadable = len(facts.metrics.unreadable)
     if unreadable:
         found.append(
             Caution(
@@ -150,25 +155,25 @@ def warnings(facts: Facts) -> list[Caution]:
 
 
 def _of_recipe(facts: Facts) -> Iterator[Caution]:
-    if facts.metrics["recipe"] != facts.recipe.content_hash():
+    if facts.metrics.recipe != facts.recipe.content_hash():
         yield Caution(
             "The recipe cannot be checked",
-            f"lopsided {clean(facts.metrics['lopsided'])}, which trained the run, took its hash in another way: "
+            f"lopsided {clean(facts.metrics.lopsided)}, which trained the run, took its hash in another way: "
             "whether recipe.toml is the run's own is not known.",
         )
 
 
-def _of_leaks(metrics: Mapping[str, Any]) -> Iterator[Caution]:
-    groups, duplicates = metrics["leaks"]["groups"], metrics["leaks"]["duplicates"]
+def _of_leaks(metrics: Metrics) -> Iterator[Caution]:
+    groups, duplicates = metrics.leaks.groups, metrics.leaks.duplicates
     if groups:
         yield Caution(
             f"{amount(len(groups), 'group')} {'lies' if len(groups) == 1 else 'lie'} in more than one split",
-            f"Such as {listed([clean(str(group)) for group in groups])}. The model may know the group of an "
+            f"Such as {listed([clean(group) for group in groups])}. The model may know the group of an "
             "image that judges it from training, so that its figures come out too high. Split by group "
             '(data.split = "group").',
         )
     if duplicates:
-        first, where, other, there = (clean(str(part)) for part in duplicates[0])
+        first, where, other, there = (clean(part) for part in duplicates[0])
         yield Caution(
             f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two splits at once",
             f"Byte by byte the same, such as {other} in {there} and {first} in {where}. "
@@ -192,8 +197,8 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
             "There is no test split",
             "The figures below are those of the validation images, by which the model was picked: they flatter it.",
         )
-    rows = facts.figures["per_class"]
-    name, rare = facts.classes[facts.minority], rows[facts.minority]["support"]
+    rows = facts.figures.per_class
+    name, rare = facts.classes[facts.minority], rows[facts.minority].support
     what = SPLITS[facts.split or "test"]
     if 0 < rare < FEW:
         yield Caution(
@@ -201,14 +206,14 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
             f"One image more or less that is recognised moves its recall by {percent(1 / rare)[:-2]} points. "
             "Read the intervals, not the figures.",
         )
-    others = [row["label"] for i, row in enumerate(rows) if 0 < row["support"] < FEW and i != facts.minority]
+    others = [row.label for i, row in enumerate(rows) if 0 < row.support < FEW and i != facts.minority]
     more = "more " if 0 < rare < FEW else ""
     if others:
         yield Caution(
             f"{amount(len(others), f'{more}class', f'{more}classes')} with fewer than {FEW} {what} images",
             f"The recall of {listed([quoted(other) for other in others])} is uncertain{', too' if more else ''}.",
         )
-    absent = [row["label"] for row in rows if not row["support"]]
+    absent = [row.label for row in rows if not row.support]
     if absent:
         yield Caution(
             f"No {what} image of {listed([quoted(other) for other in absent])}",
@@ -219,37 +224,36 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
 def _of_vote(facts: Facts) -> Iterator[Caution]:
     if facts.figures is None:
         return
-    majority, figures = facts.figures["majority"], facts.figures["figures"]
-    uwa, accuracy = figures["uwa"], figures["accuracy"]
-    always = f"always answering {quoted(majority['label'])}"
-    if uwa["high"] is not None and uwa["high"] < majority["uwa"]:
+    majority, uwa, accuracy = facts.figures.majority, facts.figures.figures.uwa, facts.figures.figures.accuracy
+    always = f"always answering {quoted(majority.label)}"
+    if uwa.high is not None and uwa.high < majority.uwa:
         yield Caution(
             f"The UWA is worse than that of {always}",
-            f"{number(uwa['value'])} {interval(uwa)} against {number(majority['uwa'])}, which needs no model.",
+            f"{number(uwa.value)} {interval(uwa)} against {number(majority.uwa)}, which needs no model.",
         )
-    elif uwa["low"] is not None and uwa["low"] <= majority["uwa"]:
+    elif uwa.low is not None and uwa.low <= majority.uwa:
         yield Caution(
             f"The UWA may be no better than that of {always}",
-            f"Its interval {interval(uwa)} holds {number(majority['uwa'])}, which needs no model.",
+            f"Its interval {interval(uwa)} holds {number(majority.uwa)}, which needs no model.",
         )
-    if accuracy["high"] is not None and accuracy["high"] < majority["accuracy"]:
+    if accuracy.high is not None and accuracy.high < majority.accuracy:
         price = " Among lopsided classes that is the price of finding the rare one; judge by UWA and recall."
-        if uwa["value"] is None or uwa["value"] <= majority["uwa"]:
+        if uwa.value is None or uwa.value <= majority.uwa:
             price = ""
         yield Caution(
             f"The accuracy is below that of {always}",
-            f"{number(accuracy['value'])} {interval(accuracy)} against {number(majority['accuracy'])}.{price}",
+            f"{number(accuracy.value)} {interval(accuracy)} against {number(majority.accuracy)}.{price}",
         )
-    elif accuracy["low"] is not None and accuracy["low"] <= majority["accuracy"]:
+    elif accuracy.low is not None and accuracy.low <= majority.accuracy:
         yield Caution(
             f"The accuracy may be no better than that of {always}",
-            f"Its interval {interval(accuracy)} holds {number(majority['accuracy'])}. Among lopsided classes accuracy "
+            f"Its interval {interval(accuracy)} holds {number(majority.accuracy)}. Among lopsided classes accuracy "
             "says little; judge by UWA and recall.",
         )
 
 
 def _of_validation(facts: Facts) -> Iterator[Caution]:
-    if facts.metrics.get("val") is None:
+    if facts.metrics.val is None:
         yield Caution(
             "There was no validation split",
             "The last model was taken, not the best one, and no threshold can be chosen without looking at the "
@@ -332,25 +336,22 @@ def diagnostic_words(stage: Stage, facts: Facts) -> str:
     return text.strip()
 
 
-def calibration_words(figures: Mapping[str, Any], judged: Judged) -> str:
+def calibration_words(figures: Evaluation, judged: Judged) -> str:
     """Whether the probabilities can be taken at their word."""
-    error = figures["figures"]["calibration_error"]
+    error = figures.figures.calibration_error
     said, right = float(judged.confidence.mean()), 1 - float(judged.wrong.mean())
     text = f"On average the model is {percent(said)} sure and right in {percent(right)} of the images"
     lean = "too sure of itself" if said > right else "less sure than it could be" if said < right else "off within bins"
-    if error["low"] == 0:
+    if error.low == 0:
         lean = "no more apart than chance explains"
-    return f"{text}: {lean} (calibration error {number(error['value'])} {interval(error)})."
+    return f"{text}: {lean} (calibration error {number(error.value)} {interval(error)})."
 
 
-def class_words(figures: Mapping[str, Any]) -> str:
+def class_words(figures: Evaluation) -> str:
     """The best and the worst recall."""
-    known = [row for row in figures["per_class"] if row["recall"]["value"] is not None]
-    best, worst = (pick(known, key=lambda row: row["recall"]["value"]) for pick in (max, min))
-    if best["recall"]["value"] == worst["recall"]["value"]:
+    known = [(row.recall.value, row.label) for row in figures.per_class if row.recall.value is not None]
+    (best, of_best), (worst, of_worst) = (pick(known, key=lambda row: row[0]) for pick in (max, min))
+    if best == worst:
         which = "The class" if len(known) == 1 else "Every class"
-        return f"{which} with images has the recall {number(best['recall']['value'])}."
-    return (
-        f"Recall goes from {number(worst['recall']['value'])} for {quoted(worst['label'])} to "
-        f"{number(best['recall']['value'])} for {quoted(best['label'])}."
-    )
+        return f"{which} with images has the recall {number(best)}."
+    return f"Recall goes from {number(worst)} for {quoted(of_worst)} to {number(best)} for {quoted(of_best)}."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from lopsided.runs.metrics import Figure
 
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 ETA, GAMMA = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER GAMMA}"
@@ -90,14 +91,13 @@ def signed(value: float | None, digits: int = 3) -> str:
     return text if text == DASH else f"{MINUS}{text[1:]}" if text.startswith("-") else f"+{text}"
 
 
-def interval(figure: Mapping[str, Any]) -> str:
+def interval(figure: Figure) -> str:
     """Write the interval of a figure, nothing where there is none.
 
-    >>> interval({"value": 0.5, "low": 0.25, "high": 0.75})
+    >>> interval(Figure(value=0.5, low=0.25, high=0.75))
     '[0.250, 0.750]'
     """
-    low, high = figure["low"], figure["high"]
-    return "" if low is None or high is None else f"[{number(low)}, {number(high)}]"
+    return "" if figure.low is None else f"[{number(figure.low)}, {number(figure.high)}]"
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -25,14 +25,13 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from lopsided import __version__, files
-from lopsided.data.images import FileImages
-from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
-from lopsided.data.sources import SOURCE_NAMES, Source, check_splits, open_source
+from lopsided.data.prepare import open_sources
+from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
-from lopsided.runs.metrics import check_printed
+from lopsided.runs.metrics import check_metrics
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -162,7 +161,7 @@ def run_recipe(
     def state() -> str:
         found = _found(folder, recipe, resume)
         if found is not None and found.metrics is not None:
-            check_printed(folder / METRICS, found.metrics)
+            check_metrics(folder / METRICS, found.metrics)
             return "finished"
         return "new" if found is None else "unfinished"
 
@@ -172,7 +171,7 @@ def run_recipe(
     told(lambda: files.check_no_links(folder))
     told(lambda: files.check_free(folder))  # Before the data are read, which may take long.
     if told(state) != "finished":
-        sources = prepare_sources(recipe, progress)
+        sources = open_sources(recipe, progress)
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have been here since.
             if found != "finished":
@@ -256,48 +255,6 @@ def _absolute(source: str) -> str:
     return source if source in SOURCE_NAMES else os.path.abspath(source)
 
 
-def prepare_source(recipe: Recipe, progress: Progress | None = None) -> Source:
-    """Open a recipe's source, check its images, and draw its scenario."""
-    return prepare_sources(recipe, progress)[0]
-
-
-def prepare_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Source, Source | None]:
-    """As ``prepare_source``, and beside it the images that the scenario left, if ``data.held_out`` asks for them."""
-    from lopsided.training.fit import data_seed
-
-    data = recipe.data
-    where = data.source or ""
-    source = open_source(
-        where,
-        classes=data.classes,
-        group=data.group,
-        missing_ok=data.skip_unreadable,
-        allow_outside=data.allow_outside,
-    )
-    given = data.split in ("auto", "given")
-    if given:
-        check_splits(source, where)
-    workers, same_size = recipe.threads or os.cpu_count() or 1, data.image_size is None
-    if data.skip_unreadable:  # Before the draw, whose numbers must hold for what is left.
-        source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
-        if given:
-            check_splits(source, where)
-    held_out = None
-    if data.scenario is not None:
-        seed = data_seed(recipe)
-        drawn = draw(source.labels, source.classes, parse_scenario(data.scenario), seed)
-        if data.held_out:
-            rows = draw_held_out(source.labels, source.classes, drawn, seed, source.groups)
-            held_out = source.subset(rows)
-        source = source.subset(drawn)
-    if not data.skip_unreadable:
-        source = source.verify(same_size=same_size, workers=workers, progress=progress)
-        held_out = None if held_out is None else held_out.verify(same_size=same_size, workers=workers)
-    elif same_size and isinstance(source.images, FileImages):
-        source.images.check_sizes()
-    return source, held_out
-
-
 def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
     """Return what a figure may depend on beside the recipe."""
     import torch
@@ -375,7 +332,7 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "lopsided": __version__,
         "recipe": recipe.content_hash(),
         "method": recipe.method,
-        "loss": recipe.encoder_training.loss,
+        "loss": recipe.encoder_training.loss.name,
         "seed": recipe.seed,
         "source": recipe.data.source,
         "source_name": source.name,

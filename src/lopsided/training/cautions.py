@@ -60,7 +60,7 @@ def _of_leaks(leaks: Leaks) -> Iterator[str]:
 
 def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
     training, counts = recipe.encoder_training, prepared.counts()
-    if recipe.method != "two-stage":
+    if "projections" not in training.loss.entry.needs:
         return
     features = len(prepared.train) * training.views
     if training.queue > features:
@@ -75,7 +75,9 @@ def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
         size = min(training.batch_size, len(prepared.train))
         expected = size * float(weights[prepared.minority] / weights.sum())
     if expected < 2 and training.views == 1 and not training.queue:
-        does = "its anchors find few positives" if training.eta else "such anchors do not train at all"
+        pushes = training.loss.entry.pushes
+        learns = pushes is not None and training.loss.parameters[pushes] > 0
+        does = "its anchors find few positives" if learns else "anchors without a positive do not learn"
         yield (
             f"A batch holds {expected:.1f} images of {prepared.classes[prepared.minority]} on average: {does}. "
             "Use larger batches, encoder_training.views = 2, a queue (encoder_training.queue), or "

@@ -226,8 +226,8 @@ def _is_history(state: State, epochs: Mapping[str, int]) -> bool:
 
 
 def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of a module and of its optimizer, by name."""
-    tensors = {f"module.{key}": value for key, value in module.state_dict().items()}
+    """All tensors of what a stage trains and of its optimizer, by name."""
+    tensors = dict(module.state_dict())
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
     return tensors
@@ -238,7 +238,8 @@ def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensor
     if not all_finite(tensors.values()):
         must, got = "a checkpoint must hold finite numbers", "NaN or infinite ones"
         raise RunError(sentence(must, got, _AGAIN))
-    load_strictly(module, {key[7:]: value for key, value in tensors.items() if key.startswith("module.")})
+    parts = tuple(f"{name}." for name, _ in module.named_children())
+    load_strictly(module, {key: value for key, value in tensors.items() if key.startswith(parts)})
     content = optimizer.state_dict()
     content["state"] = {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

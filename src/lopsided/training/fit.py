@@ -30,8 +30,9 @@ import torch
 
 from lopsided import __version__
 from lopsided.data.inputs import Part, check_trainable, prepare
+from lopsided.data.prepare import split_source
 from lopsided.data.sources import Source
-from lopsided.data.splits import Leaks, Splits, find_leaks, split
+from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError, sentence
 from lopsided.files import make_folder, remove_leftovers
@@ -57,13 +58,11 @@ __all__ = [
     "ModelCard",
     "Predictions",
     "Reporter",
-    "data_seed",
     "fit",
     "load_model",
     "predict",
     "predict_batch",
     "save_model",
-    "split_source",
 ]
 
 _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
@@ -84,19 +83,6 @@ class Fitted:
     held_out: Predictions | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-
-def data_seed(recipe: Recipe) -> int:
-    """The seed that draws a scenario and a split: the run's own, or 0 for every run without ``data.redraw``."""
-    return recipe.seed if recipe.data.redraw else 0
-
-
-def split_source(recipe: Recipe, source: Source) -> Splits:
-    """Split a source by a recipe's rule."""
-    how = recipe.data.split
-    if how == "auto":
-        how = "given" if source.splits is not None else "group" if source.groups is not None else "stratified"
-    return split(source, how=how, val=recipe.data.val, test=recipe.data.test, seed=data_seed(recipe))
 
 
 def fit(

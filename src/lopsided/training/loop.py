@@ -17,6 +17,7 @@ from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError, sentence
+from lopsided.losses.objective import Objective
 from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.machine import seeded
 from lopsided.recipe import Classifier, EncoderTraining
@@ -37,8 +38,9 @@ class Stage:
     """One stage of training.
 
     ``transform`` turns images on the device into what ``output`` takes, with random numbers from a generator; it is
-    told at which image of a batch of how many they start. ``objective`` gives each sample's part of the loss of an
-    output; ``judge`` gives figures on the validation split.
+    told at which image of a batch of how many they start. ``output`` gives one row per image, (n, w) or (n, views, w):
+    the projections, the logits, or both side by side, and ``projected`` is the number of columns that are projections.
+    ``objective`` gives each sample's part of the loss; ``judge`` gives figures on the validation split.
     """
 
     name: str
@@ -49,9 +51,9 @@ class Stage:
     sampler: BatchSampler
     transform: Callable[[Tensor, torch.Generator, int, int], Tensor]
     output: Callable[[Tensor], Tensor]
-    objective: nn.Module
+    objective: Objective
+    projected: int = 0
     judge: Callable[[], dict[str, float]] | None = None
-    contrastive: bool = False
     views: int = 1
     min_batch: int = 1
 
@@ -59,6 +61,11 @@ class Stage:
     def training(self) -> EncoderTraining | None:
         """The settings of a stage that trains an encoder."""
         return self.settings if isinstance(self.settings, EncoderTraining) else None
+
+    @property
+    def trained(self) -> nn.ModuleDict:
+        """All that has parameters to train: the module, and the objective where the loss has some of its own."""
+        return nn.ModuleDict({"module": self.module, "objective": self.objective})
 
 
 @dataclass(eq=False)
@@ -99,9 +106,8 @@ class Trainer:
     ) -> None:
         self.stage, self.device, self.seed, self.reporter = stage, device, seed, reporter
         self.num_classes, self.minority, self.ranks = num_classes, minority, ranks or Ranks()
-        stage.module.to(device)
-        stage.objective.to(device)
-        self.optimizer = make_optimizer(stage.module, stage.settings, device)
+        self.trained = stage.trained.to(device)
+        self.optimizer = make_optimizer(self.trained, stage.settings, device)
         settings = stage.training
         self.queue = None
         if settings is not None and settings.queue:
@@ -123,12 +129,12 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that an epoch starts from, by name."""
-        tensors = training_tensors(self.stage.module, self.optimizer) | self.precision.tensors()
+        tensors = training_tensors(self.trained, self.optimizer) | self.precision.tensors()
         return tensors | (self.queue.tensors() if self.queue is not None else {})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Bring the trainer into the state that ``tensors`` took."""
-        restore_training(self.stage.module, self.optimizer, tensors)
+        restore_training(self.trained, self.optimizer, tensors)
         self.precision.restore(tensors)
         if self.queue is not None:
             self.queue.restore(tensors, self.device)
@@ -138,7 +144,7 @@ class Trainer:
         stage, begin = self.stage, perf_counter()
         tally = Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
         seen = 0
-        stage.module.train()
+        self.trained.train()
         batches = list(self._batches(index))
         # Ranks that drop the same units of different images would make copies of one mask out of one seed.
         names = (stage.name, index) if self.ranks.size == 1 else (stage.name, index, "rank", self.ranks.rank)
@@ -148,7 +154,7 @@ class Trainer:
                 self._set_rate(index, step)
                 self.optimizer.zero_grad(set_to_none=True)
                 queued = set() if self.queue is None else self.queue.classes()
-                found = self._step.gradients(batch, x, stage.name, index, step)
+                found = self._step.gradients(batch, x, index, step)
                 self.precision.step(self.optimizer)
                 tally.add(found, stage.part.labels[batch.rows], stage.views, queued)
                 if (step + 1) % self._look == 0:
@@ -214,7 +220,7 @@ class Trainer:
             "loss": total / tally.images,
             "minority_loss_share": by_class[self.minority] / total if total > 0 else None,
         }
-        if self.stage.contrastive:
+        if self.stage.projected:
             facts["anchors_without_positives"] = tally.alone / tally.images
         rate = self.optimizer.param_groups[0]["lr"]
         return {**facts, "lr": rate, "seconds": seconds, "images_per_second": tally.images / seconds}

@@ -15,12 +15,14 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.evaluation.decision import decide
 from lopsided.inference.probabilities import evaluating, share_rows
+from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, ProjectionHead
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import Model, ModelCard, all_finite
-from lopsided.recipe import Classifier, EncoderTraining, Recipe
+from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import (
     ENCODER_NAME,
@@ -30,7 +32,6 @@ from lopsided.training.checkpoint import (
     restoring,
 )
 from lopsided.training.loop import Stage, Trainer
-from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
@@ -178,56 +179,70 @@ class Training:
             self.log.note(f"{text}, validation {self.recipe.selection.metric} {selection.best:.4f}.")
 
     def _encoder_stage(self) -> Stage:
-        settings = self.recipe.encoder_training
-        with seeded_init(self.recipe.seed, "projection"):
-            projection = ProjectionHead(self.card.features, self.recipe.head.hidden, self.recipe.head.out)
-        module = nn.ModuleDict({"encoder": self.model.encoder, "projection": projection})
-        views = settings.views
-
-        def output(x: Tensor) -> Tensor:
-            z: Tensor = projection(self.model.features(x))
-            return z if views == 1 else z.view(len(z) // views, views, -1)
-
-        return Stage(
-            name="encoder",
-            section="encoder_training",
-            module=module,
-            settings=settings,
-            part=self.prepared.train,
-            sampler=self._sampler("encoder", settings),
-            transform=lambda x, generator, start, total: self._augment(
-                _repeat(x, views), generator, start=start * views, total=total * views
-            ),
-            output=output,
-            objective=ContrastiveObjective(settings),
-            judge=None if self.prepared.val is None else self._probe(self.prepared.val),
-            contrastive=True,
-            views=views,
-            min_batch=2,
-        )
+        """The first of two stages: encoder and projection head, and a linear layer if the loss needs logits, too."""
+        val = self.prepared.val
+        return self._network_stage("encoder", None if val is None else self._probe(val))
 
     def _end_to_end(self) -> Stage:
-        settings, val = self.recipe.encoder_training, self.prepared.val
+        """The only stage: encoder and linear layer, and a projection head if the loss needs projections, too."""
+        val = self.prepared.val
 
         def judge() -> dict[str, float]:
             assert val is not None
             with evaluating(self.model):
                 logits = self.model.classifier(self._features(val.inputs))
-            return figures(logits.argmax(dim=1).cpu().numpy(), val.labels, self.num_classes)
+            return figures(decide(logits.cpu()), val.labels, self.num_classes)
+
+        return self._network_stage("end-to-end", None if val is None else judge)
+
+    def _network_stage(self, name: str, judge: Callable[[], dict[str, float]] | None) -> Stage:
+        """A stage that trains the encoder, with the heads that its loss needs."""
+        settings, views = self.recipe.encoder_training, self.recipe.encoder_training.views
+        needs = settings.loss.entry.needs
+        module, heads = self._module(name, needs)
+
+        def output(x: Tensor) -> Tensor:
+            features = self.model.features(x)
+            rows = torch.cat([head(features) for head in heads], dim=1) if len(heads) > 1 else heads[0](features)
+            return rows if views == 1 else rows.view(len(rows) // views, views, -1)
 
         return Stage(
-            name="end-to-end",
+            name=name,
             section="encoder_training",
-            module=self.model,
+            module=module,
             settings=settings,
             part=self.prepared.train,
-            sampler=self._sampler("end-to-end", settings),
-            transform=lambda x, generator, start, total: self._augment(x, generator, start=start, total=total),
-            output=self.model,
-            objective=ClassificationObjective(settings, self.prepared.counts()),
-            judge=None if val is None else judge,
+            sampler=self._sampler(name, settings),
+            transform=lambda x, generator, start, total: self._augment(
+                _repeat(x, views), generator, start=start * views, total=total * views
+            ),
+            output=output,
+            objective=self._objective(settings.loss),
+            projected=self.recipe.head.out if "projections" in needs else 0,
+            judge=judge,
+            views=views,
             min_batch=2,
         )
+
+    def _module(self, name: str, needs: frozenset[str]) -> tuple[nn.Module, list[nn.Module]]:
+        """What a stage trains, and the heads whose outputs its loss takes: the projections' first."""
+        if "projections" not in needs:
+            return self.model, [self.model.classifier]
+        with seeded_init(self.recipe.seed, "projection"):
+            projection = ProjectionHead(self.card.features, self.recipe.head.hidden, self.recipe.head.out)
+        if "logits" not in needs:
+            return nn.ModuleDict({"encoder": self.model.encoder, "projection": projection}), [projection]
+        classifier = self.model.classifier
+        if name == "encoder":  # The second stage trains the model's own from the start.
+            with seeded_init(self.recipe.seed, "joint"):
+                classifier = ClassifierHead(self.card.features, self.num_classes)
+        parts = {"encoder": self.model.encoder, "classifier": classifier, "projection": projection}
+        return nn.ModuleDict(parts), [projection, classifier]
+
+    def _objective(self, loss: LossSettings) -> Objective:
+        counts = torch.from_numpy(self.prepared.counts())
+        with seeded_init(self.recipe.seed, "objective"):
+            return loss.entry.load()(counts, self.recipe.head.out, **loss.parameters)
 
     def _classifier_stage(self) -> Stage:
         settings, prepared = self.recipe.classifier, self.prepared
@@ -241,8 +256,8 @@ class Training:
         def judge() -> dict[str, float]:
             assert val is not None
             with torch.no_grad():
-                predicted = classifier(val[0]).argmax(dim=1)
-            return figures(predicted.cpu().numpy(), val[1], self.num_classes)
+                logits = classifier(val[0])
+            return figures(decide(logits.cpu()), val[1], self.num_classes)
 
         part, transform = prepared.train, encode
         if not settings.augment:
@@ -258,7 +273,7 @@ class Training:
             sampler=self._sampler("classifier", settings),
             transform=transform,
             output=classifier,
-            objective=ClassificationObjective(settings, prepared.counts()),
+            objective=self._objective(settings.loss),
             judge=None if val is None else judge,
         )
 

@@ -61,13 +61,15 @@ class Step:
         self.stage, self.ranks, self.device, self.seed = stage, ranks, device, seed
         self.statistics, self.queue = statistics, queue
         self.precision = precision or Precision("float32", device)
-        self.parameters = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in stage.trained.parameters() if parameter.requires_grad]
+        self.of_objective = [parameter for parameter in stage.objective.parameters() if parameter.requires_grad]
 
-    def gradients(self, batch: Batch, inputs: Tensor, *names: str | int) -> Found:
+    def gradients(self, batch: Batch, inputs: Tensor, epoch: int, step: int) -> Found:
         """Leave the gradients of the loss of a whole batch in the parameters of every rank.
 
-        ``inputs`` are those of this rank's rows; one of any row where it has none. ``names`` say which step this is.
+        ``inputs`` are those of this rank's rows; one of any row where it has none.
         """
+        names = (self.stage.name, epoch, step)
         whole = torch.from_numpy(self.stage.part.labels[batch.rows]).to(self.device)
         shares = batch.shares(self.ranks.rank)
         sizes = [share.stop - share.start for share in shares]
@@ -83,7 +85,7 @@ class Step:
         else:
             with torch.no_grad(), self.statistics.kept():
                 outputs = torch.cat([forward(chunk) for chunk in range(len(shares))])
-        parts, grad = self._loss(_wide(outputs), whole, batch)
+        parts, grad = self._loss(_wide(outputs), whole, batch, epoch)
         grad = self.precision.scaled(grad)
         if not chunked:
             _backward(outputs, grad)
@@ -111,32 +113,49 @@ class Step:
                 outputs = stage.output(x)
         return outputs[:0] if absent else outputs
 
-    def _loss(self, outputs: Tensor, whole: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _loss(self, outputs: Tensor, whole: Tensor, batch: Batch, epoch: int) -> tuple[Tensor, Tensor]:
         """Each sample's part of the loss of the whole batch, and the gradient of that loss, for this rank's outputs."""
-        if self.stage.contrastive:
-            return self._contrast(outputs, whole, batch)
-        if not len(outputs):
-            return outputs.new_zeros(0), outputs
-        y = whole[torch.from_numpy(batch.positions(self.ranks.rank)).to(self.device)]
-        parts: Tensor = self.stage.objective(outputs.requires_grad_(), y, whole)
-        return parts.detach(), torch.autograd.grad(parts.sum(), outputs)[0]
-
-    def _contrast(self, outputs: Tensor, whole: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        width = self.stage.projected
         order = torch.from_numpy(batch.order).to(self.device)
-        everyone, y = self.ranks.gather(outputs, batch.sizes), whole[order]
         before = sum(batch.sizes[: self.ranks.rank])
         after = before + len(outputs)
-        others, y_others = (torch.cat([x[:before], x[after:]]) for x in (everyone, y))
-        parts, own, grad = outputs.new_zeros(0), outputs, torch.zeros_like(others)
+        everyone, y = outputs[..., :width], whole[order]
+        if width:
+            everyone = self.ranks.gather(everyone, batch.sizes)
+        others = torch.cat([everyone[:before], everyone[after:]]) if width else everyone[:0]
+        parts, own, of_others = outputs.new_zeros(0), torch.zeros_like(outputs), torch.zeros_like(others)
         if len(outputs):
-            leaves = outputs.requires_grad_(), others.requires_grad_()
-            parts = self.stage.objective(outputs, y[before:after], whole, self._reference(others, y_others))
-            own, grad = torch.autograd.grad(parts.sum(), leaves, allow_unused=True, materialize_grads=True)
-        total = torch.cat([grad[:before], own, grad[before:]])
-        self.ranks.sum_([total])
+            outputs.requires_grad_()
+            others.requires_grad_()
+            y_others = torch.cat([y[:before], y[after:]])
+            total, parts = self._evaluate(outputs, y[before:after], whole, (others, y_others), epoch)
+            leaves = [outputs, others, *self.of_objective]
+            own, of_others, *grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            for parameter, grad in zip(self.of_objective, grads, strict=True):
+                parameter.grad = self.precision.scaled(grad)
+        if width:
+            total_grad = torch.cat([of_others[:before], own[..., :width], of_others[before:]])
+            self.ranks.sum_([total_grad])
+            own = torch.cat([total_grad[before:after], own[..., width:]], dim=-1)
         if self.queue is not None:
             self.queue.push(torch.empty_like(everyone).index_copy_(0, order, everyone.detach()), whole)
-        return parts.detach(), total[before:after]
+        return parts.detach(), own
+
+    def _evaluate(
+        self, outputs: Tensor, y: Tensor, whole: Tensor, others: tuple[Tensor, Tensor], epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of this rank's parts of the loss, with its graph, and the parts."""
+        width = self.stage.projected
+        found = self.stage.objective(
+            y,
+            whole,
+            projections=outputs[..., :width] if width else None,
+            logits=outputs[..., width:] if outputs.shape[-1] > width else None,
+            reference=self._reference(*others) if width else None,
+            epoch=epoch,
+            epochs=self.stage.settings.epochs,
+        )
+        return found if isinstance(found, tuple) else (found.sum(), found)
 
     def _reference(self, others: Tensor, y_others: Tensor) -> tuple[Tensor, Tensor] | None:
         """The other ranks' features and those of the queue."""

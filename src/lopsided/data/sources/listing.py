@@ -22,9 +22,6 @@ SPLIT_NAMES = {
 }
 """How folders and tables may call the three splits, in any case of letters."""
 
-_MOST_DIGITS = 1000
-"""Python does not make a number of a text of several thousand digits."""
-
 
 @dataclass(frozen=True, eq=False)
 class Listing:
@@ -45,7 +42,7 @@ class Listing:
         found = set(self.labels)
         if self.order is not None:
             return tuple(name for name in self.order if name in found)
-        if all(name.isdecimal() and len(name) <= _MOST_DIGITS for name in found):
+        if all(name.isdecimal() for name in found):
             return tuple(sorted(found, key=lambda name: (int(name), name)))
         return tuple(sorted(found))
 

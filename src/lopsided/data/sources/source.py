@@ -5,43 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lopsided.data.decoding import (
-    MAX_PIXELS,
-    SUFFIXES,
     Pixels,
     UnreadableImageError,
-    decode_image,
 )
 from lopsided.data.images import ArrayImages, FileImages, Images, Progress
-from lopsided.data.sources.fashion import holds_fashion, list_fashion, list_tops
-from lopsided.data.sources.folders import list_folder
-from lopsided.data.sources.isic import find_isic, isic_root, list_isic
 from lopsided.data.sources.listing import SPLITS, Listing
-from lopsided.data.sources.tables import TABLE_SUFFIXES, list_table
+from lopsided.data.sources.registry import Asked, list_data
 from lopsided.errors import DataError, InputError, sentence
-
-__all__ = [
-    "MAX_PIXELS",
-    "SOURCE_NAMES",
-    "SUFFIXES",
-    "ArrayImages",
-    "FileImages",
-    "Images",
-    "Source",
-    "UnreadableImageError",
-    "check_splits",
-    "decode_image",
-    "open_source",
-    "source_from_arrays",
-]
-
-SOURCE_NAMES = ("fashion-mnist-tops", "fashion-mnist", "isic2018")
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,56 +116,12 @@ def open_source(
     table names and that are not there to it. Without ``download`` nothing is fetched that is not on the machine.
     """
     check = not (skip_unreadable or missing_ok)
-    listing = _list(data, classes=classes, group=group, allow_outside=allow_outside, check=check, download=download)
+    listing = list_data(data, Asked(classes, group, allow_outside, check, download))
     source = _assemble(listing, classes)
     if len(source.classes) < min_classes:
         got = f"{len(source.classes)} ({', '.join(source.classes)}) in {listing.where}"
         raise DataError(sentence(f"a source must hold at least {min_classes} classes", got))
     return source.verify(skip_unreadable=True) if skip_unreadable else source
-
-
-def name_of(data: str | os.PathLike[str]) -> str:
-    """Return the name that a source has once it is opened; what is not there is called by its last part."""
-    path = Path(data)
-    if data in SOURCE_NAMES:
-        return str(data)
-    if not path.is_dir():
-        return path.stem if path.suffix.lower() in TABLE_SUFFIXES else path.name
-    if isic_root(path) is not None:
-        return "isic2018"
-    return "fashion-mnist" if holds_fashion(path) else path.resolve().name
-
-
-def _list(
-    data: str | os.PathLike[str],
-    *,
-    classes: Sequence[str] | None,
-    group: str | None,
-    allow_outside: bool,
-    check: bool,
-    download: bool,
-) -> Listing:
-    if data == "isic2018":
-        return list_isic(find_isic(), classes=classes, group=group, check=check)
-    path = Path(data)
-    if data not in SOURCE_NAMES and path.is_dir():
-        root = isic_root(path)
-        if root is not None:
-            return list_isic(root, classes=classes, group=group, check=check)
-    elif data not in SOURCE_NAMES and path.suffix.lower() in TABLE_SUFFIXES and path.is_file():
-        return list_table(path, group=group, allow_outside=allow_outside, check=check)
-    elif data not in SOURCE_NAMES:
-        exists = "which is neither" if path.exists() else "which does not exist"
-        must = f"DATA must be a folder, a CSV or Parquet table, or one of {', '.join(SOURCE_NAMES)}"
-        raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
-    if group is not None:
-        repair = "Use a table with columns path, label and group."
-        raise InputError(sentence("groups come from a table or from isic2018", f"{group!r} for {data}", repair))
-    if data == "fashion-mnist-tops":
-        return list_tops()
-    if data == "fashion-mnist":
-        return list_fashion(download=download)
-    return list_fashion(path) if holds_fashion(path) else list_folder(path)
 
 
 def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:

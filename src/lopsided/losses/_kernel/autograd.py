@@ -75,10 +75,13 @@ def _run(*arguments: Any) -> Sweep:
 
 
 class TiledTotal(torch.autograd.Function):
-    """The sum over anchors times a factor. Forward makes value and gradient in one visit; backward multiplies."""
+    """The sum over anchors times a factor, and the loss per anchor, through which no gradient flows.
+
+    Forward makes values and gradient in one visit of the blocks; backward multiplies.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
+    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         """``rest``: y, y_reference, mask, the factor of the sum, eta, gamma, temperature, parity, released, tile."""
         y, y_reference, mask, ctx.factor, *options = rest
         of_z, of_reference = ctx.needs_input_grad[:2]
@@ -87,8 +90,8 @@ class TiledTotal(torch.autograd.Function):
         kept = z if of_z else None, reference if of_reference else None
         ctx.save_for_backward(*kept, found.grad_z, found.grad_reference)
         ctx.of_reference = of_reference
-        total: Tensor = found.values.sum() * ctx.factor
-        return total
+        ctx.mark_non_differentiable(found.values)
+        return found.values.sum() * ctx.factor, found.values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

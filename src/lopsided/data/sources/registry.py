@@ -1,0 +1,127 @@
+"""The kinds of sources, in the order in which they are tried. A new kind is one entry here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lopsided.data.sources import fashion, isic
+from lopsided.data.sources.folders import list_folder
+from lopsided.data.sources.listing import Listing
+from lopsided.data.sources.tables import TABLE_SUFFIXES, list_table
+from lopsided.errors import DataError, InputError, sentence
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a source beside where it is; see ``open_source``."""
+
+    classes: Sequence[str] | None = None
+    group: str | None = None
+    allow_outside: bool = False
+    check: bool = True
+    download: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of source.
+
+    ``list`` lists the images of a path, or of the source that goes by ``name`` where the path is None. ``holds`` says
+    whether a path is of this kind. ``find`` says whether a source with a name is on this machine, and where it is or
+    what to do about it.
+    """
+
+    list: Callable[[Path | None, Asked], Listing]
+    holds: Callable[[Path], bool] = lambda path: False
+    name: str | None = None
+    find: Callable[[], tuple[bool, str]] | None = None
+    has_groups: bool = False
+
+
+def _list_isic(path: Path | None, asked: Asked) -> Listing:
+    root = isic.find_isic() if path is None else isic.isic_root(path)
+    assert root is not None
+    return isic.list_isic(root, classes=asked.classes, group=asked.group, check=asked.check)
+
+
+def _find_isic() -> tuple[bool, str]:
+    try:
+        return True, str(isic.find_isic())
+    except DataError:
+        return False, f"unpack the official archives and set LOPSIDED_DATA to what holds {isic.INPUT}"
+
+
+def _find_fashion() -> tuple[bool, str]:
+    folder = fashion.find_folder()
+    if folder is None:
+        return False, "downloaded when it is first used, or put below $LOPSIDED_DATA"
+    return True, str(folder)
+
+
+def _path(path: Path | None) -> Path:
+    assert path is not None
+    return path
+
+
+KINDS = (
+    Kind(
+        lambda path, asked: fashion.list_tops(),
+        name="fashion-mnist-tops",
+        find=lambda: (True, "embedded in the package"),
+    ),
+    Kind(
+        lambda path, asked: fashion.list_fashion(path, download=asked.download),
+        lambda path: path.is_dir() and fashion.holds_fashion(path),
+        name="fashion-mnist",
+        find=_find_fashion,
+    ),
+    Kind(
+        _list_isic,
+        lambda path: path.is_dir() and isic.isic_root(path) is not None,
+        name="isic2018",
+        find=_find_isic,
+        has_groups=True,
+    ),
+    Kind(
+        lambda path, asked: list_table(
+            _path(path), group=asked.group, allow_outside=asked.allow_outside, check=asked.check
+        ),
+        lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
+        has_groups=True,
+    ),
+    Kind(lambda path, asked: list_folder(_path(path)), lambda path: path.is_dir()),
+)
+SOURCE_NAMES = tuple(kind.name for kind in KINDS if kind.name is not None)
+
+
+def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
+    """List the images of a source by name, or of a folder or table by path."""
+    path = None if data in SOURCE_NAMES else Path(data)
+    kind = _kind(data)
+    if kind is None:
+        exists = "which is neither" if Path(data).exists() else "which does not exist"
+        must = f"DATA must be a folder, a CSV or Parquet table, or one of {', '.join(SOURCE_NAMES)}"
+        raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
+    if asked.group is not None and not kind.has_groups:
+        repair = "Use a table with columns path, label and group."
+        raise InputError(sentence("groups come from a table or from isic2018", f"{asked.group!r} for {data}", repair))
+    return kind.list(path, asked)
+
+
+def name_of(data: str | os.PathLike[str]) -> str:
+    """Return the name that a source has once it is opened; what is not there is called by its last part."""
+    kind, path = _kind(data), Path(data)
+    if kind is not None and kind.name is not None:
+        return kind.name
+    if path.is_dir():
+        return path.resolve().name
+    return path.stem if path.suffix.lower() in TABLE_SUFFIXES else path.name
+
+
+def _kind(data: str | os.PathLike[str]) -> Kind | None:
+    """Return the kind of a source; a source's name always means that source."""
+    named = data in SOURCE_NAMES
+    return next((kind for kind in KINDS if (kind.name == data if named else kind.holds(Path(data)))), None)

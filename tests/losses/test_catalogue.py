@@ -1,0 +1,140 @@
+"""The catalogue, and losses that other packages add to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from example_losses import blocks, write_package
+from lopsided.errors import InputError
+from lopsided.losses import Objective, catalogue
+from lopsided.losses.catalogue import CatalogueError
+from lopsided.recipe import Recipe
+from tiny import write_photos
+from tiny_command import environment
+
+SRC = Path(catalogue.__file__).parents[2]
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command where the package in ``folder`` is installed."""
+    env = environment() | {"PYTHONPATH": f"{folder}:{SRC}"}
+    command = [sys.executable, "-m", "lopsided", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_reading_the_catalogue_and_the_room_of_losses_needs_no_torch() -> None:
+    code = (
+        "import sys, lopsided.losses.catalogue as c; c.losses(); sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment()).returncode == 0
+
+
+@pytest.mark.parametrize("name", list(catalogue.BUILT_IN))
+def test_an_entry_names_a_class_that_takes_its_parameters(name: str) -> None:
+    loss = catalogue.find(name)
+    objective = loss.load()(torch.tensor([3, 2]), 4, **loss.defaults())
+    assert isinstance(objective, Objective)
+    assert loss.title
+    assert all(parameter.description.endswith(".") for parameter in loss.parameters)
+
+
+def test_an_unknown_loss_gets_all_names_and_the_nearest() -> None:
+    with pytest.raises(CatalogueError, match=r"no loss 'wieghted-ce'; .*cl, fcl.* Did you mean weighted-ce\?"):
+        catalogue.find("wieghted-ce")
+
+
+def test_a_loss_is_described_by_what_differs_from_its_defaults() -> None:
+    assert catalogue.find("cl").describe({"temperature": 0.07}) == "CL"
+    assert catalogue.find("afcl").describe({"eta": 0.1, "gamma": 7.0}) == "AFCL(eta=0.1, gamma=7)"
+
+
+@pytest.mark.parametrize("name", list(catalogue.BUILT_IN))
+def test_a_parameter_that_a_loss_does_not_have_is_refused_with_those_it_has(name: str) -> None:
+    has = catalogue.find(name).defaults()
+    with pytest.raises(InputError) as caught:
+        Recipe().override(**{"encoder_training.loss": name, "encoder_training.loss.margin": 1.0})
+    text = str(caught.value)
+    assert f"\"{name}\" has no parameter 'margin'" in text
+    assert all(parameter in text for parameter in has) if has else "it has none" in text
+
+
+def test_the_page_shows_a_package_that_can_be_installed() -> None:
+    project = tomllib.loads(blocks("toml")[0])["project"]
+    assert project["entry-points"]["lopsided.losses"] == {"prototypes": "prototypes:LOSS"}
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    return write_package(tmp_path / "site")
+
+
+def test_a_loss_of_another_package_is_listed_fitted_resumed_and_reported(installed: Path, tmp_path: Path) -> None:
+    listed = call(installed, "losses", "--json")
+    assert json.loads(listed.stdout)["prototypes"]["parameters"]["temperature"]["default"] == 0.1
+    photos = write_photos(tmp_path / "photos", {"cat": 12, "dog": 8})
+    run = tmp_path / "run"
+    flags = "--loss prototypes --set encoder_training.loss.temperature=0.2 --encoder mlp-8 --epochs 1"
+    flags += " --classifier-epochs 1 --quiet"
+    fitted = call(installed, "fit", str(photos), "--out", str(run), *flags.split())
+    assert fitted.returncode == 0, fitted.stderr
+    recipe = tomllib.loads((run / "recipe.toml").read_text())
+    assert recipe["encoder_training"]["loss"] == {"name": "prototypes", "temperature": 0.2}
+    assert call(installed, "fit", "--out", str(run), "--resume", "--quiet").returncode == 0
+    reported = call(installed, "report", str(run))
+    assert reported.returncode == 0, reported.stderr
+    assert "prototype loss (PROTOTYPES) with temperature = 0.2" in (run / "report.html").read_text()
+
+
+def test_a_run_of_a_loss_that_is_no_longer_installed_says_which_one_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    text = Recipe().to_toml().replace('name = "afcl"', 'name = "prototypes"')
+    (path / "recipe.toml").write_text(text)
+    found = call(tmp_path / "nothing", "report", str(path))
+    assert found.returncode == 2
+    assert "There is no loss 'prototypes'" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "message"),
+    [
+        ("raise RuntimeError('no such thing')", "", "cannot be imported (RuntimeError: no such thing)"),
+        ("LOSS = 3", "", "is a int and not a lopsided.losses.catalogue.Loss"),
+        ("x = 1", "", "cannot be imported (AttributeError"),
+        (
+            "from lopsided.losses.catalogue import Loss\nLOSS = Loss('other', 'contrastive', 'x', 'x:y')",
+            "",
+            "calls itself 'other'",
+        ),
+        (
+            "from lopsided.losses.catalogue import Loss\nLOSS = Loss('broken', 'odd', 'x', 'x:y')",
+            "",
+            "has the kind 'odd'; the kinds are contrastive, classification, joint",
+        ),
+    ],
+)
+def test_a_package_whose_loss_cannot_be_used_stops_that_loss_and_no_other(
+    tmp_path: Path, code: str, value: str, message: str
+) -> None:
+    site = write_package(tmp_path / "site", "broken", code, value)
+    listed = call(site, "losses")
+    assert listed.returncode == 0
+    assert "afcl" in listed.stdout
+    assert message in listed.stderr
+    refused = call(site, "fit", "fashion-mnist-tops", "--out", str(tmp_path / "run"), "--loss", "broken")
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_package_cannot_replace_a_loss_of_this_one(tmp_path: Path) -> None:
+    site = write_package(tmp_path / "site", "cl", "raise RuntimeError('loaded')")
+    assert call(site, "losses").returncode == 0
+    assert "loaded" not in call(site, "losses").stderr
