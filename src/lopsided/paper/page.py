@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lopsided.errors import InputError
+from lopsided.errors import InputError, LopsidedError
 from lopsided.paper import page_figures as sweep_figures
 from lopsided.paper import tables
 from lopsided.paper.claims import BLIND, RULE, Verdict
@@ -43,7 +44,9 @@ class View:
 
 def is_of_paper(folder: Path) -> bool:
     """Whether a sweep was made for a table of the paper; one of version 0.1 is if it has no loss but the paper's."""
-    kind = about_sweep(folder).get("kind")
+    kind = None
+    with suppress(LopsidedError):  # The records say enough for a page.
+        kind = about_sweep(folder).get("kind")
     if kind is not None or not (folder / RECORDS).is_file():
         return kind == KIND
     records, _ = read_records(folder / RECORDS)

@@ -16,18 +16,16 @@ from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import amount, clean, duration, signed
 from lopsided.runs.records import Record
 from lopsided.sweeps.compare import FIGURES, RECALL, RULE, SECONDS, WORDS, Comparison, compare, name_arms
-from lopsided.sweeps.sweep import about_sweep
 from lopsided.sweeps.tables import MISSING, mean_text, shown_interval
 
 
 def arms_page(folder: Path, beside: Path | None = None) -> str:
     """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs."""
-    sweep, about = read_sweep(folder, beside), about_sweep(folder)
-    order = [name for name in about.get("arms", ()) if isinstance(name, str)]
+    sweep = read_sweep(folder, beside)
     sources: dict[str, list[Record]] = {}
     for record in sweep.records:
         sources.setdefault(record.source, []).append(record)
-    comparisons = [_compare(records, order, about.get("baseline")) for records in sources.values()]
+    comparisons = [_compare(records, sweep) for records in sources.values()]
     single = sum(
         len(entry.runs) == 1 for each in comparisons for key, entry in each.entries.items() if key[3] == SECONDS
     )
@@ -55,9 +53,9 @@ def arms_page(folder: Path, beside: Path | None = None) -> str:
     )
 
 
-def _compare(records: Sequence[Record], order: Sequence[str], baseline: object) -> Comparison:
-    arms = name_arms(records, order)
-    return compare(records, arms=arms, baseline=baseline if baseline in arms.values() else None)  # type: ignore[arg-type]
+def _compare(records: Sequence[Record], sweep: SweepData) -> Comparison:
+    arms = name_arms(records, sweep.arms)
+    return compare(records, arms=arms, baseline=sweep.baseline if sweep.baseline in arms.values() else None)
 
 
 def _group(source: str, comparison: Comparison, records: Sequence[Record], sweep: SweepData) -> dict[str, Any]:

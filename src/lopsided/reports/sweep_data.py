@@ -6,16 +6,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lopsided.errors import RunError, sentence
+from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.reports.wording import amount, clean, duration, listed
 from lopsided.runs.records import Failure, Record, read_failures, read_records
 from lopsided.sweeps.engines import CELLS
-from lopsided.sweeps.sweep import FAILURES, RECORDS
+from lopsided.sweeps.sweep import FAILURES, RECORDS, about_sweep
 
 PAGE = "report.html"
 """A page's name in the folder that it is about."""
@@ -36,6 +37,9 @@ class SweepData:
     failures: Sequence[tuple[Failure, int]]
     pages: Mapping[str, str]
     """The addresses of those runs' pages that are there, by cell."""
+    arms: Sequence[str] = ()
+    baseline: str | None = None
+    """What a comparison called its arms, and to which of them it measured."""
 
     def summary(self, what: str) -> str:
         """Say how many runs there are, of how many arms or losses (``what``, counted), and how long they took."""
@@ -91,9 +95,13 @@ def read_sweep(folder: Path, beside: Path | None = None) -> SweepData:
         failures = failed_cells(read_failures(folder / FAILURES), records)
     except OSError as error:
         raise RunError(sentence("a sweep must be readable", f"{folder} ({error.strerror})")) from None
-    return SweepData(
-        clean(folder.resolve().name), records, notes, failures, _find_pages(folder, beside or folder, records)
-    )
+    name, pages = clean(folder.resolve().name), _find_pages(folder, beside or folder, records)
+    about: Mapping[str, Any] = {}
+    with suppress(LopsidedError):  # The records say enough for a page.
+        about = about_sweep(folder)
+    arms, baseline = about.get("arms"), about.get("baseline")
+    known = [arm for arm in arms if isinstance(arm, str)] if isinstance(arms, list) else []
+    return SweepData(name, records, notes, failures, pages, known, baseline if baseline in known else None)
 
 
 def failed_cells(failures: Iterable[Failure], records: Iterable[Record]) -> list[tuple[Failure, int]]:
