@@ -22,11 +22,15 @@ import lopsided
 from lopsided import TwoStageClassifier
 from lopsided.data.images import ArrayImages
 from lopsided.errors import InputError, RunError
+from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.stages import Training
 from training.conftest import stripes, tiny
 
-QUICK: dict[str, Any] = {"epochs": 4, "classifier_epochs": 10, "classifier_lr": 0.05, "lr": 0.01, "random_state": 0}
+QUICK: dict[str, Any] = {
+    "epochs": 4, "classifier_epochs": 10, "lr": 0.01, "random_state": 0, "settings": {"classifier.lr": 0.05},
+}  # fmt: skip
+UPRIGHT = {"augment.rotation": 0.0, "augment.horizontal_flip": False, "classifier.lr": 0.05}
 
 
 def blobs(classes: int = 2, n: int = 120) -> tuple[np.ndarray, np.ndarray]:
@@ -92,11 +96,11 @@ def test_images_of_every_layout_give_the_same_classifier(layout: str) -> None:
         "float": pixels / 255,
         "tensor": torch.from_numpy(pixels)[:, None],
     }[layout]
-    model = TwoStageClassifier(encoder="mlp-16", rotation=0.0, horizontal_flip=False, **QUICK).fit(x, y)
+    model = TwoStageClassifier(encoder="mlp-16", **{**QUICK, "settings": UPRIGHT}).fit(x, y)
     assert model.classes_.tolist() == ["few", "many"]
     assert model.score(x, y) > 0.9
     assert_array_equal(model.predict_proba(x), model.predict_proba(pixels))
-    expected = TwoStageClassifier(encoder="mlp-16", rotation=0.0, horizontal_flip=False, **QUICK).fit(pixels, y)
+    expected = TwoStageClassifier(encoder="mlp-16", **{**QUICK, "settings": UPRIGHT}).fit(pixels, y)
     assert_array_equal(model.predict_proba(x), expected.predict_proba(pixels))
 
 
@@ -106,6 +110,28 @@ def test_images_go_through_a_network_of_timm_and_are_resized() -> None:
     assert model.card_.shape == (1, 12, 12)
     assert model.predict(np.zeros((2, 20, 20), dtype=np.uint8)).shape == (2,)
     assert model.transform(pixels).shape == (len(pixels), 96)
+
+
+def test_the_parameters_are_changes_of_the_recipe() -> None:
+    settings = {"encoder_training.views": 2, "encoder_training.loss.temperature": 0.2}
+    chosen = {"loss": {"name": "acl", "eta": 0.1}, "recipe": "demo", "batch_size": 16, "settings": settings}
+    recipe, demo = TwoStageClassifier(**chosen)._recipe("image"), named_recipe("demo")
+    loss = {"name": "acl", "eta": 0.1, "eta_unit": "parity", "temperature": 0.2, "normalization": "paper"}
+    assert recipe.encoder_training.loss.model_dump() == loss
+    assert recipe.encoder_training.views == 2
+    assert recipe.encoder_training.batch_size == recipe.classifier.batch_size == 16
+    assert recipe.encoder_training.epochs == demo.encoder_training.epochs
+    assert recipe.classifier == demo.classifier.model_copy(update={"batch_size": 16})
+    assert (recipe.data.source, recipe.data.scenario, recipe.data.test) == (None, None, 0.0)
+
+
+def test_a_recipe_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[encoder_training]\nepochs = 7\nloss = { name = 'fcl', gamma = 3.0 }\n", encoding="utf-8")
+    for given in (path, str(path)):
+        training = TwoStageClassifier(recipe=given)._recipe("vector").encoder_training
+        assert (training.epochs, training.loss.name, training.loss.gamma) == (7, "fcl", 3)
+    assert TwoStageClassifier(recipe=path, gamma=np.float64(1.5))._recipe("vector").encoder_training.loss.gamma == 1.5
 
 
 def test_images_by_default_take_resnet18_and_vectors_an_mlp() -> None:
@@ -155,7 +181,7 @@ def test_columns_far_from_zero_are_standardised_without_loss() -> None:
 
 def test_with_validation_the_best_epoch_is_taken_and_training_may_stop_early() -> None:
     x, y = blobs()
-    model = TwoStageClassifier(**{**QUICK, "epochs": 40}, val=0.25, patience=2).fit(x, y)
+    model = TwoStageClassifier(val=0.25, **{**QUICK, "epochs": 40, "settings": {"selection.patience": 2}}).fit(x, y)
     assert all("val_uwa" in entry for entry in model.history_)
     assert sum(entry["stage"] == "encoder" for entry in model.history_) < 40
 
@@ -187,6 +213,29 @@ def test_it_comes_back_as_it_was_saved(tmp_path: Path, labels: Any) -> None:
     ]  # fmt: skip
 
 
+def test_a_recipe_and_its_changes_come_back_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[encoder_training]\nepochs = 2\n", encoding="utf-8")
+    settings = {"classifier.epochs": np.int64(2), "encoder_training.views": 2}
+    model = TwoStageClassifier({"name": "acl", "eta": 0.1}, recipe=tmp_path / "mine.toml", settings=settings)
+    model.fit(*blobs()).save(tmp_path / "model")
+    loaded = TwoStageClassifier.load(tmp_path / "model")
+    assert loaded.get_params() == {**model.get_params(), "recipe": str(tmp_path / "mine.toml")}
+    assert loaded._recipe("vector").encoder_training == model._recipe("vector").encoder_training
+
+
+def test_a_folder_of_version_0_1_is_read_without_the_parameters_that_are_gone(tmp_path: Path) -> None:
+    x, y = blobs()
+    model = TwoStageClassifier(**QUICK).fit(x, y)
+    model.save(tmp_path)
+    content = json.loads((tmp_path / "estimator.json").read_text())
+    del content["parameters"]["settings"], content["parameters"]["recipe"]
+    content["parameters"] |= {"loss": "afcl", "temperature": 0.07, "classifier_lr": 0.05, "rotation": 15.0}
+    (tmp_path / "estimator.json").write_text(json.dumps({**content, "format": 1}))
+    loaded = TwoStageClassifier.load(tmp_path)
+    assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
+    assert (loaded.loss, loaded.epochs, loaded.lr) == ("afcl", 4, 0.01)
+
+
 def test_names_of_columns_come_back_too(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     x, y = blobs()
@@ -216,7 +265,7 @@ def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "estimator.json"
     content = json.loads(path.read_text())
     for change, text in (
-        ({**content, "format": 2}, r"estimator\.json must be of format 1"),
+        ({**content, "format": 3}, r"estimator\.json must be of format 2"),
         ({**content, "classes": [0, 1, 2]}, r"estimator\.json must fit model\.json, got another content"),
         ({**content, "parameters": {"nonsense": 1}}, r"estimator\.json must fit model\.json"),
         ({**content, "dtype": "V"}, r"estimator\.json must fit model\.json"),
@@ -232,13 +281,17 @@ def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"loss": "hinge"}, r"encoder_training\.loss must be one of"),
-        ({"eta": -1.0}, r"encoder_training\.eta must be a finite number >= 0, got -1\.0\."),
+        ({"loss": "hinge"}, r"encoder_training\.loss cannot be used\. There is no loss 'hinge'"),
+        ({"loss": {"eta": 1.0}}, r"encoder_training\.loss must be a loss's name, or a table with name and parameters"),
+        ({"loss": "cl", "eta": 1.0}, r"encoder_training\.loss \"cl\" has no parameter 'eta'"),
+        ({"eta": -1.0}, r"encoder_training\.loss\.eta must be a finite number >= 0, got -1\.0\."),
+        ({"settings": {"encoder_training.vews": 2}}, r"no field 'encoder_training\.vews'\. Did you mean encoder_train"),
+        ({"recipe": "defualt"}, r"a named recipe must be one of .*Did you mean default\?"),
         ({"epochs": 0}, r"encoder_training\.epochs must be an integer >= 1"),
         ({"val": 1.5}, r"data\.val must be"),
         ({"device": "cuda:99"}, r"device must be one that this machine has"),
         ({"encoder": "resnet81"}, r"encoder\.name must be a timm model"),
-        ({"patience": 2}, r"selection\.patience must be unset when data\.val is 0"),
+        ({"settings": {"selection.patience": 2}}, r"selection\.patience must be unset when data\.val is 0"),
     ],
 )
 def test_a_parameter_that_cannot_be_used_is_one_sentence(parameters: dict[str, Any], text: str) -> None:

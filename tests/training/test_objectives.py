@@ -1,57 +1,90 @@
+"""Losses as training calls them: what each sample's part is, and what the parts add up to."""
+
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lopsided.losses import AsymmetricFocalContrastiveLoss, ContrastiveLoss, FocalContrastiveLoss
+from lopsided.losses.catalogue import find
 from lopsided.losses.classification import focal_loss
-from lopsided.recipe import Classifier, EncoderTraining
-from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
+from lopsided.losses.objective import Objective
 
-COUNTS = np.array([6, 3, 1])
+COUNTS = torch.tensor([6, 3, 1])
+CONTRASTIVE: list[tuple[str, dict[str, Any], nn.Module]] = [
+    ("cl", {}, ContrastiveLoss()),
+    ("fcl", {"gamma": 1.0}, FocalContrastiveLoss()),
+    (
+        "afcl",
+        {"eta": 0.3, "eta_unit": "parity", "gamma": 4.0, "temperature": 0.2, "normalization": "released"},
+        AsymmetricFocalContrastiveLoss(0.3, 4.0, 0.2, eta_unit="parity", normalization="released"),
+    ),
+    ("acl", {"eta": 300.0, "eta_unit": "absolute"}, AsymmetricFocalContrastiveLoss(300.0)),
+]
+
+
+def objective(name: str, **parameters: Any) -> Objective:
+    return find(name).load()(COUNTS, 5, **parameters)
 
 
 @pytest.fixture
-def y() -> torch.Tensor:
+def y() -> Tensor:
     return torch.tensor([0, 0, 1, 0, 2, 1])
 
 
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 @pytest.mark.parametrize("shape", [(6, 5), (6, 2, 5)])
-def test_the_parts_of_a_contrastive_loss_add_up_to_its_mean(y: torch.Tensor, shape: tuple[int, ...]) -> None:
-    z = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    cases = [
-        ({"loss": "cl"}, ContrastiveLoss()),
-        ({"loss": "fcl"}, FocalContrastiveLoss()),
-        (
-            {"loss": "afcl", "eta": 0.3, "gamma": 4.0, "temperature": 0.2, "normalization": "released"},
-            AsymmetricFocalContrastiveLoss(0.3, 4.0, 0.2, eta_unit="parity", normalization="released"),
-        ),
-        ({"loss": "acl", "eta_unit": "absolute"}, AsymmetricFocalContrastiveLoss(300.0)),
-    ]
-    for fields, loss in cases:
-        parts = ContrastiveObjective(EncoderTraining(**fields))(z, y)
-        assert parts.shape == (6,)
-        torch.testing.assert_close(parts.sum(), loss(z, y))
+@pytest.mark.parametrize(("name", "parameters", "loss"), CONTRASTIVE)
+def test_the_parts_of_a_contrastive_loss_add_up_to_its_mean(
+    y: Tensor, shape: tuple[int, ...], name: str, parameters: dict[str, Any], loss: nn.Module
+) -> None:
+    z = drawn(*shape).requires_grad_()
+    total, parts = objective(name, **parameters)(y, y, projections=z)
+    assert parts.shape == (6,)
+    assert not parts.requires_grad
+    torch.testing.assert_close(parts.sum(), total.detach())
+    expected = loss(z, y)
+    torch.testing.assert_close(total, expected)
+    found, wanted = (torch.autograd.grad(value, z)[0] for value in (total, expected))
+    torch.testing.assert_close(found, wanted)
 
 
-def test_the_parts_of_a_classification_loss_add_up_to_torchs_mean(y: torch.Tensor) -> None:
-    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("name", "parameters", "loss"), CONTRASTIVE)
+def test_shares_of_a_batch_add_up_to_its_loss(
+    y: Tensor, name: str, parameters: dict[str, Any], loss: nn.Module
+) -> None:
+    z, made = drawn(6, 5), objective(name, **parameters)
+    first = made(y[:4], y, projections=z[:4], reference=(z[4:], y[4:]))
+    second = made(y[4:], y, projections=z[4:], reference=(z[:4], y[:4]))
+    torch.testing.assert_close(first[0] + second[0], loss(z, y))
+    whole = made(y, y, projections=z)[1]
+    torch.testing.assert_close(torch.cat([first[1], second[1]]), whole)
+
+
+def test_the_parts_of_a_classification_loss_add_up_to_torchs_mean(y: Tensor) -> None:
+    logits = drawn(6, 3)
     weight = torch.tensor([10 / 18, 10 / 9, 10 / 3])
     cases = [
-        (Classifier(loss="ce"), cross_entropy(logits, y)),
-        (Classifier(loss="weighted-ce"), cross_entropy(logits, y, weight=weight)),
-        (Classifier(loss="focal", focal_gamma=3.0), focal_loss(logits, y, gamma=3.0)),
-        (EncoderTraining(loss="weighted-ce"), cross_entropy(logits, y, weight=weight)),
+        (objective("ce"), cross_entropy(logits, y)),
+        (objective("weighted-ce"), cross_entropy(logits, y, weight=weight)),
+        (objective("focal", gamma=3.0), focal_loss(logits, y, gamma=3.0)),
     ]
-    for settings, expected in cases:
-        parts = ClassificationObjective(settings, COUNTS)(logits, y)
+    for made, expected in cases:
+        parts = made(y, y, logits=logits)
         assert parts.shape == (6,)
         torch.testing.assert_close(parts.sum(), expected)
+        shares = [made(y[part], y, logits=logits[part]) for part in (slice(0, 4), slice(4, 6))]
+        torch.testing.assert_close(torch.cat(shares), parts)
 
 
 def test_weighted_cross_entropy_gives_every_class_the_same_weight_in_the_training_set() -> None:
-    objective = ClassificationObjective(Classifier(loss="weighted-ce"), COUNTS)
-    assert objective.weight is not None
-    torch.testing.assert_close(objective.weight * torch.tensor(COUNTS), torch.full((3,), 10 / 3))
+    weight = objective("weighted-ce").weight
+    assert isinstance(weight, Tensor)
+    torch.testing.assert_close(weight * COUNTS, torch.full((3,), 10 / 3))

@@ -54,11 +54,12 @@ def make_stage(
     encoder: str = "test_resnet", loss: str = "afcl", views: int = 1, rotation: float = 20.0, **settings: Any
 ) -> Stage:
     """A stage in double precision, as ``run`` builds it in single precision."""
-    training = EncoderTraining(loss=loss, views=views, **settings)
+    fields = {name: settings.pop(name) for name in list(settings) if name not in EncoderTraining.model_fields}
+    training = EncoderTraining(loss={"name": loss, **fields}, views=views, **settings)
     network, width = copy.deepcopy(encoder_of(encoder))
     torch.manual_seed(2)
-    contrastive = loss not in ("ce", "weighted-ce", "focal")
-    head: nn.Module = ProjectionHead(width, 8, 6) if contrastive else nn.Linear(width, 3)
+    projected = 6 if "projections" in training.loss.entry.needs else 0
+    head: nn.Module = ProjectionHead(width, 8, projected) if projected else nn.Linear(width, 3)
     module = nn.Sequential(network, head).double()
     augment = Augment(rotation=rotation, horizontal_flip=True)
 
@@ -70,13 +71,12 @@ def make_stage(
         out: Tensor = module(x)
         return out.view(-1, views, out.shape[1]) if views > 1 else out
 
-    objective = (
-        ContrastiveObjective(training) if contrastive else ClassificationObjective(training, np.bincount(LABELS))
-    )
+    counts = torch.from_numpy(np.bincount(LABELS))
+    objective = training.loss.entry.load()(counts, projected, **training.loss.parameters)
     return Stage(
         name="encoder", section="encoder_training", module=module, settings=training,
         part=Part(MemoryInputs(images()), LABELS), sampler=BatchSampler(LABELS, 13, seed=0),
-        transform=transform, output=output, objective=objective.double(), contrastive=contrastive, views=views,
+        transform=transform, output=output, objective=objective.double(), projected=projected, views=views,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def gradients(
     inputs = stage.part.inputs.batch(mine if len(mine) else batch.rows[:1])
     stage.module.train()
     with step.statistics.over_ranks():
-        found = step.gradients(batch, inputs, "encoder", 0, 0)
+        found = step.gradients(batch, inputs, 0, 0)
     left = {name: value.clone() for name, value in stage.module.named_buffers()} | (queue.tensors() if queue else {})
     return float(found.loss), {n: p.grad for n, p in stage.module.named_parameters() if p.grad is not None}, left
 
@@ -200,12 +200,11 @@ def test_epochs_on_several_ranks_end_with_the_weights_and_figures_of_one(size: i
 
 def plain_gradients(stage: Stage, x: Tensor, y: Tensor, **options: Any) -> tuple[float, Gradients]:
     """As anyone would write it."""
-    settings = stage.settings
-    assert isinstance(settings, EncoderTraining)
+    loss_of = stage.settings.loss
     stage.module.train()
     z = nn.functional.normalize(stage.output(x), dim=-1)
     loss = asymmetric_focal_contrastive_loss(
-        z, y, eta=settings.eta, gamma=settings.gamma, temperature=settings.temperature, **options
+        z, y, eta=loss_of.eta, gamma=loss_of.gamma, temperature=loss_of.temperature, **options
     )
     loss.backward()
     return loss.item(), {name: p.grad for name, p in stage.module.named_parameters() if p.grad is not None}
@@ -236,7 +235,7 @@ def test_batch_norm_takes_each_chunk_for_a_batch_and_counts_it_once() -> None:
     rows = cut(np.arange(13), chunk_size=4)
     seen: list[Tensor] = []
     stage.module[0].register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
-    step_of(stage, Ranks()).gradients(rows, images(), "encoder", 0, 0)
+    step_of(stage, Ranks()).gradients(rows, images(), 0, 0)
     num = len(rows.chunks)
     assert num == len(seen) // 2 == 4
     generator = torch.Generator().manual_seed(derive_seed(3, "augment", "encoder", 0, 0))
@@ -256,7 +255,7 @@ def test_both_passes_of_a_chunk_drop_the_same() -> None:
     seen: list[Tensor] = []
     stage.module.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
     stage.module.train()
-    step_of(stage, Ranks()).gradients(cut(np.arange(13), chunk_size=5), images(), "encoder", 0, 0)
+    step_of(stage, Ranks()).gradients(cut(np.arange(13), chunk_size=5), images(), 0, 0)
     assert len(seen) == 6
     for first, second in zip(seen[:3], seen[3:], strict=True):
         assert torch.equal(first, second)
@@ -291,7 +290,7 @@ def held_by(num: int, chunk_size: int | None) -> int:
     step = step_of(stage, Ranks())
     stage.module.train()
     with torch.autograd.graph.saved_tensors_hooks(held.pack, held.unpack):
-        step.gradients(cut(rows, chunk_size=chunk_size), images()[torch.from_numpy(rows)], "encoder", 0, 0)
+        step.gradients(cut(rows, chunk_size=chunk_size), images()[torch.from_numpy(rows)], 0, 0)
     assert held.now == 0
     return held.most
 
@@ -325,11 +324,14 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
     if step.precision.scaler is not None:
         step.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     types: set[torch.dtype] = set()
-    stage.objective.register_forward_hook(lambda module, inputs, output: types.update([inputs[0].dtype, output.dtype]))
+    stage.objective.register_forward_hook(
+        lambda module, inputs, named, output: types.update(x.dtype for x in (named["projections"], *output)),
+        with_kwargs=True,
+    )
     stage.module[0].register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     batch = cut(np.arange(13), ranks.size, chunk_size=7)
     with statistics.over_ranks():
-        found = step.gradients(batch, images()[batch.positions(ranks.rank)], "encoder", 0, 0)
+        found = step.gradients(batch, images()[batch.positions(ranks.rank)], 0, 0)
     step.precision.step(optimizer)
     assert types == {torch.float32, step.precision.dtype}
     grads = [p.grad for p in stage.module.parameters() if p.grad is not None]
