@@ -114,7 +114,7 @@ def make_run(
     _write_log(folder, has_val=val is not None)
     record = {
         "format": 1, "lopsided": "0.1.0", "recipe": settled.content_hash(), "method": settled.method,
-        "loss": settled.encoder_training.loss, "seed": 0, "source": settled.data.source, "classes": list(classes),
+        "loss": settled.encoder_training.loss.name, "seed": 0, "source": settled.data.source, "classes": list(classes),
         "counts": counts, **figures, "leaks": {"groups": [], "duplicates": []}, "warnings": [], "unreadable": [],
         "environment": {"device": "cpu", "threads": 1, "packages": {"torch": "2.0"}}, "seconds": 31.5,
     }  # fmt: skip

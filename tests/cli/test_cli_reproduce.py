@@ -166,7 +166,7 @@ def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, tmp_path: Pa
     out = tmp_path / "sweep"
     ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1")
     assert ended.code == 1
-    assert "98:2 cl eta 0 gamma 0 seed 0 failed: 98:2,total=100 needs cat 98, dog 2, got cat 60, dog 60." in ended.out
+    assert "98:2 CL seed 0 failed: 98:2,total=100 needs cat 98, dog 2, got cat 60, dog 60." in ended.out
     assert "1 cell has no run (-): 98:2 CL." in ended.out
     assert (out / "tables" / "eta-mine.md").is_file()
 
@@ -385,7 +385,7 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("eta", "--losses", "acl"), "a loss must be named with its parameters, got 'acl'."),
         (("eta", "--runs", "0"), "Invalid value for '--runs'"),
         (("eta", "--preset", "small"), "--preset is for the table isic"),
-        (("eta", "--normalization", "mine"), "encoder_training.normalization must be one of"),
+        (("eta", "--normalization", "mine"), "encoder_training.loss.normalization must be one of"),
         (("eta", "--engine", "cloud", "--out", "x"), "--engine must be one of local, ray, got 'cloud'."),
         (("eta", "--address", "there", "--out", "x"), "--address is for --engine ray, got it with --engine local."),
         (("eta", "--records", "none.jsonl"), "none.jsonl"),
@@ -430,14 +430,14 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
 
 
 def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lopsided.runs.records import Failure
+    from lopsided.runs.records import Failure, LossTable
     from lopsided.sweeps import sweep
 
-    failure = Failure("0123", "98:2", "cl", 0.0, 0.0, 3, "it broke.")
+    failure = Failure("0123", "98:2", LossTable("cl"), 3, "it broke.")
     monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--json")
     assert ended.code == 1
-    named = [{"cell": "0123", "name": "98:2 cl eta 0 gamma 0 seed 3", "error": "it broke."}]
+    named = [{"cell": "0123", "name": "98:2 CL seed 3", "error": "it broke."}]
     assert json.loads(ended.out)["failed"] == named
 
 

@@ -198,17 +198,17 @@ def compare(
     arms: Mapping[Treatment, str] | None = None,
     baseline: str | None = None,
     scenarios: Sequence[str | None] | None = None,
+    source: str = "",
 ) -> Comparison:
     """Lay records of one source out by arm and scenario; those of other arms than the given ones are left out.
 
     Without ``arms``, every treatment is one, called as its records call it. The first arm is the baseline unless
-    another one is named.
+    another one is named. ``source`` is the name of the data where there are no records to say it.
     """
     records = sorted(records, key=lambda record: record.seed)
     arms = name_arms(records) if arms is None else arms
     chosen = [record for record in records if record.treatment in arms]
-    source = source_of(chosen)
-    names = tuple(arms.values())
+    names = tuple(dict.fromkeys(arms.values()))
     if baseline is not None and baseline not in names:
         raise InputError(sentence(f"the baseline must be one of the arms, {', '.join(names)}", shown(baseline)))
     if scenarios is None:
@@ -225,7 +225,7 @@ def compare(
     order = {name: i for i, name in enumerate(names)}
     keys = sorted(found, key=lambda key: (list(scenarios).index(key[0]), order[key[1]]))
     return Comparison(
-        source=source or "",
+        source=source_of(chosen) or source,
         classes=_classes(chosen),
         arms=names,
         baseline=(names[0] if names else "") if baseline is None else baseline,
@@ -248,7 +248,9 @@ def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Trea
     found: dict[Treatment, str] = {}
     for treatment, names in told.items():
         others = [set(other) for each, other in told.items() if each != treatment]
-        found[treatment] = next((name for name in names if all(name not in other for other in others)), names[-1])
+        own = next((name for name in names if all(name not in other for other in others)), names[-1])
+        same = sum(name.startswith(own) for name in found.values())
+        found[treatment] = f"{own} ({same + 1})" if same and own in found.values() else own
     rank = {name: i for i, name in enumerate(order)}
     place = {treatment: rank.get(record.arm or "", len(rank)) for treatment, record in first.items()}
     return {treatment: found[treatment] for treatment in sorted(found, key=place.__getitem__)}
@@ -261,7 +263,6 @@ def _names(record: Record) -> Iterator[str]:
         yield f"{name}, {record.loss.label}"
         name = f"{name}, {record.loss.label}"
     yield f"{name}, {family}"
-    yield f"{name}, {record.family}, {record.method}"
 
 
 def _about(record: Record) -> str:
