@@ -44,12 +44,13 @@ from lopsided.models.machine import arrange
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.loop import Stage
-from lopsided.training.objectives import ContrastiveObjective
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.shares import cut
 from lopsided.training.step import Step
 
 CHUNK, SIZES = 512, (512, 2048, 8192, 32768)
+WIDTH = 128
+"""Of a projection."""
 CPU = torch.device("cpu")
 
 
@@ -60,7 +61,9 @@ def make_stage(num: int) -> Stage:
     settings = EncoderTraining()
     encoder, width = build_encoder("resnet18", channels=1, image_size=28)
     arrange(encoder, CPU, (1, 28, 28))
-    module = nn.Sequential(encoder, ProjectionHead(width))
+    module = nn.Sequential(encoder, ProjectionHead(width, out=WIDTH))
+    counts = torch.from_numpy(np.bincount(labels, minlength=2))
+    objective = settings.loss.entry.load()(counts, WIDTH, **settings.loss.parameters)
     augment = Augment(rotation=15.0, horizontal_flip=True)
 
     def transform(x: Tensor, draws: torch.Generator, start: int, total: int) -> Tensor:
@@ -70,7 +73,7 @@ def make_stage(num: int) -> Stage:
         name="encoder", section="encoder_training", module=module, settings=settings,
         part=Part(MemoryInputs(torch.from_numpy(generator.integers(0, 256, (num, 1, 28, 28), dtype=np.uint8))), labels),
         sampler=BatchSampler(labels, num, seed=0), transform=transform, output=module,
-        objective=ContrastiveObjective(settings), contrastive=True,
+        objective=objective, projected=WIDTH,
     )  # fmt: skip
 
 
@@ -103,14 +106,16 @@ def work(ranks: Ranks, batch: int, chunk: int | None, steps: int, queue: int) ->
         shares = cut(rows, ranks.size, chunk_size=chunk)
         inputs = stage.part.inputs.batch(shares.rows[shares.positions(ranks.rank)])
         optimizer.zero_grad(set_to_none=True)
-        step.gradients(shares, inputs, "encoder", 0, 0)
+        step.gradients(shares, inputs, 0, 0)
         optimizer.step()
 
     with statistics_over.over_ranks():
         once(np.arange(32))
         if past is not None:
             generator = torch.Generator().manual_seed(0)
-            past.push(torch.randn(queue, 128, generator=generator), torch.randint(0, 2, (queue,), generator=generator))
+            past.push(
+                torch.randn(queue, WIDTH, generator=generator), torch.randint(0, 2, (queue,), generator=generator)
+            )
         losses.clear()
         Path("/proc/self/clear_refs").write_text("5")
         before = status("VmRSS")

@@ -45,7 +45,7 @@ from lopsided.data.inputs import MemoryInputs, row_batches
 from lopsided.data.prepare import split_source
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.models.encoders import build_encoder
-from lopsided.models.fast.optimizers import Adam
+from lopsided.models.fast.optimizers import in_memory_order
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.recipe import named_recipe
@@ -105,7 +105,7 @@ def our_step(
         compile_encoder(encoder, CPU, 1)
     autocast = Precision(precision, CPU).autocast
     model = nn.Sequential(encoder, ProjectionHead(width))
-    optimizer = Adam(model.parameters(), lr=1e-2, fused=True)
+    optimizer = in_memory_order(torch.optim.Adam(model.parameters(), lr=1e-2, fused=True))
     loss = AsymmetricFocalContrastiveLoss(ETA, GAMMA, TEMPERATURE)
     x, y = torch.rand(batch, channels, size, size), (torch.arange(batch) % 10 == 0).long()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lopsided.losses import Objective, catalogue
+from lopsided.losses import Objective, Samples, catalogue
 from lopsided.losses.catalogue import Loss, Parameter
 from lopsided.losses.contrastive import ContrastiveObjective
 
@@ -52,23 +52,13 @@ class JointObjective(Objective):
         self.contrast = ContrastiveObjective(counts, width, temperature=0.5)
         self.share, self.balance = share, nn.Parameter(torch.zeros(()))
 
-    def forward(
-        self,
-        y: Tensor,
-        whole: Tensor,
-        *,
-        projections: Tensor | None = None,
-        logits: Tensor | None = None,
-        reference: tuple[Tensor, Tensor] | None = None,
-        epoch: int = 0,
-        epochs: int = 1,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        y, logits = samples.y, samples.logits
         assert logits is not None
-        assert projections is not None
-        total, parts = self.contrast(y, whole, projections=projections, reference=reference)
+        total, parts = self.contrast(samples)
         by_view = logits.reshape(len(y), -1, logits.shape[-1]).transpose(1, 2)
         values = cross_entropy(by_view, y[:, None].expand(-1, by_view.shape[2]), reduction="none").mean(dim=1)
-        values = values / len(whole) * self.balance.exp() * (1 + epoch / epochs)
+        values = values / len(samples.whole) * self.balance.exp() * (1 + samples.epoch / samples.epochs)
         return self.share * total + values.sum(), self.share * parts + values.detach()
 
 

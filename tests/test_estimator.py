@@ -24,7 +24,7 @@ from lopsided.data.images import ArrayImages
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
-from lopsided.training.stages import Training
+from lopsided.training.stages import Stages
 from training.conftest import stripes, tiny
 
 QUICK: dict[str, Any] = {
@@ -331,15 +331,15 @@ def test_a_list_of_images_is_taken_as_an_array_of_them() -> None:
 
 def test_fit_flushes_denormals_as_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
-    run = Training.run
+    run = Stages.run
 
-    def watch(self: Training, *arguments: Any) -> None:
+    def watch(self: Stages, *arguments: Any) -> None:
         seen.append(float(torch.tensor(1e-39) * 0.5))
         run(self, *arguments)
 
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot")
     torch.set_flush_denormal(False)
-    monkeypatch.setattr(Training, "run", watch)
+    monkeypatch.setattr(Stages, "run", watch)
     TwoStageClassifier(encoder="mlp", epochs=1, classifier_epochs=1).fit([[0.0], [1.0]] * 8, [0, 1] * 8)
     assert seen == [0.0]

@@ -31,7 +31,7 @@ import sys, time
 from lopsided.files import lock
 with lock(sys.argv[1]):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -278,15 +278,14 @@ def test_a_lock_that_a_crash_left_is_removed_and_one_that_is_held_is_not(tmp_pat
         assert names(tmp_path) == [files.LOCK_NAME]
 
 
-def test_an_owner_who_has_just_come_is_named_too(tmp_path: Path) -> None:
+def test_an_owner_who_has_just_come_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with lock(tmp_path):
         content = (tmp_path / files.LOCK_NAME).read_text()
         os.truncate(tmp_path / files.LOCK_NAME, 0)
-        writer = threading.Timer(0.02, lambda: (tmp_path / files.LOCK_NAME).write_text(content))
-        writer.start()
+        # The owner writes its name while the other waits.
+        monkeypatch.setattr(files.time, "sleep", lambda seconds: (tmp_path / files.LOCK_NAME).write_text(content))
         with pytest.raises(RunError, match=f"held by process {os.getpid()} on"):
             check_free(tmp_path)
-        writer.join()
 
 
 def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) -> None:

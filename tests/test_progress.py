@@ -50,7 +50,7 @@ def run_script(in_terminal: bool, warning: str = "few [images] of dog") -> str:
             break
         read += part
     os.close(leader)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
     return read.decode()
 
 

@@ -30,7 +30,7 @@ from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.reporter import Log, Reporter
-from lopsided.training.stages import Training
+from lopsided.training.stages import Stages
 
 FILE_NAME = "estimator.json"
 FORMAT = 2
@@ -124,11 +124,11 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
             state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
             log = Log(None, _Printer() if self.verbose else None)
-            training = Training(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
-            training.build()
-            training.run(state, {})
+            stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
+            stages.build()
+            stages.run(state, {})
         self.classes_ = classes
-        self.model_, self.card_, self.history_ = training.model, training.card, state.history
+        self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:

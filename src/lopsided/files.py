@@ -15,7 +15,6 @@ import re
 import socket
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -28,7 +27,6 @@ MAX_BYTES = 1 << 28
 """The most bytes of a text that is read at once, as JSON is; weights and tables may be larger."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_LOCKED = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 _PATIENCE = 0.2
 """Seconds that a lock may be held by one who only looks at it, or before its owner has written its name there."""
 
@@ -45,6 +43,8 @@ def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
+        if error.errno == errno.ELOOP:
+            reason = "a link, where a file is to be"
         must, do = f"{os.fspath(path)} must be writable", "Choose another folder or change its permissions."
         if error.errno in _FULL:
             must, do = f"{os.fspath(path)} must fit on the disk", "Free some space."
@@ -185,31 +185,21 @@ def lock(folder: str | os.PathLike[str]) -> Iterator[None]:
     behind on this machine is taken over. One that another machine left cannot be judged from here and is refused.
     """
     path = make_folder(folder) / LOCK_NAME
-    with disk_errors(path):
-        descriptor = _open_locked(path)
-    try:
-        with disk_errors(path):
-            os.ftruncate(descriptor, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()  # Before it is unlocked: whoever opens the name next has a file of their own.
-        os.close(descriptor)
+    with _held(path, sign=True):
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()  # Before it is unlocked: whoever opens the name next has a file of their own.
 
 
 def check_free(folder: str | os.PathLike[str]) -> None:
     """Refuse a folder that ``lock`` would refuse, in the same words; nothing in it is touched."""
     path = Path(folder) / LOCK_NAME
-    try:
-        descriptor = _open_plain(path, os.O_RDWR)
-    except OSError:  # There is none, or none that this process could take; whoever locks the folder will be told.
-        return
-    try:
-        _check_owner(descriptor, path)
-    finally:
-        os.close(descriptor)
+    # Of one that this process could not take, whoever locks the folder will be told.
+    if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK | os.W_OK):
+        with _held(path, sign=False):
+            pass
 
 
 def remove_left_lock(folder: str | os.PathLike[str]) -> None:
@@ -221,40 +211,48 @@ def remove_left_lock(folder: str | os.PathLike[str]) -> None:
 
 def _open_plain(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file itself: not what a link leads to, nor a pipe or a device."""
+    descriptor = os.open(path, flags | _PLAIN, 0o666)
     try:
-        descriptor = os.open(path, flags | _PLAIN, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "a link, where a file is to be", os.fspath(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        _check_plain(descriptor, path)
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not an ordinary file", os.fspath(path))
+        raise
     return descriptor
 
 
-def _open_locked(path: Path) -> int:
-    while True:
-        descriptor = _open_plain(path, os.O_RDWR | os.O_CREAT)
+def _check_plain(descriptor: int, path: str | os.PathLike[str]) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "not an ordinary file", os.fspath(path))
+
+
+@contextmanager
+def _held(path: Path, *, sign: bool) -> Iterator[None]:
+    """Hold a lock file inside the block, with this process's name in it if it is to ``sign``, or say who has it."""
+    from filelock import FileLock, Timeout
+
+    def check(descriptor: int) -> None:
+        _check_plain(descriptor, path)
+        owner = _owner(os.read(descriptor, 4096))
+        if owner is not None and owner[1] != socket.gethostname():
+            raise RunError(_taken(path, owner, alive=False))
+        if sign:
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+
+    held = FileLock(path, timeout=_PATIENCE, poll_interval=0.005, thread_local=False, on_acquired=check)
+    with disk_errors(path):
         try:
-            _check_owner(descriptor, path)
-            # The file may have been removed by its owner between opening and locking.
-            if _is_at(descriptor, path):
-                kept, descriptor = descriptor, -1
-                return kept
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-def _check_owner(descriptor: int, path: Path) -> None:
-    """Lock an open lock file, or say who has it."""
-    end = time.monotonic() + _PATIENCE
-    while not (free := _try_lock(descriptor)) and time.monotonic() < end:
-        time.sleep(0.005)
-    owner = _owner(descriptor)
-    if not free or (owner is not None and owner[1] != socket.gethostname()):
-        raise RunError(_taken(path, owner, alive=not free))
+            held.acquire()
+        except Timeout:
+            content = b""
+            with suppress(OSError):
+                content = path.read_bytes()
+            raise RunError(_taken(path, _owner(content), alive=True)) from None
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -265,21 +263,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _try_lock(descriptor: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
+    from filelock import lock_descriptor  # It takes as long to import as all the rest of this room.
 
-            os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # Beyond the content, which stays readable.
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _LOCKED:
-            return False
-        raise
-    return True
+    return lock_descriptor(descriptor, blocking=False)
 
 
 def reason(error: BaseException) -> str:
@@ -298,12 +284,11 @@ def reason(error: BaseException) -> str:
     return text[:200] or type(error).__name__
 
 
-def _owner(descriptor: int) -> tuple[int, str] | None:
+def _owner(content: bytes) -> tuple[int, str] | None:
     try:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        content = json.loads(os.read(descriptor, 4096))
-        return int(content["pid"]), str(content["host"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        owner = json.loads(content)
+        return int(owner["pid"]), str(owner["host"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from lopsided.training.reporter import Reporter
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
+    from rich.console import Console
     from rich.progress import TaskID
 
-Progress: TypeAlias = Callable[[int, int], None]
+Counted: TypeAlias = Callable[[int, int], None]
+V = TypeVar("V")
 PLAIN_SECONDS = 5.0
 """Where there is no terminal, a count is told this often."""
 
@@ -30,58 +31,51 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def counter(label: str, *, quiet: bool = False) -> Iterator[Progress | None]:
+def counter(label: str, *, quiet: bool = False) -> Iterator[Counted | None]:
     """Yield a function that is told how many of how many are done; None when it is to be quiet."""
     with reporter(quiet=quiet) as watcher:
         yield watcher.counting(label)
 
 
-def _bars(*texts: str) -> Bars:
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = [TextColumn(text, markup=False) for text in texts]
-    console = Console(stderr=True)
-    bar = BarColumn(bar_width=20)
-    return Bars(TextColumn("{task.description}"), bar, *columns, TimeRemainingColumn(), console=console)
-
-
-class Meter:
-    """Things done per second since it was made."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-
-    def rate(self, done: float) -> float:
-        """Return the mean rate so far."""
-        return done / max(time.monotonic() - self.start, 1e-6)
-
-
-class Told(Reporter):
-    """A reporter that says warnings on stderr and keeps silent otherwise; the two below say more.
+class Voice:
+    """Says lines on stderr, above the bars of a terminal; the views of a run and of a sweep derive from it.
 
     ``label`` stands before what is said, where several runs follow each other.
     """
 
-    def __init__(self) -> None:
-        self.label = ""
+    label = ""
+    console: Console | None = None
+
+    def say(self, text: str) -> None:
+        """Print one line on stderr."""
+        text = printable(f"{self.label}: {text}" if self.label else text)
+        if self.console is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def fitting(told: Callable[[], V], lines: Callable[[], V], screen: Callable[[], V], *, quiet: bool) -> Iterator[V]:
+    """Yield the view that fits whoever is watching; one of a terminal draws its ``live`` part meanwhile."""
+    view = told() if quiet else screen() if in_terminal() else lines()
+    with getattr(view, "live", nullcontext()):
+        yield view
+
+
+class Told(Voice, Reporter):
+    """A reporter that says warnings on stderr and keeps silent otherwise; the two below say more."""
 
     def named(self, label: str) -> Told:
         """Put a label before what follows."""
         self.label = label
         return self
 
-    def say(self, text: str) -> None:
-        """Print one line on stderr."""
-        before = f"{self.label}: " if self.label else ""
-        print(printable(f"{before}{text}"), file=sys.stderr, flush=True)
-
     def warn(self, text: str) -> None:
         """Say what makes the figures worth less."""
         self.say(f"warning: {text}")
 
-    def counting(self, label: str) -> Progress | None:
+    def counting(self, label: str) -> Counted | None:
         """Return a function that is told how many of how many are done, if they are to be told at all."""
         return None
 
@@ -89,7 +83,7 @@ class Told(Reporter):
 class Lines(Told):
     """A line per epoch."""
 
-    def counting(self, label: str) -> Progress | None:
+    def counting(self, label: str) -> Counted | None:
         """Say the count every few seconds."""
         last = time.monotonic()
 
@@ -108,18 +102,21 @@ class Lines(Told):
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Start to count."""
         self.name, self.epochs = name, epochs
-        self.meter, self.images, self.first = Meter(), 0, 0
+        self.start, self.images, self.first = time.monotonic(), 0, 0
 
     def step(self, loss: float, images: int) -> None:
         """Count images."""
         self.images += images
 
+    def rate(self) -> str:
+        """Say how fast images go by in this stage."""
+        return f"{self.images / max(time.monotonic() - self.start, 1e-6):,.0f} images/s"
+
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Say what came out of an epoch, and how long the rest will take."""
         self.first = self.first or index
-        seconds = time.monotonic() - self.meter.start
-        left = seconds / (index - self.first + 1) * (self.epochs - index)
-        parts = [*figures(facts), f"{self.meter.rate(self.images):,.0f} images/s", f"{clock(left)} left"]
+        left = (time.monotonic() - self.start) / (index - self.first + 1) * (self.epochs - index)
+        parts = [*figures(facts), self.rate(), f"{clock(left)} left"]
         self.say(f"{self.name} {index}/{self.epochs}: {', '.join(parts)}")
 
 
@@ -127,26 +124,29 @@ class Bar(Lines):
     """A bar per stage, with rate, time left, loss and UWA."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.bars = _bars("{task.fields[done]}", "{task.fields[rate]}", "{task.fields[figures]}")
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def say(self, text: str) -> None:
-        """Print one line above the bar."""
-        before = f"{self.label}: " if self.label else ""
-        self.bars.console.print(printable(f"{before}{text}"), markup=False, highlight=False)
+        self.console = Console(stderr=True)
+        texts = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("done", "rate", "figures")]
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), *texts, TimeRemainingColumn()]
+        self.live = Progress(*columns, console=self.console)
 
-    def counting(self, label: str) -> Progress | None:
+    def add(self, title: str, total: int, done: str = "") -> TaskID:
+        """Draw a bar below those before."""
+        return self.live.add_task(title, total=total, done=done, rate="", figures="")
+
+    def counting(self, label: str) -> Counted | None:
         """Draw a bar with the first count."""
-        meter: Meter | None = None
         task: TaskID | None = None
+        start = 0.0
 
         def tell(done: int, total: int) -> None:
-            nonlocal meter, task
-            if meter is None or task is None:
-                meter = Meter()
-                task = self.bars.add_task(label, total=total, done="", rate="", figures="")
-            rate = f"{meter.rate(done):,.0f}/s"
-            self.bars.update(task, completed=done, total=total, done=f"{done:,}/{total:,}", rate=rate)
+            nonlocal start, task
+            if task is None:
+                start, task = time.monotonic(), self.add(label, total)
+            rate = f"{done / max(time.monotonic() - start, 1e-6):,.0f}/s"
+            self.live.update(task, completed=done, total=total, done=f"{done:,}/{total:,}", rate=rate)
 
         return tell
 
@@ -155,16 +155,14 @@ class Bar(Lines):
         super().stage(name, epochs, steps_per_epoch)
         self.steps, self.uwa = steps_per_epoch, ""
         self.calls, self.advance = 0, 1.0
-        title = f"{self.label} {name}".strip()
-        total = epochs * steps_per_epoch
-        self.task = self.bars.add_task(title, total=total, done=f"epoch 1/{epochs}", rate="", figures="")
+        self.task = self.add(f"{self.label} {name}".strip(), epochs * steps_per_epoch, f"epoch 1/{epochs}")
 
     def step(self, loss: float, images: int) -> None:
         """Move the bar; on a device that is asked rarely, a call stands for several steps."""
         super().step(loss, images)
         self.calls += 1
-        rate = f"{self.meter.rate(self.images):,.0f} images/s"
-        self.bars.update(self.task, advance=self.advance, rate=rate, figures=f"loss {loss:.4f} {self.uwa}")
+        shown = f"loss {loss:.4f} {self.uwa}"
+        self.live.update(self.task, advance=self.advance, rate=self.rate(), figures=shown)
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Put loss and UWA beside the bar; a resumed run's bar jumps to where it was."""
@@ -172,7 +170,7 @@ class Bar(Lines):
         shown = figures(facts)
         self.uwa = shown[-1] if "val_uwa" in facts else ""
         done = f"epoch {min(index + 1, self.epochs)}/{self.epochs}"
-        self.bars.update(self.task, completed=index * self.steps, done=done, figures=" ".join(shown))
+        self.live.update(self.task, completed=index * self.steps, done=done, figures=" ".join(shown))
 
 
 def figures(facts: Mapping[str, Any]) -> list[str]:
@@ -192,14 +190,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-@contextmanager
-def reporter(*, quiet: bool = False) -> Iterator[Told]:
+def reporter(*, quiet: bool = False) -> AbstractContextManager[Told]:
     """Yield the reporter that fits whoever is watching."""
-    if quiet:
-        yield Told()
-    elif in_terminal():
-        bar = Bar()
-        with bar.bars:
-            yield bar
-    else:
-        yield Lines()
+    return fitting(Told, Lines, Bar, quiet=quiet)

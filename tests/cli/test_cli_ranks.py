@@ -81,7 +81,7 @@ def interrupted(ranks: Ranks, arguments: list[str]) -> Ended:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    loop.Trainer._facts = interrupt  # type: ignore[method-assign,assignment]
+    loop.Loop._facts = interrupt  # type: ignore[method-assign,assignment]
     return command(ranks, *arguments)
 
 
@@ -103,7 +103,7 @@ from lopsided.training import loop
 distributed._PATIENCE = timedelta(minutes=2)  # Who waits does not come to speak.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends those that are left, sooner or later.
 if os.environ["RANK"] == "0":
-    loop.Trainer._facts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    loop.Loop._facts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(cli.run(sys.argv[1:]))
 """
 

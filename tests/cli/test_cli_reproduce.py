@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from lopsided.runs.records import Record, epochs_of, family_of
 from synthetic_records import make_records
 from tiny import write_photos
 from tiny_command import Call, Ended, command, names_below, start
+from tiny_sweep import wait_until
 
 RECIPE = """
 [data]
@@ -46,8 +46,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def reproduce(recipe: Path, out: Path, *more: str) -> Ended:
-    return command("reproduce", "eta", "--recipe", recipe, "--out", out, "--workers", "1", *more)
+def reproduce(recipe: Path, out: Path, *more: str, run: Call = command) -> Ended:
+    return run("reproduce", "eta", "--recipe", recipe, "--out", out, "--workers", "1", *more)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +104,13 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
 
 
 @pytest.mark.slow
-def test_a_sweep_on_the_papers_data_becomes_tables_figures_and_verdicts(recipe: Path, tmp_path: Path) -> None:
+def test_a_sweep_on_the_papers_data_becomes_tables_figures_and_verdicts(
+    recipe: Path, call: Call, tmp_path: Path
+) -> None:
     mine, out = tmp_path / "mine.toml", tmp_path / "sweep"
     photos = recipe.parent / "photos"
     mine.write_text(recipe.read_text().replace(f'"{photos}"', '"fashion-mnist-tops"'))
-    ended = reproduce(mine, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "1")
+    ended = reproduce(mine, out, "--scenarios", "60:40,90:10", "--values", "0,300", "--runs", "1", run=call)
     assert ended.code == 0, ended.err
     assert "eta-mine-verdicts.md" in names_below(out / "tables")
     assert ended.out.startswith("Fashion-MNIST tops over eta (gamma = 0): UWA, per cent\n")
@@ -142,10 +144,10 @@ def test_a_source_may_have_had_another_name_when_the_sweep_was_begun(
 
 @pytest.mark.slow
 def test_a_smaller_request_later_loses_nothing_of_the_table(
-    sweep: tuple[Path, Ended], recipe: Path, tmp_path: Path
+    sweep: tuple[Path, Ended], recipe: Path, call: Call, tmp_path: Path
 ) -> None:
     out = shutil.copytree(sweep[0], tmp_path / "sweep")
-    ended = reproduce(recipe, out, "--scenarios", "90:10", "--values", "0,60", "--runs", "1", "--quiet")
+    ended = reproduce(recipe, out, "--scenarios", "90:10", "--values", "0,60", "--runs", "1", "--quiet", run=call)
     assert ended.code == 0, ended.err
     assert len((out / "records.jsonl").read_text().splitlines()) == 9
     with (out / "tables" / "eta-mine.csv").open() as file:
@@ -159,12 +161,12 @@ def test_a_smaller_request_later_loses_nothing_of_the_table(
 
 
 @pytest.mark.slow
-def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, tmp_path: Path) -> None:
+def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, call: Call, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     # 98 of 61 cats are not to be had, 50 are.
     mine.write_text(recipe.read_text().replace("total=40", "total=100"))
     out = tmp_path / "sweep"
-    ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1")
+    ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1", run=call)
     assert ended.code == 1
     assert "98:2 CL seed 0 failed: 98:2,total=100 needs cat 98, dog 2, got cat 60, dog 60." in ended.out
     assert "1 cell has no run (-): 98:2 CL." in ended.out
@@ -180,11 +182,9 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
     out = tmp_path / "sweep"
     flags = ("--scenarios", "90:10", "--values", "0,300", "--runs", "2")
     process = start("reproduce", "eta", "--recipe", long, "--out", out, "--workers", "1", *flags)
-    end = time.monotonic() + 60
-    while not (out / "records.jsonl").exists() and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.02)
+    wait_until(lambda: (out / "records.jsonl").exists() or process.poll() is not None, 240)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 130
     assert err.splitlines()[-1] == f"lopsided: interrupted. Start the same command again to go on in {out}."
     assert "Traceback" not in err

@@ -36,9 +36,9 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--recipe --loss --eta --gamma --temperature --encoder --weights --image-size --epochs --classifier-epochs "
-        "--classifier-loss --batch-size --lr --sampler --val --test --split --group --scenario --seed --device --cache "
-        "--resume --skip-unreadable --quiet --json --out"
+        "--recipe --set --loss --eta --gamma --encoder --weights --image-size --epochs --classifier-epochs "
+        "--batch-size --lr --val --test --split --group --scenario --seed --device --resume --skip-unreadable "
+        "--allow-outside --quiet --json --out"
     )
     text = call("fit", "--help").out
     assert [flag for flag in flags.split() if f"{flag} " not in text] == []
@@ -138,7 +138,7 @@ def test_a_reader_that_closes_early_is_met_with_silence(unbuffered: str) -> None
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=120) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from example_losses import EXAMPLES, add_examples
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.distributed import Ranks
-from lopsided.losses import Objective, catalogue
+from lopsided.losses import Objective, Samples, catalogue
 from lopsided.losses.catalogue import Loss
 from lopsided.models.model import WEIGHTS_NAME
 from lopsided.recipe import EncoderTraining
@@ -48,7 +48,7 @@ def outputs(loss: Loss, n: int = len(Y), *, views: int = 0, dtype: torch.dtype =
 
 
 def value(objective: Objective, y: Tensor, whole: Tensor | None = None, **given: Any) -> tuple[Tensor, Tensor]:
-    found = objective(y, y if whole is None else whole, **given)
+    found = objective(Samples(y, y if whole is None else whole, **given))
     return found if isinstance(found, tuple) else (found.sum(), found)
 
 

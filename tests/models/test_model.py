@@ -151,16 +151,15 @@ def test_prediction_does_not_depend_on_batches_and_leaves_the_mode_alone() -> No
     model.train()
     images = stripes({"many": 5, "few": 4}).images
     seen: list[tuple[int, int]] = []
-    one, features = predict(
-        model, card, images, batch_size=4, features=True, progress=lambda done, all_: seen.append((done, all_))
-    )
+    one = predict(model, card, images, batch_size=4, progress=lambda done, all_: seen.append((done, all_)))
     other = predict(model, card, images, batch_size=100, workers=2)
     assert model.training
     assert seen == [(4, 9), (8, 9), (9, 9)]
-    assert (one.shape, features.shape) == ((9, 3), (9, 96))
+    assert one.shape == (9, 3)
     np.testing.assert_allclose(one, other, rtol=1e-5)
     np.testing.assert_allclose(one.sum(axis=1), 1, rtol=1e-12)
     batch = images.load(np.arange(9), 8, 1)
+    assert predict_batch(model, batch)[1].shape == (9, 96)
     np.testing.assert_allclose(one, predict_batch(model, batch)[0], rtol=1e-5)
     np.testing.assert_allclose(one, predict_batch(model, batch / 255)[0], rtol=1e-5)
 
@@ -178,8 +177,7 @@ def test_images_are_resized_to_the_size_of_the_training_and_others_are_refused()
 def test_no_images_have_no_predictions() -> None:
     model, card = make()
     images = stripes({"many": 2, "few": 1}).images.take(np.empty(0, dtype=np.int64))
-    probabilities, features = predict(model, card, images, features=True)
-    assert (probabilities.shape, features.shape) == ((0, 3), (0, 96))
+    assert predict(model, card, images).shape == (0, 3)
 
 
 def test_a_model_that_is_read_gives_the_numbers_of_the_one_that_was_trained(tmp_path: Path) -> None:

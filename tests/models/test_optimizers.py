@@ -56,8 +56,10 @@ def test_torch_gets_every_weight_in_the_order_of_its_memory(name: str, monkeypat
     model = laid_out(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)))
     settings = Recipe().override(**{"encoder_training.optimizer": name}).encoder_training
     optimizer = make_optimizer(model, settings, CPU)
-    model(torch.randn(5, 2, 9, 9)).sum().backward()
-    optimizer.step()
+    for _ in range(2):
+        seen.clear()  # The first step, which makes the moments, is torch's own.
+        model(torch.randn(5, 2, 9, 9)).sum().backward()
+        optimizer.step()
     assert len(seen) == 4 * 6
     assert all(seen)
 

@@ -128,7 +128,7 @@ def test_the_whole_table_fits_a_page(table: str, options: str, tmp_path: Path) -
     head = rf"\documentclass[{options}]{{article}}\usepackage{{booktabs}}\begin{{document}}"
     (tmp_path / "page.tex").write_text(f"{head}\n{to_latex(of(table), table)}\n\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     log = (tmp_path / "page.log").read_text(errors="replace")
     assert re.findall(r"Overfull \\hbox.*|.*Float too large.*", log) == []
 

@@ -509,8 +509,8 @@ def test_a_page_may_not_reach_out_even_if_something_in_it_tried(page_file: Path,
     tried = """async address => {
         const blocked = [];
         addEventListener('securitypolicyviolation', event => blocked.push(event.effectiveDirective));
-        const soon = () => new Promise(done => setTimeout(done, 2000));  // The listener never answers.
-        await fetch(address, {signal: AbortSignal.timeout(2000)}).catch(() => {});
+        const soon = () => new Promise(done => setTimeout(done, 30000));  // The listener never answers.
+        await fetch(address, {signal: AbortSignal.timeout(30000)}).catch(() => {});
         const image = new Image();
         image.src = address + 'x.png';
         await Promise.race([soon(), new Promise(done => { image.onerror = done; })]);

@@ -110,25 +110,29 @@ def test_what_listens_but_never_answers_is_no_cluster(tmp_path: Path, monkeypatc
         engine.close()
 
 
-@with_ray
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let an interrupt raise KeyboardInterrupt even where it is ignored, as in a background job of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_probe_that_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[subprocess.Popen[str]] = []
 
-    class Noted(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *arguments: Any, **more: Any) -> None:
-            super().__init__(*arguments, **more)
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def communicate(self, *arguments: Any, **more: Any) -> Any:
             asked.append(self)
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            signal.raise_signal(signal.SIGINT)
+            return super().communicate(*arguments, **more)
 
-    monkeypatch.setattr(ray_engine, "_PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(ray_engine.subprocess, "Popen", Noted)
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            ray_engine._asked("127.0.0.2:1")
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert asked[0].wait(10) == -signal.SIGKILL
+    monkeypatch.setattr(ray_engine, "_PROBE", "import time; print(flush=True); time.sleep(600)")
+    monkeypatch.setattr(ray_engine.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ray_engine._asked("127.0.0.2:1")
+    assert asked[0].returncode == -signal.SIGKILL
 
 
 @with_ray
@@ -199,7 +203,7 @@ def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_wa
         pid = wait_until(lambda: worker_of(tmp_path / "cells" / cell.key))
         assert engine.wait(0.1) == []
         engine.close()
-        wait_until(lambda: not is_alive(pid), 20)
+        wait_until(lambda: not is_alive(pid))
         assert list(tmp_path.glob(".seen-*")) == []
         assert ray.is_initialized()
     finally:

@@ -612,18 +612,18 @@ def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_late
         os.killpg(driver.pid, number)  # A terminal interrupts all processes of the command.
     else:
         os.kill(driver.pid, number)
-    told = driver.communicate(timeout=30)[1]
+    told = driver.communicate(timeout=120)[1]
     assert driver.returncode == (-9 if number == signal.SIGKILL else 130)
     assert "Traceback" not in told
     assert "failed" not in told
     for pid in pids.values():
-        wait_until(lambda pid=pid: not is_alive(pid), 10)
+        wait_until(lambda pid=pid: not is_alive(pid))
     if number == signal.SIGTERM:
         again = start_driver(folder, 2, cells)
         for recipe in cells:
             wait_until(lambda recipe=recipe: events_of(folder, recipe, "start", "resume") == ["start", "resume"])
         again.kill()
-        again.communicate(timeout=30)
+        again.communicate(timeout=120)
 
 
 @pytest.mark.slow
@@ -644,7 +644,7 @@ def test_impatient_interrupts_while_a_worker_starts_print_no_traceback_either(ph
     for _ in range(3):
         os.killpg(driver.pid, signal.SIGINT)
         time.sleep(0.1)
-    told = driver.communicate(timeout=60)[1]
+    told = driver.communicate(timeout=120)[1]
     assert driver.returncode == 130
     assert told.splitlines() == ["0/1 done"]
 

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from lopsided import progress
 from lopsided.recipe import Recipe
 from lopsided.runs.records import Failure
 from lopsided.sweeps import view as views
@@ -162,6 +163,6 @@ def test_quiet_says_failures_notes_and_what_is_waited_for_alone(capsys: pytest.C
 def test_the_view_fits_whoever_is_watching(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, kind: type[View]
 ) -> None:
-    monkeypatch.setattr(views, "in_terminal", lambda: terminal)
+    monkeypatch.setattr(progress, "in_terminal", lambda: terminal)
     with sweep_view(quiet=quiet) as view:
         assert type(view) is kind

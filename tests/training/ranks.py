@@ -108,7 +108,7 @@ class Threads(Ranks):
 
 def in_threads(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call ``function(ranks, *arguments)`` in ``size`` threads."""
-    barrier, board = threading.Barrier(size, timeout=20), [None] * size
+    barrier, board = threading.Barrier(size, timeout=LONGEST), [None] * size
 
     def call(rank: int) -> Any:
         try:

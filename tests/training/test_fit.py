@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lopsided.training.objectives import ContrastiveObjective
 from torch.nn.functional import cross_entropy
 
 from lopsided.data.images import ArrayImages, Indices
@@ -23,7 +22,7 @@ from lopsided.models.encoders import MLPEncoder
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.fit import Fitted, fit, predict
-from lopsided.training.loop import Trainer
+from lopsided.training.loop import Loop
 from lopsided.training.reporter import Reporter
 from training.conftest import stripes, tiny
 
@@ -209,15 +208,15 @@ def test_the_encoder_of_the_best_epoch_goes_into_the_second_stage(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = replace(source, labels=np.random.default_rng(1).permutation(source.labels))
-    encoders, original = [], Trainer.epoch
+    encoders, original = [], Loop.epoch
 
-    def recording(self: Trainer, index: int, checkpoint: Checkpoint) -> dict[str, Any]:
+    def recording(self: Loop, index: int, checkpoint: Checkpoint) -> dict[str, Any]:
         facts = original(self, index, checkpoint)
         if self.stage.name == "encoder":
             encoders.append({key: value.clone() for key, value in self.stage.module.state_dict().items()})
         return facts
 
-    monkeypatch.setattr(Trainer, "epoch", recording)
+    monkeypatch.setattr(Loop, "epoch", recording)
     fitted = fit(tiny(encoder_training__epochs=8, encoder_training__lr=0.05, data__val=0.3), source)
     figures = [entry["val_uwa"] for entry in fitted.history if entry["stage"] == "encoder"]
     best = max(i for i, figure in enumerate(figures) if figure == max(figures))

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from lopsided.losses import AsymmetricFocalContrastiveLoss, ContrastiveLoss, FocalContrastiveLoss
 from lopsided.losses.catalogue import find
 from lopsided.losses.classification import focal_loss
-from lopsided.losses.objective import Objective
+from lopsided.losses.objective import Objective, Samples
 
 COUNTS = torch.tensor([6, 3, 1])
 CONTRASTIVE: list[tuple[str, dict[str, Any], nn.Module]] = [
@@ -46,7 +46,7 @@ def test_the_parts_of_a_contrastive_loss_add_up_to_its_mean(
     y: Tensor, shape: tuple[int, ...], name: str, parameters: dict[str, Any], loss: nn.Module
 ) -> None:
     z = drawn(*shape).requires_grad_()
-    total, parts = objective(name, **parameters)(y, y, projections=z)
+    total, parts = objective(name, **parameters)(Samples(y, y, projections=z))
     assert parts.shape == (6,)
     assert not parts.requires_grad
     torch.testing.assert_close(parts.sum(), total.detach())
@@ -54,18 +54,6 @@ def test_the_parts_of_a_contrastive_loss_add_up_to_its_mean(
     torch.testing.assert_close(total, expected)
     found, wanted = (torch.autograd.grad(value, z)[0] for value in (total, expected))
     torch.testing.assert_close(found, wanted)
-
-
-@pytest.mark.parametrize(("name", "parameters", "loss"), CONTRASTIVE)
-def test_shares_of_a_batch_add_up_to_its_loss(
-    y: Tensor, name: str, parameters: dict[str, Any], loss: nn.Module
-) -> None:
-    z, made = drawn(6, 5), objective(name, **parameters)
-    first = made(y[:4], y, projections=z[:4], reference=(z[4:], y[4:]))
-    second = made(y[4:], y, projections=z[4:], reference=(z[:4], y[:4]))
-    torch.testing.assert_close(first[0] + second[0], loss(z, y))
-    whole = made(y, y, projections=z)[1]
-    torch.testing.assert_close(torch.cat([first[1], second[1]]), whole)
 
 
 def test_the_parts_of_a_classification_loss_add_up_to_torchs_mean(y: Tensor) -> None:
@@ -77,11 +65,9 @@ def test_the_parts_of_a_classification_loss_add_up_to_torchs_mean(y: Tensor) -> 
         (objective("focal", gamma=3.0), focal_loss(logits, y, gamma=3.0)),
     ]
     for made, expected in cases:
-        parts = made(y, y, logits=logits)
+        parts = made(Samples(y, y, logits=logits))
         assert parts.shape == (6,)
         torch.testing.assert_close(parts.sum(), expected)
-        shares = [made(y[part], y, logits=logits[part]) for part in (slice(0, 4), slice(4, 6))]
-        torch.testing.assert_close(torch.cat(shares), parts)
 
 
 def test_weighted_cross_entropy_gives_every_class_the_same_weight_in_the_training_set() -> None:

@@ -114,6 +114,7 @@ from training.conftest import stripes, tiny
 class Telling(Reporter):
     def step(self, loss, images):
         print("step", flush=True)
+        sys.stdin.readline()
 
 fit(tiny(**{NETWORK}), stripes({COUNTS}), Path(sys.argv[1]), reporter=Telling())
 """
@@ -123,9 +124,14 @@ def test_a_network_with_batch_norm_that_is_killed_from_outside_ends_the_same(tmp
     paths = [str(Path(files.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        for _ in range(7):
+        for step in range(7):
+            if step:  # It waits after each step to be told to go on, and so is killed at the seventh on any machine.
+                process.stdin.write("\n")
+                process.stdin.flush()
             assert process.stdout.readline() == "step\n"
         process.kill()
     assert not (tmp_path / "run" / CARD_NAME).exists()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lopsided.training.objectives import ClassificationObjective, ContrastiveObjective
 from torch import Tensor, nn
 
 from lopsided.data.augment import Augment
@@ -26,7 +25,7 @@ from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.loop import Stage, Trainer
+from lopsided.training.loop import Loop, Stage
 from lopsided.training.precision import Precision
 from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
@@ -169,10 +168,10 @@ def whole_trainings(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Tensor]
     """Two epochs of batches of 5, 5 and 3 in double precision."""
     stage = make_stage(rotation=0.0, **settings)  # Turned pixels are float32, with roundings of their own.
     stage.sampler = BatchSampler(LABELS, 5, seed=0)
-    trainer = Trainer(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
-    facts = [trainer.epoch(index, Checkpoint(None)) for index in range(2)]
+    loop = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
+    facts = [loop.epoch(index, Checkpoint(None)) for index in range(2)]
     figures = {f"{name}{i}": torch.tensor(facts[i][name]) for i in range(2) for name in ("loss", "minority_loss_share")}
-    return {**trainer.tensors(), **figures}
+    return {**loop.tensors(), **figures}
 
 
 TRAININGS: list[dict[str, Any]] = [
@@ -325,8 +324,7 @@ def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tenso
         step.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     types: set[torch.dtype] = set()
     stage.objective.register_forward_hook(
-        lambda module, inputs, named, output: types.update(x.dtype for x in (named["projections"], *output)),
-        with_kwargs=True,
+        lambda module, inputs, output: types.update(x.dtype for x in (inputs[0].projections, *output))
     )
     stage.module[0].register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     batch = cut(np.arange(13), ranks.size, chunk_size=7)
@@ -355,17 +353,17 @@ def test_gradients_of_less_precision_point_the_same_way_and_losses_are_float32(p
 
 def test_a_step_that_overflows_is_left_out_and_its_scale_is_kept_in_the_checkpoint() -> None:
     stage = single_precision(encoder="mlp-16")
-    trainer = Trainer(
+    loop = Loop(
         stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16"
     )  # fmt: skip
     before = [parameter.detach().clone() for parameter in stage.module.parameters()]
-    assert trainer.precision.scaler is not None
-    trainer.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
-    trainer.epoch(0, Checkpoint(None))
+    assert loop.precision.scaler is not None
+    loop.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    loop.epoch(0, Checkpoint(None))
     assert all(torch.equal(old, new) for old, new in zip(before, stage.module.parameters(), strict=True))
-    kept = trainer.tensors()
+    kept = loop.tensors()
     assert kept["scaler.scale"] == 2.0**59
-    again = Trainer(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16")
+    again = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), precision="fp16")
     again.restore(kept)
     assert again.tensors()["scaler.scale"] == 2.0**59
     again.precision.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,22 +162,10 @@ def prepare_vectors(
     )  # fmt: skip
 
 
-class _Maker:
-    """Makes the inputs of a split: kept in memory, or decoded batch by batch."""
-
-    def __init__(self, source: Source, size: int | None, channels: int, workers: int, *, keep: bool) -> None:
-        self.source, self.size, self.channels, self.workers, self.keep = source, size, channels, workers, keep
-
-    def __call__(self, rows: Indices) -> Inputs:
-        images = self.source.images
-        if self.keep:
-            return MemoryInputs(images.load(rows, self.size, self.channels, workers=self.workers))
-        return StreamedInputs(images.take(rows), self.size, self.channels, self.workers)
-
-
 def _inputs(
     recipe: Recipe, source: Source, shape: tuple[int, int, int], num_processes: int
-) -> tuple[_Maker, list[str]]:
+) -> tuple[Callable[[Indices], Inputs], list[str]]:
+    """How the inputs of a split are made, kept in memory or decoded batch by batch, and the sentence that says so."""
     need, free = len(source) * int(np.prod(shape)), free_memory()
     room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
     fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process keeps its own.
@@ -185,8 +173,15 @@ def _inputs(
     what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
     where = "are kept in memory" if keep else "are decoded anew in every epoch"
     note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
-    workers = recipe.threads or max((os.cpu_count() or 1) // num_processes, 1)
-    return _Maker(source, recipe.data.image_size, shape[0], min(workers, 16), keep=keep), [note]
+    workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)
+    images, size = source.images, recipe.data.image_size
+
+    def make(rows: Indices) -> Inputs:
+        if keep:
+            return MemoryInputs(images.load(rows, size, shape[0], workers=workers))
+        return StreamedInputs(images.take(rows), size, shape[0], workers)
+
+    return make, [note]
 
 
 def free_memory() -> int | None:

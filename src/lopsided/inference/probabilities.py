@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar, overload
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,67 +41,29 @@ class Predictions:
         return decide(self.probabilities)
 
 
-@overload
-def predict(
-    model: Model,
-    card: ModelCard,
-    images: Images,
-    *,
-    batch_size: int = ...,
-    device: str | torch.device | None = ...,
-    features: Literal[False] = ...,
-    workers: int = ...,
-    progress: Progress | None = ...,
-) -> Floats: ...
-
-
-@overload
-def predict(
-    model: Model,
-    card: ModelCard,
-    images: Images,
-    *,
-    batch_size: int = ...,
-    device: str | torch.device | None = ...,
-    features: Literal[True],
-    workers: int = ...,
-    progress: Progress | None = ...,
-) -> tuple[Floats, npt.NDArray[np.float32]]: ...
-
-
 def predict(
     model: Model,
     card: ModelCard,
     images: Images,
     *,
     batch_size: int = 256,
-    device: str | torch.device | None = None,
-    features: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
-) -> Floats | tuple[Floats, npt.NDArray[np.float32]]:
-    """Return the probabilities (n, K) of images in the order of ``card.classes``; with ``features`` also these, (n, f).
+) -> Floats:
+    """Return the probabilities (n, K) of images in the order of ``card.classes``.
 
     Images are loaded batch by batch, so that their number is not bounded by memory; the first unreadable one raises,
     and so does the first whose probabilities are not finite.
     """
-    if device is not None:
-        model = model.to(device)
-    num, parts, vectors = len(images), [], []
+    parts = [np.empty((0, len(card.classes)))]
     inputs = StreamedInputs(images, card.image_size, card.channels, workers)
-    for rows, batch in inputs.batches(row_batches(num, batch_size)):
+    for rows, batch in inputs.batches(row_batches(len(images), batch_size)):
         check_shape(batch, card)
-        probabilities, found = predict_batch(model, batch)
-        check_finite(probabilities)
-        parts.append(probabilities)
-        if features:
-            vectors.append(found)
+        parts.append(predict_batch(model, batch)[0])
+        check_finite(parts[-1])
         if progress is not None:
-            progress(int(rows[-1]) + 1, num)
-    together = np.concatenate(parts) if parts else np.empty((0, len(card.classes)))
-    if not features:
-        return together
-    return together, np.concatenate(vectors) if vectors else np.empty((0, card.features), dtype=np.float32)
+            progress(int(rows[-1]) + 1, len(images))
+    return np.concatenate(parts)
 
 
 def predict_inputs(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         focal_contrastive_loss,
         parity_eta,
     )
-    from lopsided.losses.objective import Objective
+    from lopsided.losses.objective import Objective, Samples
 
 __all__ = [
     "AsymmetricContrastiveLoss",
@@ -32,6 +32,7 @@ __all__ = [
     "FocalContrastiveLoss",
     "FocalLoss",
     "Objective",
+    "Samples",
     "asymmetric_contrastive_loss",
     "asymmetric_focal_contrastive_loss",
     "asymmetric_loss",
@@ -41,13 +42,16 @@ __all__ = [
     "parity_eta",
 ]
 
-_CLASSIFICATION = {"AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"}
+_ROOMS = {
+    "classification": {"AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"},
+    "objective": {"Objective", "Samples"},
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "objective" if name == "Objective" else "classification" if name in _CLASSIFICATION else "contrastive"
+    room = next((room for room, names in _ROOMS.items() if name in names), "contrastive")
     found = getattr(importlib.import_module(f"{__name__}.{room}"), name)
     globals()[name] = found
     return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from lopsided.losses.objective import Objective, Reference
+from lopsided.losses.objective import Objective, Samples
 
 __all__ = ["AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"]
 
@@ -327,20 +327,10 @@ def _check_reduction(reduction: str) -> None:
 class CrossEntropyObjective(Objective):
     """Cross-entropy: the mean over the batch, as torch's ``cross_entropy``."""
 
-    def forward(
-        self,
-        y: Tensor,
-        whole: Tensor,
-        *,
-        projections: Tensor | None = None,
-        logits: Tensor | None = None,
-        reference: Reference | None = None,
-        epoch: int = 0,
-        epochs: int = 1,
-    ) -> Tensor:
-        """Each sample's part of the loss, (n,)."""
-        assert logits is not None
-        return self.shared(self.values(logits, y), y, whole)
+    def forward(self, samples: Samples) -> Tensor:
+        """Return each sample's part of the loss, (n,)."""
+        assert samples.logits is not None
+        return self.shared(self.values(samples.logits, samples.y), samples.y, samples.whole)
 
     def values(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, (n,)."""

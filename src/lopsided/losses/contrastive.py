@@ -11,7 +11,7 @@ from lopsided.losses._kernel.autograd import TiledRows, TiledTotal
 from lopsided.losses._kernel.checks import Arguments, Reference, check_inputs, check_settings, check_tile, check_word
 from lopsided.losses._kernel.dense import dense_values
 from lopsided.losses._kernel.formulas import parity_eta
-from lopsided.losses.objective import Objective
+from lopsided.losses.objective import Objective, Samples
 
 Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
@@ -304,22 +304,12 @@ class ContrastiveObjective(Objective):
             eta, gamma, temperature, eta_unit=eta_unit, normalization=normalization
         )
 
-    def forward(
-        self,
-        y: Tensor,
-        whole: Tensor,
-        *,
-        projections: Tensor | None = None,
-        logits: Tensor | None = None,
-        reference: Reference | None = None,
-        epoch: int = 0,
-        epochs: int = 1,
-    ) -> tuple[Tensor, Tensor]:
-        """The sum, with its graph, and each sample's part of it, the mean over its views."""
-        assert projections is not None
-        total, values = self.loss.total_and_values(projections, y, reference=reference)
-        values = values.reshape(len(y), -1)
-        return total / (values.shape[1] * len(whole)), values.mean(dim=1) / len(whole)
+    def forward(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Return the sum, with its graph, and each sample's part of it: the mean over its views."""
+        assert samples.projections is not None
+        total, values = self.loss.total_and_values(samples.projections, samples.y, reference=samples.reference)
+        values, num = values.reshape(len(samples.y), -1), len(samples.whole)
+        return total / (values.shape[1] * num), values.mean(dim=1) / num
 
 
 def _unit(z: Tensor) -> Tensor:

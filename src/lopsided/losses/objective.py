@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-Reference = tuple[Tensor, Tensor]
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What an objective gets in each step. The samples may be a share of a batch, as each of several ranks has one."""
+
+    y: Tensor
+    """Labels of the samples, (n,)."""
+    whole: Tensor
+    """Labels of the whole batch, over all ranks. A mean over the batch divides by ``len(whole)``."""
+    projections: Tensor | None = None
+    """(n, width), or (n, views, width) with several views, not normalised; None if the loss does not need them."""
+    logits: Tensor | None = None
+    """(n, K), or (n, views, K); None if the loss does not need them."""
+    reference: tuple[Tensor, Tensor] | None = None
+    """Further contrast samples and their labels, (m, width) and (m,), from other ranks or from a queue."""
+    epoch: int = 0
+    """Counts from 0 to ``epochs`` - 1."""
+    epochs: int = 1
 
 
 class Objective(nn.Module):
@@ -15,7 +33,7 @@ class Objective(nn.Module):
     An objective is built once per stage, with ``counts`` (the number of training images of each class, shape (K,)),
     ``width`` (the length of a projection) and the parameters of its entry in the catalogue as keywords. It may own
     parameters and buffers: training optimises them together with the network, sums their gradients over ranks, and
-    keeps them in checkpoints.
+    saves them in checkpoints.
     """
 
     def __init__(self, counts: Tensor, width: int) -> None:
@@ -23,25 +41,9 @@ class Objective(nn.Module):
         self.num_classes, self.width = len(counts), width
 
     @abstractmethod
-    def forward(
-        self,
-        y: Tensor,
-        whole: Tensor,
-        *,
-        projections: Tensor | None = None,
-        logits: Tensor | None = None,
-        reference: Reference | None = None,
-        epoch: int = 0,
-        epochs: int = 1,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return each sample's part of the loss, (n,); the parts of a batch add up to its loss.
+    def forward(self, samples: Samples) -> Tensor | tuple[Tensor, Tensor]:
+        """Return each sample's part of the loss, (n,). The parts of a whole batch add up to its loss.
 
-        A batch may be shared among ranks. ``y`` are the labels (n,) of the samples at hand and ``whole`` the labels of
-        the whole batch, so that a mean divides by ``len(whole)``. ``projections`` are (n, width), or (n, views, width)
-        with several views, and not normalised; ``logits`` are (n, K), or (n, views, K). The catalogue says which of
-        them a loss needs; the other is None. ``reference`` holds further contrast samples and their labels, from other
-        ranks or from a queue, (m, width) and (m,), or None. ``epoch`` counts from 0 to ``epochs`` - 1.
-
-        A loss that finds the sum cheaper to differentiate than its parts may return ``(total, parts)``: the sum, with
-        its graph, and the parts, without.
+        If the sum is cheaper to differentiate than the parts, return ``(total, parts)`` instead: the sum with its
+        graph, and the parts without a graph.
         """

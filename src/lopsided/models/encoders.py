@@ -21,8 +21,6 @@ from lopsided.seeds import derive_seed
 MLP_HIDDEN = (128, 128)
 """Layer widths of the encoder "mlp"; "mlp-512-64" has layers of 512 and 64."""
 
-MLP_MOST = 64
-"""The most layers of an mlp: a name of a megabyte would ask for a network that is never built."""
 
 _MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)")
 _CLASSIFIERS = ("fc", "classifier", "head", "heads")
@@ -89,8 +87,6 @@ def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: in
     match = _MLP_NAME.fullmatch(name)
     assert match is not None
     hidden = tuple(int(width) for width in match[1].split("-")[1:]) or MLP_HIDDEN
-    if len(hidden) > MLP_MOST:
-        raise InputError(sentence(f"an mlp must have at most {MLP_MOST} layers", f"{len(hidden):,}"))
     if 0 in hidden:
         raise InputError(sentence("the layers of an mlp must have a width >= 1", name))
     if in_features is None and size is not None:

@@ -63,19 +63,16 @@ def lay_out(features: Floats, kind: str, seed: int) -> FeatureMap:
 
 def _pca(features: Floats) -> tuple[npt.NDArray[np.float64], float]:
     """Project on the two directions of the largest variance, each turned so that its largest weight is positive."""
-    centred = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
-    if len(centred) < centred.shape[1]:
-        values, left = np.linalg.eigh(centred @ centred.T)
-        axes = centred.T @ left[:, ::-1][:, :2]
-    else:
-        values, right = np.linalg.eigh(centred.T @ centred)
-        axes = right[:, ::-1][:, :2]
-    axes = axes / np.maximum(np.linalg.norm(axes, axis=0), 1e-12)
-    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
-    xy = np.zeros((len(centred), 2))
-    xy[:, : axes.shape[1]] = centred @ axes
-    total = float(values.clip(0).sum())
-    return xy, float(values[::-1][:2].clip(0).sum() / total) if total > 0 else 1.0
+    from sklearn.decomposition import PCA
+
+    wide, xy = features.astype(np.float64), np.zeros((len(features), 2))
+    if not np.ptp(wide, axis=0).any():  # Nothing to tell apart.
+        return xy, 1.0
+    solver = "covariance_eigh" if len(wide) >= wide.shape[1] else "full"
+    model = PCA(min(2, *wide.shape), svd_solver=solver)
+    found = model.fit_transform(wide)
+    xy[:, : found.shape[1]] = found
+    return xy, float(model.explained_variance_ratio_.sum())
 
 
 def _tsne(features: Floats, random_state: int) -> npt.NDArray[np.float64]:

@@ -109,12 +109,12 @@ def curves(p: Floats, positive: Flags) -> tuple[list[tuple[float, float]], list[
     Both go from the strictest threshold to the loosest, one point for each distinct probability; empty if a side has
     no image.
     """
-    num_positive, num_other = int(positive.sum()), int((~positive).sum())
-    if not num_positive or not num_other:
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    if not 0 < positive.sum() < len(positive):
         return [], []
-    order = np.argsort(-p, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(p[order])), len(p) - 1)
-    tp = np.cumsum(positive[order])[last]
-    fp = last + 1 - tp
-    roc = [(0.0, 0.0), *zip((fp / num_other).tolist(), (tp / num_positive).tolist(), strict=True)]
-    return roc, list(zip((tp / num_positive).tolist(), (tp / (tp + fp)).tolist(), strict=True))
+    taken, found, _ = roc_curve(positive, p, drop_intermediate=False)
+    precision, recall, _ = precision_recall_curve(positive, p)
+    strictest_first = slice(-2, None, -1)  # Without the point that scikit-learn adds beyond the strictest.
+    pairs = zip(recall[strictest_first].tolist(), precision[strictest_first].tolist(), strict=True)
+    return list(zip(taken.tolist(), found.tolist(), strict=True)), list(pairs)

@@ -11,11 +11,10 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
-from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, check_image_file, read_image
+from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import ArrayImages, FileImages, ordered_map
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import LopsidedError
@@ -139,21 +138,7 @@ def _read(source: Source, row: int, side: int) -> Image.Image:
         pixels = images.pixels[row]
         return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy())
     assert isinstance(images, FileImages)
-    path = images.paths[row]
-    return _draft(path, side) or read_image(path)
-
-
-def _draft(path: Path, side: int) -> Image.Image | None:
-    """Decode a JPEG at a fraction of its size, which is several times as fast; None for all that is not so simple."""
-    try:
-        check_image_file(path)
-        with Image.open(path, formats=("JPEG",)) as image:
-            if image.width * image.height > MAX_PIXELS or image.mode not in ("L", "RGB"):
-                return None
-            image.draft(image.mode, (2 * side, 2 * side))
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except Exception:  # A decoder meets hostile bytes here; the careful reader says what is wrong with them.
-        return None
+    return read_image(images.paths[row], side)
 
 
 def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int, workers: int) -> tuple[bytes, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from lopsided.progress import clock, in_terminal, printable
+from lopsided.progress import Voice, clock, fitting, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,33 +25,8 @@ SHOWN = 8
 """So many running cells a terminal shows."""
 
 
-class View:
-    """Told what happens in a sweep; this one keeps silent."""
-
-    def begin(self, total: int, skipped: int) -> None:
-        """So many cells there are, of which so many were done before."""
-
-    def started(self, cell: Cell) -> None:
-        """A cell is being computed."""
-
-    def finished(self, record: Record) -> None:
-        """A cell is done."""
-
-    def failed(self, failure: Failure, *, again: bool) -> None:
-        """An attempt at a cell failed; the cell may be tried again."""
-
-    def waiting(self, cells: int, reason: str) -> None:
-        """All that is left, so many cells, is with other processes."""
-
-    def note(self, text: str) -> None:
-        """Something that was found, in one sentence."""
-
-    def tick(self) -> None:
-        """Some time went by."""
-
-
-class Told(View):
-    """Says failures, notes and what is waited for on stderr, and counts for the two below."""
+class View(Voice):
+    """Told what happens in a sweep, and counts; this one keeps silent, those below do not."""
 
     waiting_seconds = WAITING_SECONDS
 
@@ -63,78 +37,78 @@ class Told(View):
         self.last_waiting: float | None = None
 
     def say(self, text: str) -> None:
-        """Print one line on stderr."""
-        print(printable(text), file=sys.stderr, flush=True)
+        """Keep silent."""
 
     def begin(self, total: int, skipped: int) -> None:
-        """Start to count."""
+        """So many cells there are, of which so many were done before."""
         self.total, self.skipped, self.start = total, skipped, time.monotonic()
 
     def started(self, cell: Cell) -> None:
-        """Count a cell as running."""
+        """A cell is being computed."""
         self.running[cell.key] = cell.name, time.monotonic()
 
     def finished(self, record: Record) -> None:
-        """Count a cell as done."""
+        """A cell is done."""
         self.running.pop(record.cell, None)
         self.finishes += 1
 
     def failed(self, failure: Failure, *, again: bool) -> None:
-        """Say what went wrong."""
+        """Say what went wrong with an attempt at a cell, which may be tried again."""
         if not again:
             self.running.pop(failure.cell, None)
             self.failures += 1
         self.say(f"{failure.name} {'is tried again' if again else 'failed'}: {failure.error}")
 
     def note(self, text: str) -> None:
-        """Say what was found."""
+        """Say something that was found, in one sentence."""
         self.say(text)
 
     def waiting(self, cells: int, reason: str) -> None:
-        """Say it at once, then from time to time; it may take someone to end it."""
+        """Say that all that is left is with others: at once, then from time to time; it may take someone to end it."""
         now = time.monotonic()
         if self.last_waiting is None or now - self.last_waiting >= self.waiting_seconds:
             self.last_waiting = now
             self.say(_waiting(cells, reason))
 
-    def counts(self) -> str:
-        """Say how many cells are done, running, failed and skipped."""
-        done = f"{self.skipped + self.finishes}/{self.total} done"
-        numbers = {"running": len(self.running), "failed": self.failures, "skipped": self.skipped}
-        return ", ".join([done, *(f"{number} {word}" for word, number in numbers.items() if number)])
+    def tick(self) -> None:
+        """Some time went by."""
 
-    def pace(self) -> str:
-        """Say how fast cells are done and how long the rest will take, once the first one is."""
-        if not self.finishes:
-            return ""
-        seconds = max(time.monotonic() - self.start, 1e-6) / self.finishes
-        left = self.total - self.skipped - self.finishes - self.failures
-        rate = 3600 / seconds
-        return f"{rate:,.{int(rate < 10)}f} cells/h, {clock(left * seconds)} left"
+    def state(self) -> str:
+        """Say how many cells are done, running, failed and skipped, and once the first one is done how fast it goes."""
+        numbers = {"running": len(self.running), "failed": self.failures, "skipped": self.skipped}
+        parts = [f"{self.skipped + self.finishes}/{self.total} done"]
+        parts += [f"{number} {word}" for word, number in numbers.items() if number]
+        if self.finishes:
+            seconds = max(time.monotonic() - self.start, 1e-6) / self.finishes
+            left = self.total - self.skipped - self.finishes - self.failures
+            rate = 3600 / seconds
+            parts += [f"{rate:,.{int(rate < 10)}f} cells/h", f"{clock(left * seconds)} left"]
+        return ", ".join(parts)
+
+
+class Told(View):
+    """Says failures, notes and what is waited for."""
+
+    def say(self, text: str) -> None:
+        """Print one line on stderr."""
+        Voice.say(self, text)
 
 
 class Lines(Told):
     """A line per finished cell, and one from time to time while none ends."""
 
     waiting_seconds = PLAIN_SECONDS
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = time.monotonic()
+    last = -math.inf
 
     def say(self, text: str) -> None:
         """Print one line on stderr."""
         super().say(text)
         self.last = time.monotonic()
 
-    def state(self) -> str:
-        """Say where the sweep stands."""
-        return ", ".join(filter(None, [self.counts(), self.pace()]))
-
     def begin(self, total: int, skipped: int) -> None:
         """Say how much there is to do."""
         super().begin(total, skipped)
-        self.say(self.counts())
+        self.say(self.state())
 
     def finished(self, record: Record) -> None:
         """Say which cell is done, and its figure."""
@@ -159,29 +133,24 @@ class Screen(Told):
         self.bar = Progress(TextColumn("cells"), BarColumn(bar_width=20), TextColumn("{task.description}"))
         self.task = self.bar.add_task("", total=None)
         self.reason = ""
-        console = Console(stderr=True)
-        self.live = Live(console=console, get_renderable=self.draw, refresh_per_second=2)
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, get_renderable=self.draw, refresh_per_second=2)
 
     def draw(self) -> RenderableType:
         """Return the bar and the cells that are running, as they are now."""
         from rich.console import Group
         from rich.text import Text
 
-        state = ", ".join(filter(None, [self.counts(), self.pace()]))
         ended = self.skipped + self.finishes + self.failures
-        self.bar.update(self.task, completed=ended, total=self.total or None, description=state)
+        self.bar.update(self.task, completed=ended, total=self.total or None, description=self.state())
         now, running = time.monotonic(), list(self.running.values())
         lines = [f"  {name}, {clock(now - since)}" for name, since in running[:SHOWN]]
         lines += [f"  and {len(running) - SHOWN} more"] if len(running) > SHOWN else []
         lines += [f"  {self.reason}"] if self.reason else []
         return Group(self.bar, *(Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines))
 
-    def say(self, text: str) -> None:
-        """Print one line above the bar."""
-        self.live.console.print(printable(text), markup=False, highlight=False)
-
     def started(self, cell: Cell) -> None:
-        """Count a cell as running."""
+        """A cell is being computed; nothing is waited for."""
         super().started(cell)
         self.reason = ""
 
@@ -201,14 +170,6 @@ def _waiting(cells: int, reason: str) -> str:
     return f"waiting for {what} computed elsewhere: {reason}"
 
 
-@contextmanager
-def sweep_view(*, quiet: bool = False) -> Iterator[View]:
+def sweep_view(*, quiet: bool = False) -> AbstractContextManager[View]:
     """Yield the view that fits whoever is watching."""
-    if quiet:
-        yield Told()
-    elif in_terminal():
-        screen = Screen()
-        with screen.live:
-            yield screen
-    else:
-        yield Lines()
+    return fitting(Told, Lines, Screen, quiet=quiet)

@@ -50,7 +50,7 @@ from lopsided.recipe import Recipe
 from lopsided.training.cautions import cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.reporter import Log, Reporter
-from lopsided.training.stages import Training
+from lopsided.training.stages import Stages
 
 __all__ = [
     "Fitted",
@@ -136,26 +136,26 @@ def fit(
             # What the next resume compares with is what this one goes on with.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
-        training = Training(recipe, prepared, device, log, checkpoint, ranks)
-        training.build(fresh=saved is None)
+        stages = Stages(recipe, prepared, device, log, checkpoint, ranks)
+        stages.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
-        for text in [*notes, *training.notes()]:
+        for text in [*notes, *stages.notes()]:
             log.note(text)
         for text in cautions(recipe, prepared, leaks):
             log.warn(text)
-        _complete(training, state, saved[1] if saved is not None else {}, folder)
+        _complete(stages, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
-            model=training.model,
-            card=training.card,
+            model=stages.model,
+            card=stages.card,
             splits=splits,
             leaks=leaks,
             history=state.history,
-            val=_predictions(training, source, splits.val, prepared.val),
-            test=_predictions(training, source, splits.test, prepared.test),
-            held_out=_judged(training, held_out),
+            val=_predictions(stages, source, splits.val, prepared.val),
+            test=_predictions(stages, source, splits.test, prepared.test),
+            held_out=_judged(stages, held_out),
             warnings=log.warnings,
             seconds=state.seconds,
         )
@@ -163,22 +163,22 @@ def fit(
     return fitted
 
 
-def _complete(training: Training, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
+def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
     """Train what is left to train and write the model, or read back the one that is finished."""
-    ranks = training.ranks
+    ranks = stages.ranks
     if state.finished and folder is not None:
-        training.checkpoint.tidy(state)  # It may have been broken off before it came to that.
+        stages.checkpoint.tidy(state)  # It may have been broken off before it came to that.
         if ranks.first:
-            training.model, training.card = load_model(folder, training.device, fast=training.recipe.fast)
+            stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
         if ranks.size > 1:
-            load_strictly(training.model, ranks.spread(training.model.state_dict))
-        training.model.eval()
+            load_strictly(stages.model, ranks.spread(stages.model.state_dict))
+        stages.model.eval()
         return
-    training.run(state, tensors)
+    stages.run(state, tensors)
     if folder is not None and ranks.first:
-        training.card = save_model(folder, training.model, training.card)
+        stages.card = save_model(folder, stages.model, stages.card)
     state.finished, state.chosen = True, None
-    training.checkpoint.save(state, {})
+    stages.checkpoint.save(state, {})
 
 
 def _saved(
@@ -257,11 +257,11 @@ def _announce(
         log.note(f"On {device} two runs of one recipe can differ in their last digits; on a CPU they do not.")
 
 
-def _predictions(training: Training, source: Source, rows: Any, part: Part | None) -> Predictions | None:
+def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:
     if part is None:
         return None
-    size = training.recipe.encoder_training.batch_size
-    probabilities, features = predict_inputs(training.model, part.inputs, size, training.ranks)
+    size = stages.recipe.encoder_training.batch_size
+    probabilities, features = predict_inputs(stages.model, part.inputs, size, stages.ranks)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
@@ -272,16 +272,16 @@ def _predictions(training: Training, source: Source, rows: Any, part: Part | Non
     )
 
 
-def _judged(training: Training, source: Source | None) -> Predictions | None:
+def _judged(stages: Stages, source: Source | None) -> Predictions | None:
     if source is None:
         return None
-    size = training.recipe.encoder_training.batch_size
-    own, sizes = share_rows(len(source), training.ranks)
-    found = predict(training.model, training.card, source.images.take(own), batch_size=size)
+    size = stages.recipe.encoder_training.batch_size
+    own, sizes = share_rows(len(source), stages.ranks)
+    found = predict(stages.model, stages.card, source.images.take(own), batch_size=size)
     return Predictions(
         names=source.names,
         classes=source.classes,
-        probabilities=gather_rows(found, sizes, training.ranks),
+        probabilities=gather_rows(found, sizes, stages.ranks),
         y_true=source.labels,
         groups=source.groups,
     )

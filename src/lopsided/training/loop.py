@@ -89,7 +89,7 @@ class Tally:
             self.alone += len(set(np.flatnonzero(np.bincount(labels) == 1).tolist()) - queued)
 
 
-class Trainer:
+class Loop:
     """Runs the epochs of a stage, as one of several ranks perhaps."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Trainer:
         return tensors | (self.queue.tensors() if self.queue is not None else {})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bring the trainer into the state that ``tensors`` took."""
+        """Bring the loop into the state that ``tensors`` took."""
         restore_training(self.trained, self.optimizer, tensors)
         self.precision.restore(tensors)
         if self.queue is not None:

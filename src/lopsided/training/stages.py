@@ -31,14 +31,14 @@ from lopsided.training.checkpoint import (
     load_strictly,
     restoring,
 )
-from lopsided.training.loop import Stage, Trainer
+from lopsided.training.loop import Loop, Stage
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
 _AVERAGED = ", and the running ones are averaged over the ranks after each epoch"
 
 
-class Training:
+class Stages:
     """A run of one recipe on prepared data."""
 
     model: Model
@@ -129,7 +129,7 @@ class Training:
 
     def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
         epochs, minority = stage.settings.epochs, self.prepared.minority
-        trainer = Trainer(
+        loop = Loop(
             stage,
             device=self.device,
             seed=self.recipe.seed,
@@ -143,7 +143,7 @@ class Training:
         best: dict[str, Tensor] = {}
         if tensors:
             with restoring():
-                trainer.restore(tensors)
+                loop.restore(tensors)
                 selection = Selection.from_dict(state.selection, selection.patience, state.epoch)
                 if state.chosen is not None:
                     best = self.checkpoint.load_weights(state.chosen)
@@ -153,11 +153,11 @@ class Training:
         self.log.stage(stage.name, epochs, len(stage.sampler))
         while state.epoch < epochs and not selection.exhausted(state.epoch):
             index = state.epoch
-            facts = trainer.epoch(index, self.checkpoint)
+            facts = loop.epoch(index, self.checkpoint)
             due = self.checkpoint.due()
-            now = trainer.tensors()
+            now = loop.tensors()
             if due or stage.judge is not None or index + 1 == epochs:  # Else the next epoch's loss would tell.
-                trainer.check_weights(all_finite(now.values()), index, self.checkpoint)
+                loop.check_weights(all_finite(now.values()), index, self.checkpoint)
             found = stage.judge() if stage.judge is not None else {}
             found = self.ranks.told(partial(dict, found))  # Which epoch is taken must not hang on a rounding.
             facts |= {f"val_{name}": value for name, value in found.items()}

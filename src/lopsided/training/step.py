@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lopsided.distributed import Ranks
 from lopsided.inference.probabilities import evaluating
+from lopsided.losses.objective import Samples
 from lopsided.models.machine import seeded
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
@@ -146,7 +147,7 @@ class Step:
     ) -> tuple[Tensor, Tensor]:
         """The sum of this rank's parts of the loss, with its graph, and the parts."""
         width = self.stage.projected
-        found = self.stage.objective(
+        samples = Samples(
             y,
             whole,
             projections=outputs[..., :width] if width else None,
@@ -155,6 +156,7 @@ class Step:
             epoch=epoch,
             epochs=self.stage.settings.epochs,
         )
+        found = self.stage.objective(samples)
         return found if isinstance(found, tuple) else (found.sum(), found)
 
     def _reference(self, others: Tensor, y_others: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +14,53 @@ MOMENTUM = 0.9
 """Of the optimizer "sgd"."""
 
 
-class _InMemoryOrder(torch.optim.Optimizer):
-    """Hands torch's fused kernel every weight in the order in which it lies in memory.
+Kind = TypeVar("Kind", torch.optim.Adam, torch.optim.AdamW)
+
+
+def in_memory_order(optimizer: Kind) -> Kind:
+    """Have an optimizer hand torch's fused kernel every weight in the order in which it lies in memory; return it.
 
     The kernel copies the gradient of a weight that is not contiguous, such as a channels-last one, in every step. The
     update is elementwise, so that a contiguous view of the same memory gives the same numbers without the copy. Taps of
     a kernel that have met no map so far (``small_maps.used_taps``) have had no gradient, so that without weight decay
-    nothing can change there, and they are left out.
+    nothing can change there, and they are left out. Such views are the optimizer's parameters and state while it steps;
+    the first step of a weight, which makes its state, is torch's own.
     """
+    kept: list[list[Tensor]] = []
 
-    def _init_group(self, group: Any, params: Any, grads: Any, averages: Any, squares: Any, *rest: Any) -> Any:
-        result = super()._init_group(group, params, grads, averages, squares, *rest)  # type: ignore[misc]
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        for index, weight in enumerate(weights):
-            # The kernel takes it for granted that moments lie as the weight does, which loaded ones need not.
-            grads[index] = _laid_like(weight, grads[index])
-            for name, moments in (("exp_avg", averages), ("exp_avg_sq", squares)):
-                moments[index] = self.state[weight][name] = _laid_like(weight, moments[index])
-        for index, tensors in enumerate(zip(params, grads, averages, squares, strict=True)):
-            used = used_taps(weights[index]) if group["weight_decay"] == 0 else None
-            views = _contiguous_views(tensors) if used is None else _views_of_taps(tensors, used)
-            params[index], grads[index], averages[index], squares[index] = views
-        return result
+    def hand_over(*_: Any) -> None:
+        kept[:] = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            skips = group["weight_decay"] == 0
+            group["params"] = [_view(weight, optimizer.state, skips) for weight in group["params"]]
+
+    def take_back(*_: Any) -> None:
+        for group, weights in zip(optimizer.param_groups, kept, strict=True):
+            for view, weight in zip(group["params"], weights, strict=True):
+                if view is not weight:
+                    del optimizer.state[view]
+            group["params"] = weights
+
+    optimizer.register_step_pre_hook(hand_over)
+    optimizer.register_step_post_hook(take_back)
+    return optimizer
+
+
+def _view(weight: Tensor, state: dict[Tensor, Any], skips: bool) -> Tensor:
+    """Return a view of a weight with its gradient and state, or the weight itself if it has none."""
+    if weight.grad is None:
+        return weight
+    # The kernel takes it for granted that all lies as the weight does, which loaded moments need not.
+    weight.grad = _laid_like(weight, weight.grad)
+    if weight not in state:
+        return weight
+    own = state[weight]
+    own.update({name: _laid_like(weight, own[name]) for name in ("exp_avg", "exp_avg_sq")})
+    tensors = (weight.detach(), weight.grad, own["exp_avg"], own["exp_avg_sq"])
+    used = used_taps(weight) if skips else None
+    view, view.grad, average, square = _contiguous_views(tensors) if used is None else _views_of_taps(tensors, used)
+    state[view] = {**own, "exp_avg": average, "exp_avg_sq": square}
+    return view
 
 
 def _laid_like(weight: Tensor, tensor: Tensor) -> Tensor:
@@ -59,14 +84,6 @@ def _views_of_taps(tensors: tuple[Tensor, ...], used: slice) -> tuple[Tensor, ..
     return tuple(tensor.flatten(0, 1)[used] for tensor in by_tap)
 
 
-class Adam(_InMemoryOrder, torch.optim.Adam):
-    """torch's Adam, without copies of weights that are not contiguous."""
-
-
-class AdamW(_InMemoryOrder, torch.optim.AdamW):
-    """torch's AdamW, without copies of weights that are not contiguous."""
-
-
 def make_optimizer(
     module: nn.Module, settings: EncoderTraining | Classifier, device: torch.device
 ) -> torch.optim.Optimizer:
@@ -76,5 +93,5 @@ def make_optimizer(
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=MOMENTUM, **common)  # type: ignore[arg-type]
-    kind = Adam if settings.optimizer == "adam" else AdamW
-    return kind(parameters, **common)  # type: ignore[arg-type]
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return in_memory_order(kind(parameters, **common))  # type: ignore[arg-type]
