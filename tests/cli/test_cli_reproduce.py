@@ -6,13 +6,14 @@ import csv
 import json
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_cli_bad_input import assert_refused
 
 from lopsided.paper.protocol import CL, Setting, base_recipe
-from lopsided.runs.records import Record, epochs_of, family_of
+from lopsided.runs.records import LossTable, Record, epochs_of, family_of
 from synthetic_records import make_records
 from tiny import write_photos
 from tiny_command import Call, Ended, command, names_below, start
@@ -275,6 +276,19 @@ def test_runs_of_another_recipe_are_left_out_and_said(call: Call, tmp_path: Path
     assert json.loads(ended.out)["protocol"].endswith("20 + 10 epochs, recipe paper-fmnist")
     alone = write_records(tmp_path / "alone.jsonl", short)
     assert_refused(call("reproduce", "eta", "--records", alone), "1 + 1 epochs, recipe 01234567")
+
+
+def test_runs_with_a_loss_that_is_none_of_the_papers_are_left_out_and_said(call: Call, tmp_path: Path) -> None:
+    own = make_records("eta", runs=2, scenarios=["90:10"])
+    zero = (("eta", 0.0), ("gamma", 0.0), ("normalization", "paper"), ("temperature", 0.07))
+    other = LossTable("proxy", zero)  # As much like CL as a loss can be that is another.
+    others = [replace(record, cell=f"{record.seed:016x}", loss=other) for record in own[:2]]
+    mixed = write_records(tmp_path / "records.jsonl", [*others, *own])
+    ended = call("reproduce", "eta", "--records", mixed, "--json")
+    assert ended.code == 0, ended.err
+    alone = call("reproduce", "eta", "--records", write_records(tmp_path / "own.jsonl", own), "--json")
+    assert json.loads(ended.out)["entries"] == json.loads(alone.out)["entries"]
+    assert "2 records of losses that are none of the paper's were left out: proxy(eta=0.0, gamma=0.0, " in ended.err
 
 
 def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_asked_for(

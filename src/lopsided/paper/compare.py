@@ -70,8 +70,8 @@ class Protocol:
 
     def is_like(self, other: Protocol) -> bool:
         """Whether two protocols agree in all that records of any version say of them."""
-        same = {"family": None, "epochs": None, "temperature": None}
-        return replace(self, **same) == replace(other, **same)
+        one, two = (replace(each, family=None, epochs=None, temperature=None) for each in (self, other))
+        return one == two
 
     def __str__(self) -> str:
         size = "its own size" if self.image_size is None else f"{self.image_size} px"

@@ -478,9 +478,9 @@ def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in values.items() if name not in flat}
     try:
         entry = catalogue.find(values["loss"])
-        known = entry.defaults() if entry.kind == "contrastive" else {}
+        known = set(entry.defaults()) if entry.kind == "contrastive" else set()
     except (catalogue.CatalogueError, KeyError, TypeError):
-        known = flat
+        known = set(flat)
     rest["loss"] = {"name": values.get("loss"), **{name: value for name, value in flat.items() if name in known}}
     if "source" in values:
         rest["classifier_loss"] = None

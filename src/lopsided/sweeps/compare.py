@@ -73,7 +73,8 @@ class Entry:
         pairs = [(run.value, theirs[run[:2]]) for run in self.runs if run[:2] in theirs]
         if not pairs:
             return None
-        return Difference(paired_difference(*zip(*pairs, strict=True), level, same=ROUNDING), len(pairs))
+        own, base = zip(*pairs, strict=True)
+        return Difference(paired_difference(own, base, level, same=ROUNDING), len(pairs))
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,15 @@ class Comparison:
             f"{where}, {best} has the highest UWA on {WORDS[split]} images, {found[best].mean.value:.1f} per cent "
             f"({number} run{'' if number == 1 else 's'})"
         )
-        lower, open_ = [], []
-        for arm in found:
-            if arm != best:
-                pairs = len(found) * (len(found) - 1) // 2
-                gap = self.difference(scenario, best, split, "uwa", to=arm, comparisons=pairs)
-                (lower if gap is not None and gap.differs else open_).append(arm)
-        parts = [f"{listed(open_)} cannot be told apart from it"] if open_ else []
+        pairs = len(found) * (len(found) - 1) // 2
+        gaps = {
+            arm: self.difference(scenario, best, split, "uwa", to=arm, comparisons=pairs)
+            for arm in found
+            if arm != best
+        }
+        lower = [arm for arm, gap in gaps.items() if gap is not None and gap.differs]
+        close = [arm for arm in gaps if arm not in lower]
+        parts = [f"{listed(close)} cannot be told apart from it"] if close else []
         parts += [f"{listed(lower)} {'is' if len(lower) == 1 else 'are'} lower"] if lower else []
         return "; ".join([told, *parts]) + "."
 
