@@ -76,7 +76,7 @@ def differ(ranks: Ranks) -> None:
 @pytest.mark.slow
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     found = each(3, tmp_path, differ)
-    assert str(found[2]) == "all ranks must have the same recipe, got others on rank 2 than on rank 0."
+    assert str(found[2]) == "All ranks must have the same recipe, but rank 2 and rank 0 differ."
     assert type(found[2]) is RunError
 
 
@@ -100,7 +100,7 @@ def test_the_rank_that_fails_says_why_and_the_others_end_without_a_word(tmp_path
     assert str(found[1]) == "eta must be >= 0, got -3.0 of its own."
     for other in (found[0], found[2]):
         assert type(other) is SaidError
-        assert str(other).startswith("all ranks must go on until the end, got a broken exchange (")
+        assert str(other).startswith("The connection to another rank failed (")
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_a_rank_that_was_killed_does_not_leave_the_others_waiting(tmp_path: Path
     assert isinstance(found[1], Gone)
     assert found[1].code == -signal.SIGKILL
     assert type(found[0]) is LostRankError
-    must = r"all ranks must go on until the end, got a broken exchange \([A-Z][^()]+\)\. "
-    do = r"The rank that ended first says why, unless it was killed\. Continue with the same command and --resume\."
+    must = r"The connection to another rank failed \([A-Z][^()]+\)\. "
+    do = r"The rank that ended first prints the cause, unless it was killed\. Run the same command with --resume\."
     assert re.fullmatch(must + do, str(found[0]))
 
 
@@ -226,10 +226,10 @@ def test_what_fails_on_the_first_rank_fails_on_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "two"}, r"WORLD_SIZE must be the number of ranks, got 'two'\. Start them with torchrun\."),
+        ({"WORLD_SIZE": "two"}, r"WORLD_SIZE must be the number of ranks, got 'two'\. Start with torchrun\."),
         (
             {"WORLD_SIZE": "2"},
-            r"all ranks must find each other, got .*RANK expected, but not set\. Start .* torchrun\.",
+            r"The ranks cannot connect: .*RANK expected, but not set\. Start .* torchrun\.",
         ),
     ],
 )

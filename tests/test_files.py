@@ -283,7 +283,7 @@ def test_an_owner_who_has_just_come_is_named_too(tmp_path: Path, monkeypatch: py
         content = (tmp_path / files.LOCK_NAME).read_text()
         os.truncate(tmp_path / files.LOCK_NAME, 0)
         # The owner writes its name while the other waits.
-        monkeypatch.setattr(files.time, "sleep", lambda seconds: (tmp_path / files.LOCK_NAME).write_text(content))
+        monkeypatch.setattr("time.sleep", lambda seconds: (tmp_path / files.LOCK_NAME).write_text(content))
         with pytest.raises(RunError, match=f"held by process {os.getpid()} on"):
             check_free(tmp_path)
 

@@ -1,11 +1,11 @@
-"""Several processes that train one model together. No other file talks to torch.distributed.
+"""Several processes (ranks) that train one model together. No other file uses torch.distributed.
 
-Every process, a rank, has the whole data set and the whole model, and computes its share of each batch. They exchange
-little: ``sum_`` adds tensors up over the ranks, ``gather`` puts the rows of all ranks together, and ``told`` and
-``spread`` give all ranks what the first one knows. Files and words are the first rank's alone.
+Every rank holds the whole data set and the whole model, and computes its share of each batch. ``sum_`` adds tensors
+over the ranks. ``gather`` collects the rows of all ranks. ``told`` and ``spread`` send values of the first rank to all
+ranks. Only the first rank writes files and prints.
 
-A rank that fails closes its connections, so that the others fail in their next exchange instead of waiting for it. The
-ranks then agree by a common store which of them says what went wrong, so that it is said once.
+A rank that fails closes its connections, so the other ranks fail in their next exchange instead of waiting. The ranks
+then use a common store to choose the rank that prints the error, so that the error is printed once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others. One that dies is noticed at once; this ends a job in which one hangs."""
+"""How long a rank waits for the others.
+
+A rank that dies is noticed at once; the limit ends a job in which a rank hangs.
+"""
 _PATIENCE = timedelta(seconds=2)
-"""How long a rank lets the first one say what both of them have to say."""
+"""How long a rank waits for the first rank to print the same error."""
 _BUCKET = 2**24
-"""Numbers in one exchange: large enough to be worth one, small enough not to double the memory of a large model."""
+"""Numbers per exchange: enough for an efficient exchange, but too few to double the memory of a large model."""
 
 
 class LostRankError(RunError):
@@ -42,40 +45,42 @@ class LostRankError(RunError):
 
 
 class Ranks:
-    """The ranks of a training, seen by one of them. ``Ranks()`` is a process alone, which exchanges nothing."""
+    """The ranks of a training, seen from one rank. ``Ranks()`` is a single process, which exchanges nothing."""
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1
-    """The same on this machine."""
+    """Rank and number of ranks on this machine."""
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes files and speaks."""
+        """Whether this rank writes files and prints."""
         return self.rank == 0
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the ranks, in which all of them agree bit by bit."""
+        """Replace each tensor by its sum over the ranks. The sum has the same bits on all ranks."""
 
     def gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The rows of all ranks, in the order of ranks; rank r has ``sizes[r]`` of them, none perhaps."""
+        """Return the rows of all ranks, in the order of ranks. Rank r has ``sizes[r]`` rows, possibly 0."""
         return rows
 
     def told(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns on the first rank, as JSON can tell it; it is called there alone."""
+        """Return on all ranks what ``make`` returns on the first rank, by JSON. Only the first rank calls ``make``."""
         return make()
 
     def spread(self, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors that ``make`` returns on the first rank, on the CPU of all others; it is called there alone."""
+        """Return on all ranks the tensors that ``make`` returns on the first rank; on the CPU of the other ranks.
+
+        Only the first rank calls ``make``.
+        """
         return dict(make())
 
     def check_same(self, what: str, value: str) -> None:
         """Raise unless all ranks have the same ``value``."""
         if value != self.told(lambda: value):
-            got = f"others on rank {self.rank} than on rank 0"
-            raise RunError(sentence(f"all ranks must have the same {what}", got))
+            raise RunError(f"All ranks must have the same {what}, but rank {self.rank} and rank 0 differ.")
 
     def speaks(self, error: BaseException) -> bool:
-        """Whether it is for this rank to say an error that ends it; asked once."""
+        """Return whether this rank prints the error that ended it. Call it once."""
         return True
 
 
@@ -89,11 +94,11 @@ class _Group(Ranks):
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._store = None if store is None else PrefixStore("lopsided", store)
-        # A group of NCCL alone, as another program may have made it, takes no tensors of the CPU.
+        # Another program may have made a group with NCCL only, which cannot exchange CPU tensors.
         self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Bucket by bucket, each one exchange."""
+        """Sum in buckets, with one exchange per bucket."""
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
             flat = self._carried(flat)
@@ -104,7 +109,7 @@ class _Group(Ranks):
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Each rank's rows are filled up to the longest share, because an exchange is of equal shapes."""
+        """Gather after padding the rows of each rank to the largest size, because all shapes must be equal."""
         padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
         padded[: len(rows)] = rows.detach()
         padded = self._carried(padded)
@@ -114,16 +119,16 @@ class _Group(Ranks):
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(rows.device)
 
     def _carried(self, tensor: Tensor) -> Tensor:
-        """A tensor where the group can exchange it."""
+        """Return a tensor on a device on which the group can exchange it."""
         needed = self._device.type == "cuda" and tensor.device.type == "cpu"
         return tensor.to(self._device) if needed else tensor
 
     def told(self, make: Callable[[], Any]) -> Any:
-        """As JSON."""
+        """Send the result as JSON."""
         return json.loads(self._bytes(lambda: json.dumps(make()).encode()))
 
     def spread(self, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """As the bytes of a safetensors file."""
+        """Send the tensors as the bytes of a safetensors file."""
         from safetensors.torch import load, save
 
         def content() -> bytes:
@@ -132,7 +137,7 @@ class _Group(Ranks):
         return load(self._bytes(content))
 
     def _bytes(self, make: Callable[[], bytes]) -> bytes:
-        """The first rank's bytes; an error in making them is raised on every rank."""
+        """Return the bytes that ``make`` returns on the first rank. If ``make`` fails there, every rank raises."""
         failure: Exception | None = None
         content = b""
         if self.first:
@@ -156,9 +161,9 @@ class _Group(Ranks):
         return content[1:]
 
     def speaks(self, error: BaseException) -> bool:
-        """The rank that failed by itself says it; of several that have the same to say, the first one.
+        """Return True on the rank that failed by itself; on the first rank if several ranks have the same error.
 
-        That a rank is gone is said at once, by whoever is quickest: torchrun is about to end the others.
+        A lost rank is reported at once, by the fastest rank, because torchrun is about to end the others.
         """
         if self._store is None:
             return True
@@ -168,10 +173,12 @@ class _Group(Ranks):
                 return not self._store.check(["failed"]) and self._store.add("lost", 1) == 1
             self._store.set("failed", "1")
             if not self.first and _appears(self._store, said):
-                sleep(_PATIENCE.total_seconds() / 2)  # torchrun ends the others when one has ended: let them speak.
+                sleep(
+                    _PATIENCE.total_seconds() / 2
+                )  # torchrun ends all ranks when one ends: give the other rank time to print.
                 return False
             return self._store.add(said, 1) == 1
-        except RuntimeError:  # The store was another rank's, which is gone.
+        except RuntimeError:  # The rank that held the store has ended.
             return True
 
 
@@ -184,7 +191,7 @@ def _appears(store: Store, key: str) -> bool:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one kind together, in their order."""
+    """Yield the tensors in buckets of one dtype and device, in their order."""
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         bucket: list[Tensor] = []
         for tensor in tensors:
@@ -199,17 +206,16 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _exchange() -> Iterator[None]:
-    """Say in a sentence what becomes of an exchange when another rank is gone."""
+    """Raise ``LostRankError`` if an exchange fails because another rank has ended."""
     try:
         yield
     except RuntimeError as error:
-        do = "The rank that ended first says why, unless it was killed. Continue with the same command and --resume."
-        got = f"a broken exchange ({_reason(error)})"
-        raise LostRankError(sentence("all ranks must go on until the end", got, do)) from error
+        do = "The rank that ended first prints the cause, unless it was killed. Run the same command with --resume."
+        raise LostRankError(f"The connection to another rank failed ({_reason(error)}). {do}") from error
 
 
 def _reason(error: RuntimeError) -> str:
-    """The first sentence of what a library says, without the place in its source.
+    """Return the first sentence of a library's error, without the place in its source.
 
     >>> _reason(RuntimeError("[/gloo/tcp/pair.cc:553] Connection closed by peer [::1]:4567. This may mean that"))
     'Connection closed by peer [::1]:4567'
@@ -220,12 +226,12 @@ def _reason(error: RuntimeError) -> str:
 
 @contextmanager
 def joined(init_method: str = "env://", *, rank: int = -1, size: int = -1) -> Iterator[Ranks]:
-    """Join the other ranks of this job while the block runs, and yield all of them.
+    """Join the other ranks of this job while the block runs, and yield the ``Ranks``.
 
-    These are the ranks of torch's process group, if the program has made one; else those that torchrun, or whoever sets
-    ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, started; else this process alone. ``init_method``,
-    ``rank`` and ``size`` are torch's, for a job that is put together by hand. An error that is for another rank to say
-    leaves the block as ``SaidError``.
+    If the program has made a torch process group, its ranks are used. Otherwise the ranks are those that torchrun
+    started, or any launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. Otherwise this
+    process runs alone. ``init_method``, ``rank`` and ``size`` are the arguments of torch, for a job without a launcher.
+    If another rank prints the error, this block raises ``SaidError``.
     """
     made = False
     if dist.is_available() and dist.is_initialized():
@@ -239,7 +245,7 @@ def joined(init_method: str = "env://", *, rank: int = -1, size: int = -1) -> It
     except Exception as error:
         if not ranks.speaks(error):
             raise SaidError(str(error)) from error
-        raise  # Without leaving the group, which can wait for ranks that are gone.
+        raise  # Without destroying the group, which can wait for ranks that have ended.
     if made:
         dist.destroy_process_group()
 
@@ -247,7 +253,7 @@ def joined(init_method: str = "env://", *, rank: int = -1, size: int = -1) -> It
 def _asked_for() -> int:
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal():
-        raise InputError(sentence("WORLD_SIZE must be the number of ranks", repr(text), "Start them with torchrun."))
+        raise InputError(sentence("WORLD_SIZE must be the number of ranks", repr(text), "Start with torchrun."))
     return int(text)
 
 
@@ -258,10 +264,10 @@ def _join(init_method: str, rank: int, size: int) -> _Group:
         store, rank, size = next(iter(rendezvous(init_method, rank, size, timeout=TIMEOUT)))
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        # Words between ranks are exchanged on the CPU, gradients where they lie.
+        # Ranks exchange JSON on the CPU, and gradients on their device.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise InputError(sentence("all ranks must find each other", reason, "Start them with torchrun.")) from error
+        raise InputError(f"The ranks cannot connect: {reason}. Start them with torchrun.") from error
     return _Group(store)

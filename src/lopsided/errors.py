@@ -1,18 +1,18 @@
-"""The errors that a user can cause, and the one shape of their sentences.
+"""The errors that a user can cause.
 
-Every message says what must hold, what was received, and, where there is something to do, what to do:
+A message is one line. It gives the condition, the received value and, if possible, the repair:
 
     eta must be >= 0, got -3.0. Use 0 for the symmetric loss.
 
-The command prints the sentence and ends with exit code 2; a Python caller catches ``LopsidedError``, or the built-in
-class that each child also is.
+The command prints the message and ends with exit code 2. A Python caller catches ``LopsidedError``, or the built-in
+exception that each subclass also derives from.
 """
 
 from __future__ import annotations
 
 
 class LopsidedError(Exception):
-    """Something the user can repair; its text is one sentence, with a second one for the repair."""
+    """An error that the user can repair. Its text is one line: what is wrong, and what to do."""
 
 
 class InputError(LopsidedError, ValueError):
@@ -28,15 +28,17 @@ class RunError(LopsidedError, RuntimeError):
 
 
 class MissingDependencyError(LopsidedError, ImportError):
-    """An optional package that the asked-for work needs is not installed."""
+    """A required optional package is not installed."""
 
 
 class SaidError(LopsidedError):
-    """An error, its cause, that another process of the same job says; this one ends without a word."""
+    """An error that another process of the same job prints; this process ends silently. Its cause is the error."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory; torch says so by a class of its own on accelerators only.
+    """Return whether an error means that memory is exhausted.
+
+    torch raises ``OutOfMemoryError`` on accelerators only; on the CPU only the text of the error tells.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)
@@ -46,7 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def sentence(must: str, got: object, do: str = "") -> str:
-    """Join what must hold, what was received and what to do.
+    """Join the condition, the received value and the repair.
 
     >>> sentence("eta must be >= 0", -3.0, "Use 0 for the symmetric loss.")
     'eta must be >= 0, got -3.0. Use 0 for the symmetric loss.'

@@ -41,25 +41,25 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
     """Classifier for class-imbalanced images or vectors: a contrastive first stage, then a linear layer.
 
     ``X`` is an array or tensor of images, (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or floats in [0, 1], or a
-    matrix of vectors, (n, d), whose columns are standardised inside. ``score`` is the unweighted accuracy (balanced
-    accuracy); ``transform`` gives the encoder's features. Results are float32, as they are computed.
+    matrix of vectors, (n, d). The estimator standardises the columns of vectors. ``score`` is the unweighted accuracy
+    (balanced accuracy). ``transform`` returns the encoder's features. Probabilities and features are float32.
 
     Args:
-        loss: A loss of the catalogue by name, or a mapping with its ``name`` and parameters; None: the recipe's. A loss
-            for classification trains end to end, for ``epochs + classifier_epochs``, the same budget.
-        recipe: A recipe's name or TOML file. The arguments below that are None are as it says.
-        eta, gamma: Parameters of the loss, where it has them.
-        encoder: A timm model's name, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors, the
+        loss: Name of a loss in the catalogue, or a mapping with its ``name`` and parameters; None: the recipe's loss. A
+            classification loss trains end to end for ``epochs + classifier_epochs`` epochs, which is the same budget.
+        recipe: Name of a recipe, or a TOML file. It sets all arguments below that are None.
+        eta, gamma: Parameters of the loss, if it has them.
+        encoder: Name of a timm model, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors, the
             recipe's encoder for images.
-        epochs, lr: Of the first stage.
-        classifier_epochs: Of the second stage.
-        batch_size: Of both stages.
-        image_size: Side to which images are resized; None: as they are.
-        val: Share of the samples that is held out to pick the epoch; 0: train on all, take the last.
+        epochs, lr: Epochs and learning rate of the first stage.
+        classifier_epochs: Epochs of the second stage.
+        batch_size: Batch size of both stages.
+        image_size: Side to which images are resized; None: no resizing.
+        val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
         settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
-        random_state: Seed of everything that is drawn.
+        random_state: Seed of all random choices.
         device: "auto", "cpu", "cuda", "mps".
-        num_threads: CPU threads; None: as torch has it.
+        num_threads: Number of CPU threads; None: torch's setting.
         verbose: 1 prints a line per epoch.
 
     >>> from sklearn.datasets import make_classification
@@ -132,23 +132,23 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
-        """Probabilities (n, K), columns in the order of ``classes_``; a ``RunError`` where they are not finite."""
+        """Return probabilities (n, K), with columns in the order of ``classes_``. Raise ``RunError`` if not finite."""
         probabilities = self._predict(X)[0]
         check_finite(probabilities)
         return probabilities.astype(np.float32)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The most probable class of each input."""
+        """Return the most probable class of each input."""
         check_is_fitted(self)
         labels: npt.NDArray[Any] = self.classes_[decide(self.predict_proba(X))]
         return labels
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
-        """The encoder's features (n, f)."""
+        """Return the encoder's features (n, f)."""
         return self._predict(X)[1]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Unweighted accuracy: the mean of the recalls of the classes in ``y``."""
+        """Return the unweighted accuracy: the mean recall over the classes in ``y``."""
         predicted = self.predict(X)
         y = column_or_1d(_on_cpu(y))
         labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)
@@ -158,7 +158,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return confusion_figures(confusion)["uwa"]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model and the estimator's parameters into a folder; nothing in it is a pickle."""
+        """Write the model and the estimator's parameters into a folder, without pickle."""
         check_is_fitted(self)
         parameters = self.get_params(deep=False)
         if not isinstance(self.random_state, int | None):
@@ -175,7 +175,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], device: str = "auto") -> TwoStageClassifier:
-        """Read what ``save`` wrote, or the folder of a run, whose classes are then texts."""
+        """Load a folder that ``save`` wrote, or a run folder. The classes of a run folder are strings."""
         model, card = load_model(Path(folder), pick_device(device))
         content = _read(Path(folder) / FILE_NAME)
         try:
@@ -185,7 +185,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             if len(classes) != len(card.classes):
                 raise ValueError("classes")
         except (TypeError, ValueError, KeyError) as error:
-            raise RunError(sentence(f"{Path(folder) / FILE_NAME} must fit model.json", "another content")) from error
+            path = Path(folder) / FILE_NAME
+            raise RunError(f"{path} does not fit model.json. Save the estimator again.") from error
         estimator.set_params(device=device)
         estimator.classes_, estimator.model_, estimator.card_, estimator.history_ = classes, model, card, []
         if card.kind == "vector":
@@ -205,7 +206,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return tags
 
     def _recipe(self, kind: Literal["image", "vector"]) -> Recipe:
-        """The recipe that the parameters stand for; it says what is wrong with them."""
+        """Return the recipe with the parameters of the estimator. Invalid parameters raise an error of the recipe."""
         changes = {
             "encoder_training.loss": self.loss,
             "encoder_training.loss.eta": self.eta,
@@ -224,7 +225,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "threads": self.num_threads,
             "data.val": self.val,
             "data.image_size": self.image_size,
-            # The samples are those that are given.
+            # ``fit`` gets its samples as arguments.
             **{"data.test": 0.0, "data.source": None, "data.scenario": None, "data.held_out": False},
             **(self.settings or {}),
         }
@@ -236,7 +237,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         if images:
             source = source_from_arrays(X, codes, classes=names)
         else:
-            # A split looks at labels alone.
+            # A split uses only the labels.
             blank = ArrayImages(np.zeros((len(codes), 1, 1, 1), dtype=np.uint8))
             source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
         splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
@@ -283,12 +284,12 @@ def _are_images(X: Any) -> bool:
 
 
 def _stacked(X: Any) -> Any:
-    """A list of images as one array; anything else as it is."""
+    """Return a list of images as one array. Return anything else unchanged."""
     if not isinstance(X, list | tuple) or not X or getattr(X[0], "ndim", 2) < 2:
         return X
     try:
         array = np.stack([np.asarray(_on_cpu(image)) for image in X])
-    except ValueError:  # They differ in size.
+    except ValueError:  # Images of different sizes cannot be stacked.
         return X
     return array if _are_images(array) else X
 
@@ -298,12 +299,12 @@ def _on_cpu(values: Any) -> Any:
 
 
 def _plain(value: object) -> object:
-    """A numpy number or a path as JSON knows it."""
+    """Return a numpy number or a path as a JSON value."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _plain_numbers(value: Any) -> Any:
-    """Turn numpy's numbers, as grids of parameters have them, into Python's."""
+    """Convert numpy numbers, which parameter grids often hold, to Python numbers."""
     if isinstance(value, Mapping):
         return {name: _plain_numbers(one) for name, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
@@ -315,11 +316,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(sentence(f"{path} must be JSON", "something else")) from error
+        raise RunError(f"{path} is not valid JSON. Save the estimator again.") from error
     if not isinstance(content, dict) or content.get("format") not in (1, FORMAT):
-        raise RunError(sentence(f"{path} must be of format {FORMAT}", "another one"))
+        raise RunError(f"{path} does not have format {FORMAT}. Save the estimator again.")
     if content["format"] == 1 and isinstance(content.get("parameters"), dict):
-        # Parameters that have become fields of the recipe matter to another fit alone.
+        # Some parameters of format 1 are now fields of the recipe. Only another fit would need them.
         known = TwoStageClassifier._get_param_names()
         content["parameters"] = {name: value for name, value in content["parameters"].items() if name in known}
     return content

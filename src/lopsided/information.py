@@ -1,4 +1,4 @@
-"""Entropy and its relatives: the public door of ``lopsided.evaluation.information``."""
+"""Entropy and related measures: the public functions of ``lopsided.evaluation.information``."""
 
 from lopsided.evaluation.information import (
     conditional_cross_entropy,

@@ -1,4 +1,4 @@
-"""Figures of predictions: the public door of ``lopsided.evaluation.metrics``."""
+"""Metrics of predictions: the public functions of ``lopsided.evaluation.metrics``."""
 
 from lopsided.evaluation.metrics import accuracy, evaluate, unweighted_accuracy
 

@@ -1,4 +1,4 @@
-"""Seeds by name: every random choice of a run has a seed of its own, so that changing one does not move the others."""
+"""Seeds by name. Every random choice of a run has its own seed, so changing one choice does not change the others."""
 
 from __future__ import annotations
 

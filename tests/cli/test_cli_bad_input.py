@@ -88,19 +88,19 @@ def test_a_class_with_one_image(assert_fit_refused: Callable[..., None], folder:
 def test_a_truncated_file(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "cat" / "003.png"
     path.write_bytes(path.read_bytes()[:100])
-    assert_fit_refused(f"every image must be readable, got {path} (", "(--skip-unreadable).")
+    assert_fit_refused(f"Cannot read the image {path} (", "with --skip-unreadable.")
 
 
 def test_a_text_file_called_jpg(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "dog" / "letter.jpg"
     path.write_text("dear reader")
-    assert_fit_refused(f"every image must be readable, got {path} (its content is no image of a known format).")
+    assert_fit_refused(f"Cannot read the image {path} (not an image of a supported format).")
 
 
 def test_a_pixel_bomb(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "dog" / "bomb.png"
     path.write_bytes(png_header(60_000, 60_000))
-    assert_fit_refused(f"{path} (", "pixels, where 89,478,485 are allowed")
+    assert_fit_refused(f"{path} (", "pixels, but at most 89,478,485 are allowed")
 
 
 def test_images_that_differ_in_size_without_a_size_to_resize_to(
@@ -110,7 +110,7 @@ def test_images_that_differ_in_size_without_a_size_to_resize_to(
 
     Image.new("RGB", (20, 30)).save(folder / "cat" / "large.png")
     assert_fit_refused(
-        "images must agree in size when image_size is not set", "20 x 30 in ", "large.png", "Set image_size."
+        "images must have the same size when image_size is not set", "20 x 30 in ", "large.png", "Set image_size."
     )
 
 
@@ -133,7 +133,7 @@ def test_a_table_that_names_missing_images(assert_fit_refused: Callable[..., Non
     table = folder / "table.csv"
     table.write_text("path,label\ncat/000.png,cat\ndog/999.png,dog\n")
     first = folder / "dog/999.png"
-    told = f"every image that {table} names must exist, got 1 missing of 2, the first {first}."
+    told = f"{table} lists missing images: 1 of 2, the first {first}."
     assert_fit_refused(told, data=table)
 
 
@@ -147,7 +147,7 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--scenario", "90:10,total=900"), "90:10,total=900 needs cat 810, dog 90, got cat 8, dog 6."),
+        (("--scenario", "90:10,total=900"), "90:10,total=900 needs cat 810, dog 90, but the source has cat 8, dog 6."),
         (("--scenario", "90:20"), "shares must add up to 100, got 90:20, which adds up to 110."),
         (("--encoder", "resnet19"), "encoder.name must be a timm model or \"mlp\", got 'resnet19'."),
         (
@@ -178,8 +178,8 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
         (("--recipe", "none.toml"), "a recipe must be a readable TOML file, got none.toml (No such file"),
         (("--device", "quantum"), "device must be"),
         (("--weights", "/none/w.safetensors"), "/none/w.safetensors"),
-        (("--split", "group"), "a split by group needs groups, got none in photos."),
-        (("--split", "given"), "a given split needs folders or a column that say so, got none in photos."),
+        (("--split", "group"), "A split by group needs groups, but photos has none."),
+        (("--split", "given"), "photos does not define splits, so a given split cannot be used."),
     ],
 )
 def test_a_flag_that_cannot_be_used(flags: tuple[str, ...], told: str, assert_fit_refused: Callable[..., None]) -> None:
@@ -202,7 +202,7 @@ def test_corrupt_images_are_left_out_and_listed_when_asked(call: Call, folder: P
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["unreadable"] == [
         {"name": "cat/003.png", "reason": "the file is empty"},
-        {"name": "dog/letter.jpg", "reason": "its content is no image of a known format"},
+        {"name": "dog/letter.jpg", "reason": "not an image of a supported format"},
     ]
     assert sum(sum(split.values()) for split in metrics["counts"].values()) == 13
     assert "2 unreadable images were left out" in ended.out
@@ -216,7 +216,7 @@ def test_a_run_of_another_version(call: Call, finished: Path, other_photos: Path
     ended = call("fit", "--out", run, "--resume")
     assert_refused(ended, f"a run must have format 1, got format 9 in {run / 'metrics.json'}.", "lopsided 7.0")
     for arguments in (("evaluate", run, other_photos), ("predict", run, other_photos), ("export", run)):
-        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must be of format 1, got 9.", "lopsided 7.0")
+        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must have format 1, got 9.", "lopsided 7.0")
     assert not (run / "model.onnx").exists()
 
 
@@ -224,7 +224,7 @@ def test_a_model_that_was_truncated(call: Call, model: Path, other_photos: Path,
     run = shutil.copytree(model, tmp_path / "run")
     weights = run / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    assert_refused(call("predict", run, other_photos), str(weights), "a changed or truncated file")
+    assert_refused(call("predict", run, other_photos), str(weights), "the file was changed or truncated")
 
 
 def test_metrics_that_are_no_json(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -236,13 +236,13 @@ def test_metrics_that_are_no_json(call: Call, finished: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "export"])
 def test_a_folder_that_is_no_run(verb: str, call: Call, other_photos: Path, tmp_path: Path) -> None:
     more = () if verb == "export" else (other_photos,)
-    assert_refused(call(verb, tmp_path, *more, "--quiet"), f"got none in {tmp_path}.")
+    assert_refused(call(verb, tmp_path, *more, "--quiet"), f"{tmp_path} holds no model.json.")
 
 
 def test_labels_that_the_model_does_not_know(call: Call, model: Path, tmp_path: Path) -> None:
     others = write_photos(tmp_path / "others", {"cat": 2, "fox": 2})
     ended = call("evaluate", model, others, "--out", tmp_path / "figures.json")
-    assert_refused(ended, "labels must be among the classes of the model, cat, dog, got fox in others.")
+    assert_refused(ended, "labels must be classes of the model (cat, dog), got fox in others.")
     assert not (tmp_path / "figures.json").exists()
 
 

@@ -28,7 +28,7 @@ def test_a_folder_is_described_by_its_own_process(photos: Path) -> None:
     assert first == "photos: 56 images, 2 classes, colour, 12 x 12 pixels"
     assert "cat        40  71.4 %" in ended.out
     assert "dog        16  28.6 %" in ended.out
-    assert "cat has 2.5 times as many images as dog; answering cat always is 71.4 % accurate" in ended.out
+    assert "cat has 2.5 times as many images as dog. Always answering cat gives 71.4 % accuracy" in ended.out
 
 
 def test_what_fit_would_stumble_over_is_listed(call: Call, tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_what_fit_would_stumble_over_is_listed(call: Call, tmp_path: Path) -> No
     assert facts["duplicates"] == [{"names": ["cat/000.png", "dog/copy.png"], "labels": ["cat", "dog"]}]
     assert [item["name"] for item in facts["unreadable"]] == ["cat/text.jpg"]
     words = call("data", folder).out
-    assert "1 byte-identical images carry different labels" in words
-    assert "cat/text.jpg (its content is no image of a known format)" in words
+    assert "Sets of byte-identical images with different labels: 1, the first " in words
+    assert "cat/text.jpg (not an image of a supported format)" in words
 
 
 def test_groups_and_splits_of_a_table_are_counted(call: Call, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, call: Call, 
     out = tmp_path / "sweep"
     ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1", run=call)
     assert ended.code == 1
-    assert "98:2 CL seed 0 failed: 98:2,total=100 needs cat 98, dog 2, got cat 60, dog 60." in ended.out
+    assert "98:2 CL seed 0 failed: 98:2,total=100 needs cat 98, dog 2, but the source has cat 60, dog 60." in ended.out
     assert "1 cell has no run (-): 98:2 CL." in ended.out
     assert (out / "tables" / "eta-mine.md").is_file()
 
@@ -405,7 +405,7 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("eta", "--records", "none.jsonl"), "none.jsonl"),
         (("eta", "--records", "none.jsonl", "--runs", "3"), "--runs is for training, got it with --records."),
         (("eta", "--recipe", "none.toml", "--out", "x"), "a recipe must be a readable TOML file, got none.toml"),
-        (("isic", "--out", "x"), "isic2018 must be found through LOPSIDED_DATA, got no such variable."),
+        (("isic", "--out", "x"), "isic2018 needs the environment variable LOPSIDED_DATA, which is not set."),
         (("isic", "--out", "x", "--data", "nowhere"), "nowhere, which does not exist."),
         (("eta", "--out", "x", "--weights", "none.safetensors"), "none.safetensors, which does not exist."),
     ],

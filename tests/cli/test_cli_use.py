@@ -70,7 +70,7 @@ def test_a_table_may_name_files_elsewhere_only_when_it_is_allowed(
 def test_evaluate_says_when_a_class_is_not_there(call: Call, finished: Path, tmp_path: Path) -> None:
     ended = call("evaluate", finished, write_photos(tmp_path / "dogs", {"dog": 4}))
     assert ended.code == 0
-    assert "No test image of cat: the means over classes leave such classes out." in ended.out
+    assert "The test set has no image of cat: means over classes omit such classes." in ended.out
 
 
 def test_evaluate_takes_one_part_of_data_that_come_split(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_predict_writes_the_readable_and_lists_the_rest(finished: Path, other_ph
     out = tmp_path / "answers.csv"
     ended = command("predict", finished, other_photos, tmp_path / "broken.jpg", "--out", out)
     assert ended.code == 0
-    assert "broken.jpg (its content is no image of a known format)" in ended.err
+    assert "broken.jpg (not an image of a supported format)" in ended.err
     assert ended.out.startswith("15 images predicted (")
     assert ended.out.rstrip().endswith(f", 1 unreadable: {out}")
     with out.open(newline="") as file:
@@ -143,7 +143,7 @@ def test_predict_with_no_readable_image_ends_with_code_2(call: Call, finished: P
     (tmp_path / "a.png").write_bytes(b"")
     ended = call("predict", finished, tmp_path / "a.png", "--out", tmp_path / "answers.csv")
     assert ended.code == 2
-    assert "at least one image must be readable, got none of 1" in ended.err
+    assert "No image is readable: 1 failed, the first " in ended.err
     assert names_below(tmp_path) == ["a.png"]
 
 

@@ -178,7 +178,7 @@ def test_normalising_gives_each_channel_its_mean_and_deviation() -> None:
         ({"rotation": -1}, r"rotation must be in \[0, 180\] degrees, got -1"),
         ({"rotation": float("nan")}, r"rotation must be in \[0, 180\] degrees, got nan"),
         ({"crop": 0.0}, r"crop must be in \(0, 1\], got 0.0\. Use None for the whole image\."),
-        ({"colour": 2.0}, r"colour must be in \[0, 1\], got 2.0\. Use None to leave colours alone\."),
+        ({"colour": 2.0}, r"colour must be in \[0, 1\], got 2.0\. Use None to keep the colours\."),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -193,7 +193,7 @@ def test_batches_of_another_kind_are_refused() -> None:
         to_float(noise(1, 3, 8, 8).long())
     with pytest.raises(InputError, match=r"a batch to normalise must be float, got torch\.uint8"):
         normalise(noise(1, 3, 8, 8), (0.5,) * 3, (0.5,) * 3)
-    with pytest.raises(InputError, match=r"mean and std must have one number per channel, 1, got \(3, 3\)"):
+    with pytest.raises(InputError, match=r"mean and std must have one number per channel \(1\), got \(3, 3\)"):
         normalise(torch.zeros(1, 1, 8, 8), (0.5,) * 3, (0.5,) * 3)
     with pytest.raises(InputError, match=r"std must be > 0, got \(0\.0,\)"):
         normalise(torch.zeros(1, 1, 8, 8), (0.5,), (0.0,))

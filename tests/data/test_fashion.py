@@ -69,7 +69,9 @@ def test_the_embedded_tops_can_be_asked_for_in_any_order_and_by_label() -> None:
 
 def test_tops_of_a_damaged_installation_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fashion, "TOPS_SHA256", "0" * 64)
-    with pytest.raises(DataError, match=r"the embedded images must be those of the package, got others\."):
+    with pytest.raises(
+        DataError, match=r"^The embedded images do not match their checksum\. Install the package again\.$"
+    ):
         open_source("fashion-mnist-tops")
 
 
@@ -152,7 +154,7 @@ def test_offline_one_sentence_says_where_to_put_it(
     with pytest.raises(DataError) as caught:
         open_source("fashion-mnist")
     assert str(caught.value) == (
-        f"fashion-mnist must be on this machine or downloadable, got neither ({error}). "
+        f"fashion-mnist is not on this machine and cannot be downloaded ({error}). "
         f"Put the four IDX files (train-images-idx3-ubyte.gz and so on) in {nowhere} or below $LOPSIDED_DATA, "
         "or install Debian's dataset-fashion-mnist."
     )
@@ -182,11 +184,11 @@ def test_an_idx_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "an IDX file must start with 00 00 08 and its rank, got "),
-        (b"PNG?1234", "an IDX file must start with 00 00 08 and its rank, got "),
-        (bytes([0, 0, 8, 1, 0, 0]), "an IDX file must be as long as its header says, got fewer bytes in "),
-        (idx(np.zeros(9, dtype=np.uint8))[:-1], "an IDX file must be as long as its header says, got fewer bytes in "),
-        (idx(np.zeros(9, dtype=np.uint8)) + b"x", "an IDX file must be as long as its header says, got more bytes in "),
+        (b"", "is not an IDX file: an IDX file starts with 00 00 08 and its rank"),
+        (b"PNG?1234", "is not an IDX file: an IDX file starts with 00 00 08 and its rank"),
+        (bytes([0, 0, 8, 1, 0, 0]), "has fewer bytes than its header declares"),
+        (idx(np.zeros(9, dtype=np.uint8))[:-1], "has fewer bytes than its header declares"),
+        (idx(np.zeros(9, dtype=np.uint8)) + b"x", "has more bytes than its header declares"),
         (
             bytes([0, 0, 8, 2]) + b"\xff" * 8 + b"x",
             r"an IDX file must hold at most 1,073,741,824 bytes, got 18,446,744,065,119,617,025 in ",
@@ -195,17 +197,16 @@ def test_an_idx_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_an_idx_file_that_lies_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "labels").write_bytes(content)
-    with pytest.raises(DataError, match=message + ".*labels"):
+    with pytest.raises(DataError, match=message) as caught:
         read_idx(tmp_path / "labels")
+    assert str(tmp_path / "labels") in str(caught.value)
 
 
 def test_a_truncated_packed_file_is_named(tmp_path: Path) -> None:
     write_fashion(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(
-        DataError, match=r"an IDX file must be readable, got .*train-images-idx3-ubyte\.gz \(.+\)\. Fetch it"
-    ):
+    with pytest.raises(DataError, match=r"Cannot read the IDX file .*train-images-idx3-ubyte\.gz \(.+\)\. Download it"):
         open_source(tmp_path)
 
 
@@ -213,7 +214,7 @@ def test_images_and_labels_must_agree_in_number(tmp_path: Path) -> None:
     write_fashion(tmp_path, packed=False)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, dtype=np.uint8)))
     with pytest.raises(
-        DataError, match=r"images must be 28 x 28 with one label below 10 each, got \(20, 28, 28\) and \(3,\)"
+        DataError, match=r"images must be 28 x 28, each with one label below 10, got \(20, 28, 28\) and \(3,\)"
     ):
         open_source(tmp_path)
 

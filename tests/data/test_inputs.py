@@ -77,7 +77,7 @@ def test_images_are_kept_in_memory_only_where_they_fit(folder: Path, monkeypatch
     need = 10 * 3 * 6 * 6
     for free, kind, text in (
         (4 * need, MemoryInputs, "are kept in memory"),
-        (4 * need - 1, StreamedInputs, "are decoded anew in every epoch"),
+        (4 * need - 1, StreamedInputs, "are decoded again in every epoch"),
         (None, MemoryInputs, "are kept in memory"),
     ):
         monkeypatch.setattr(room, "free_memory", lambda free=free: free)
@@ -137,7 +137,7 @@ def test_shape_and_size_are_those_of_the_recipe_or_else_of_the_images() -> None:
 def test_images_of_different_sizes_ask_for_an_image_size(folder: Path) -> None:
     Image.new("RGB", (9, 9)).save(folder / "a" / "9.png")
     source = open_source(folder)
-    with pytest.raises(DataError, match=r"images must agree in size .* Set image_size\."):
+    with pytest.raises(DataError, match=r"images must have the same size .* Set image_size\."):
         prepare(tiny(), source, whole(source))
 
 

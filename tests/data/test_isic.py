@@ -81,9 +81,7 @@ def test_classes_are_chosen_by_code_or_by_name(official: Path, classes: list[str
 def test_images_of_classes_that_were_not_chosen_may_be_absent(official: Path) -> None:
     (official / INPUT / "ISIC_4.jpg").unlink()
     assert len(open_source(official, classes=["MEL", "DF"])) == 3
-    with pytest.raises(
-        DataError, match=r"GroundTruth\.csv names must exist, got 1 missing of 4, the first .*ISIC_4\.jpg"
-    ):
+    with pytest.raises(DataError, match=r"GroundTruth\.csv lists missing images: 1 of 4, the first .*ISIC_4\.jpg"):
         open_source(official)
 
 
@@ -107,14 +105,16 @@ def test_another_column_of_the_groupings_can_be_the_group(official: Path) -> Non
 def test_without_groupings_there_are_no_groups_unless_they_are_asked_for(official: Path) -> None:
     (official / GROUPINGS).unlink()
     assert open_source(official).groups is None
-    with pytest.raises(DataError, match=rf"isic2018 needs its lesion groupings, {GROUPINGS}, got none in "):
+    with pytest.raises(DataError, match=rf"isic2018 needs its lesion groupings: {GROUPINGS} is missing in "):
         open_source(official, group="lesion_id")
 
 
 def test_an_image_without_a_lesion_is_named(official: Path) -> None:
     lines = (official / GROUPINGS).read_text().splitlines()
     (official / GROUPINGS).write_text("\n".join(lines[:-1]))
-    with pytest.raises(DataError, match="every image must have a lesion_id, got 1 without, the first ISIC_4, in "):
+    with pytest.raises(
+        DataError, match=r"every image must have a lesion_id, got 1 without lesion_id in .*, the first ISIC_4"
+    ):
         open_source(official)
 
 
@@ -123,7 +123,7 @@ def test_an_image_without_a_lesion_is_named(official: Path) -> None:
     [
         (
             "image,MEL\nISIC_1,1\n",
-            r"the ground truth must have the columns image, MEL, .*, got none called NV in .*\.csv",
+            r"The ground truth must have the columns image, MEL, .*, but NV is missing in .*\.csv",
         ),
         (
             f"{COLUMNS}\n{one_hot('ISIC_1', 'MEL').replace('1.0', '0.0')}\n",
@@ -132,7 +132,7 @@ def test_an_image_without_a_lesion_is_named(official: Path) -> None:
         (f"{COLUMNS}\nISIC_1,1,1,0,0,0,0,0\n", "exactly one diagnosis, got MEL and NV for ISIC_1 in "),
         (
             f"{COLUMNS}\n../../x,1,0,0,0,0,0,0\n",
-            r"an image's id must be letters, digits, _ and -, got '\.\./\.\./x' in ",
+            r"an image id must consist of letters, digits, _ and -, got '\.\./\.\./x' in ",
         ),
         (f"{COLUMNS}\n", "a table must name at least one image, got no rows in "),
     ],
@@ -145,18 +145,18 @@ def test_a_ground_truth_that_cannot_be_used_is_named(official: Path, text: str, 
 
 def test_a_missing_ground_truth_is_named(official: Path) -> None:
     (official / TRUTH / f"{TRUTH}.csv").unlink()
-    with pytest.raises(DataError, match=rf"isic2018 needs its ground truth, {TRUTH}/{TRUTH}\.csv, got none in "):
+    with pytest.raises(DataError, match=rf"isic2018 needs its ground truth: {TRUTH}/{TRUTH}\.csv is missing in "):
         open_source(official)
 
 
 def test_where_isic_is_not_one_sentence_says_where_to_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOPSIDED_DATA", raising=False)
     with pytest.raises(
-        DataError, match=r"isic2018 must be found through LOPSIDED_DATA, got no such variable\. Unpack the"
+        DataError, match=r"isic2018 needs the environment variable LOPSIDED_DATA, which is not set\. Unpack the"
     ):
         open_source("isic2018")
     monkeypatch.setenv("LOPSIDED_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=f"isic2018 must lie below LOPSIDED_DATA as {INPUT}, got none in "):
+    with pytest.raises(DataError, match=f"isic2018 is missing: LOPSIDED_DATA is .*, which does not hold {INPUT}"):
         open_source("isic2018")
 
 

@@ -118,10 +118,10 @@ def test_the_first_half_of_a_batch_is_not_one_class_alone() -> None:
         ({"kind": "fair"}, "sampler must be one of plain, balanced, sqrt, m-per-class, got 'fair'"),
         ({"last": "pad"}, "last must be keep or drop, got 'pad'"),
         ({"labels": []}, r"labels must be one number per image, got shape \(0,\)"),
-        ({"kind": "m-per-class", "m_per_class": 17}, r"m_per_class must be in \[1, 16\], the batch size, got 17"),
+        ({"kind": "m-per-class", "m_per_class": 17}, r"m_per_class must be in \[1, 16\] \(the batch size\), got 17"),
         (
             {"batch_size": 101, "last": "drop"},
-            "dropping the last batch must leave one, got 100 images at batch size 101",
+            "Dropping the last batch leaves no batch: 100 images at batch size 101",
         ),
     ],
 )

@@ -94,7 +94,7 @@ def test_the_papers_eleven_scenarios_draw_a_thousand_images_exactly(minority: in
 
 @pytest.mark.parametrize("text", ["90:10,total=1000000000", "long-tail:1000000000"])
 def test_the_largest_numbers_that_are_taken_ask_for_more_than_there_is(text: str) -> None:
-    with pytest.raises(DataError, match=r" needs | must leave every class an image"):
+    with pytest.raises(DataError, match=r" needs | must draw an image of every class"):
         draw(TWO, NAMES, parse_scenario(text), seed=0)
 
 
@@ -138,21 +138,23 @@ def test_of_two_scenarios_the_smaller_draw_of_a_class_is_part_of_the_larger() ->
 
 def test_more_than_there_is_is_an_error_with_the_counts() -> None:
     with pytest.raises(
-        DataError, match=r"95:5,total=3000 needs T-shirt 2850, Shirt 150, got T-shirt 2000, Shirt 2000\."
+        DataError, match=r"95:5,total=3000 needs T-shirt 2850, Shirt 150, but the source has T-shirt 2000, Shirt 2000\."
     ):
         draw(TWO, NAMES, parse_scenario("95:5,total=3000"), seed=0)
 
 
 def test_a_class_that_would_be_empty_is_an_error_with_the_counts() -> None:
     with pytest.raises(
-        DataError, match=r"98:2,total=10 must leave every class an image, got T-shirt 10, Shirt 0 of T-shirt 2000"
+        DataError,
+        match=r"98:2,total=10 must draw an image of every class, but it draws T-shirt 10, Shirt 0 of T-shirt 2000",
     ):
         draw(TWO, NAMES, parse_scenario("98:2,total=10"), seed=0)
 
 
 def test_a_proportion_for_another_number_of_classes_is_an_error() -> None:
     with pytest.raises(
-        InputError, match=r"a proportion must have one share per class, 2 \(T-shirt, Shirt\), got 3 in 80:10:10"
+        InputError,
+        match=r"a proportion must have one share for each of the 2 classes \(T-shirt, Shirt\), got 3 in 80:10:10",
     ):
         draw(TWO, NAMES, parse_scenario("80:10:10"), seed=0)
 
@@ -196,5 +198,5 @@ def test_no_group_that_was_drawn_from_is_in_the_held_out_set() -> None:
 
 
 def test_a_held_out_set_without_a_class_is_an_error_with_the_counts() -> None:
-    with pytest.raises(DataError, match=r"every class that the scenario left, got cat 3, dog 0\. Draw fewer images"):
+    with pytest.raises(DataError, match=r"every class, but the scenario leaves cat 3, dog 0\. Draw fewer images"):
         draw_held_out([0, 0, 0, 0, 1], CLASSES, [0, 4], 0)

@@ -485,13 +485,12 @@ class TestRefusals:
                 conditional_differential_entropy,
                 (GRID, ["a"] * 7 + ["b"] * 3),
                 "every class must hold more than k = 3 samples, got 3 of class 'b'. "
-                "Use a smaller k, or leave that class out.",
+                "Use a smaller k, or omit this class.",
             ),
             (
                 feature_information,
                 (GRID, [0] * 9 + [1]),
-                "every class must hold more than k = 3 samples, got 1 of class 1. "
-                "Use a smaller k, or leave that class out.",
+                "every class must hold more than k = 3 samples, got 1 of class 1. Use a smaller k, or omit this class.",
             ),
         ],
     )

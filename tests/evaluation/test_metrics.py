@@ -188,7 +188,7 @@ def test_a_class_without_test_images_is_left_out_of_the_means_and_named():
     assert math.isnan(absent.recall.value)
     assert math.isnan(absent.f1.value)
     assert absent.precision.value == 0
-    assert result.notes == ("No test image of c: the means over classes leave such classes out.",)
+    assert result.notes == ("The test set has no image of c: means over classes omit such classes.",)
     assert result.to_dict()["per_class"][2]["recall"] == {"value": None, "low": None, "high": None}
 
 
@@ -199,7 +199,7 @@ def test_a_test_set_of_one_class_has_no_auroc_and_raises_nothing():
     assert result.figures["uwa"].value == result.figures["accuracy"].value == 0.5
     assert result.figures["mcc"].value == 0
     assert result.majority.uwa == 1
-    assert "The test set holds one class only: AUROC and average precision are not defined." in result.notes
+    assert "The test set has only one class: AUROC and average precision are not defined." in result.notes
     assert str(result.figures["auroc"]) == "not defined"
 
 
@@ -440,16 +440,19 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
         (lambda: score([]), "y_true must hold at least one label, got 0."),
         (lambda: accuracy([], []), "y_true must hold at least one label, got 0."),
         (lambda: accuracy([1, 2], [1]), "y_pred must be as long as y_true (2), got 1."),
-        (lambda: accuracy([1], ["1"]), "y_true and y_pred must both be integers or both be texts, got int64 and <U1."),
-        (lambda: accuracy([1.5], [1.5]), "y_true must hold integers or texts, got an array of float64."),
+        (
+            lambda: accuracy([1], ["1"]),
+            "y_true and y_pred must both be integers or both be strings, got int64 and <U1.",
+        ),
+        (lambda: accuracy([1.5], [1.5]), "y_true must hold integers or strings, got an array of float64."),
         (lambda: accuracy([[1]], [[1]]), "y_true must be one label per image, got an array of shape (1, 1)."),
         (lambda: score([0]), "probabilities or y_pred must be given, got neither."),
-        (lambda: score([9], y_pred=[0]), "y_true must hold only classes of [0, 1, 2], got 9."),
+        (lambda: score([9], y_pred=[0]), "y_true must hold only labels from [0, 1, 2], got 9."),
         (
             lambda: score(["z"], y_pred=["a"], classes=["a", "b"]),
-            "y_true must hold only classes of ['a', 'b'], got 'z'.",
+            "y_true must hold only labels from ['a', 'b'], got 'z'.",
         ),
-        (lambda: score([2], y_pred=[0], classes=["a", "b"]), "y_true must hold only classes of [0, 1], got 2."),
+        (lambda: score([2], y_pred=[0], classes=["a", "b"]), "y_true must hold only labels from [0, 1], got 2."),
         (lambda: score([0], y_pred=[0], classes=["a"]), "classes must be at least two different names, got ['a']."),
         (
             lambda: score([0], y_pred=[0], classes=["a", "a"]),
@@ -462,7 +465,7 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
         (lambda: score([0], y_pred=[0], bootstrap=5), "bootstrap must be >= 100, got 5. 2000 is the usual choice."),
         (
             lambda: evaluate([0, 1], [[1.0, 0.0]], classes=["a", "b"]),
-            "probabilities must be one row per image and one column per class, (2, 2), got (1, 2).",
+            "probabilities must have one row per image and one column per class, (2, 2), got (1, 2).",
         ),
         (
             lambda: score([0], [[3.0, -2.0]]),
@@ -501,20 +504,20 @@ def test_chance_alone_gives_calibrated_hits_together_in_a_group():
             lambda: score([0], [[1.0005, -0.0005]]),
             "probabilities must be finite and between 0 and 1, got values from -0.0005 to 1. Apply softmax to logits.",
         ),
-        (lambda: score([0, 1], y_pred=[0, 3]), "y_pred must hold only classes of [0, 1, 2], got 3."),
+        (lambda: score([0, 1], y_pred=[0, 3]), "y_pred must hold only labels from [0, 1, 2], got 3."),
         (lambda: score([0, 1], y_pred=[0]), "y_pred must be as long as y_true (2), got 1."),
         (lambda: accuracy([1], [[1]]), "y_pred must be one label per image, got an array of shape (1, 1)."),
         (
             lambda: accuracy(np.array(["a", 1], dtype=object), ["a", "b"]),
-            "y_true must hold integers or texts, got an array of object.",
+            "y_true must hold integers or strings, got an array of object.",
         ),
         (
             lambda: accuracy(np.array([0, 1], dtype=object), ["a", "b"]),
-            "y_true must hold integers or texts, got an array of object.",
+            "y_true must hold integers or strings, got an array of object.",
         ),
         (
             lambda: score([0], y_pred=[0], classes=[0.5, 1.5]),
-            "classes must hold integers or texts, got an array of float64.",
+            "classes must hold integers or strings, got an array of float64.",
         ),
         (lambda: mean_interval([]), "values must be a list of at least one number, got shape (0,)."),
         (
@@ -568,7 +571,7 @@ def test_groups_of_one_image_each_change_no_interval_that_has_a_formula():
 
 def test_classes_without_test_images_are_all_named():
     result = score([0, 1], y_pred=[0, 1], classes=["a", "b", "c", "d"])
-    assert result.notes == ("No test image of c, d: the means over classes leave such classes out.",)
+    assert result.notes == ("The test set has no image of c, d: means over classes omit such classes.",)
 
 
 def test_a_probability_may_be_above_1_by_a_thousandth():

@@ -105,7 +105,7 @@ def test_unreadable_images_are_listed_beside_and_the_rest_is_written(model: tupl
         assert row["predicted"] == max(probabilities, key=probabilities.__getitem__)
     listed = rows_of(out.with_name("answers.unreadable.csv"))
     assert [row["path"] for row in listed] == [str(broken), str(text)]
-    assert listed[1]["reason"] == "its content is no image of a known format"
+    assert listed[1]["reason"] == "not an image of a supported format"
     assert (summary.num_predicted, summary.num_unreadable) == (8, 2)
 
 
@@ -120,7 +120,7 @@ def test_the_list_of_unreadable_images_of_an_earlier_call_does_not_stay(model: t
 def test_nothing_is_written_when_no_image_is_readable(model: tuple, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    must = r"^at least one image must be readable, got none of 1, the first .*bad\.png \(the file is empty\)\.$"
+    must = r"^No image is readable: 1 failed, the first .*bad\.png \(the file is empty\)\.$"
     with pytest.raises(DataError, match=must):
         write_predictions(predict_images(*model, [bad]), CLASSES, tmp_path / "answers.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.png"]
@@ -160,7 +160,7 @@ def test_an_image_of_another_size_is_refused_where_the_model_does_not_resize(mod
 
     Image.new("RGB", (20, 10)).save(large)
     answers = dict(predict_images(network, fixed, find_images([photos])[1]))
-    assert answers[large].reason == f"20 x 10 pixels, where the model takes {SIZE} x {SIZE}"
+    assert answers[large].reason == f"20 x 10 pixels, but the model takes {SIZE} x {SIZE}"
     assert sum(not isinstance(answer, DataError) for answer in answers.values()) == 9
 
 

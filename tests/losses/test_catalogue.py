@@ -23,7 +23,7 @@ SRC = Path(catalogue.__file__).parents[2]
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command where the package in ``folder`` is installed."""
+    """Run the command with the package in ``folder`` installed."""
     env = environment() | {"PYTHONPATH": f"{folder}:{SRC}"}
     command = [sys.executable, "-m", "lopsided", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -106,17 +106,17 @@ def test_a_run_of_a_loss_that_is_no_longer_installed_says_which_one_is_missing(t
     ("code", "value", "message"),
     [
         ("raise RuntimeError('no such thing')", "", "cannot be imported (RuntimeError: no such thing)"),
-        ("LOSS = 3", "", "is a int and not a lopsided.losses.catalogue.Loss"),
+        ("LOSS = 3", "", "must be a lopsided.losses.catalogue.Loss, got int"),
         ("x = 1", "", "cannot be imported (AttributeError"),
         (
             "from lopsided.losses.catalogue import Loss\nLOSS = Loss('other', 'contrastive', 'x', 'x:y')",
             "",
-            "calls itself 'other'",
+            "has another name in its entry, 'other'",
         ),
         (
             "from lopsided.losses.catalogue import Loss\nLOSS = Loss('broken', 'odd', 'x', 'x:y')",
             "",
-            "has the kind 'odd'; the kinds are contrastive, classification, joint",
+            "has the unknown kind 'odd'; the kinds are contrastive, classification, joint",
         ),
     ],
 )

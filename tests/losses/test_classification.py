@@ -533,7 +533,7 @@ Y = torch.tensor([0, 1, 1, 0])
             lambda: focal_loss(X3, Y, weight=torch.tensor([0.0, 0.0, 1.0])),
             ValueError,
             "weight must be positive for some class of the batch when reduction='mean', got 0 for every sample. "
-            "Leave such a batch out, or use reduction='sum'.",
+            "Skip such a batch, or use reduction='sum'.",
         ),
         (
             lambda: FocalLoss(gamma=-1.0),

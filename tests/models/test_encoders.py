@@ -15,7 +15,7 @@ SMALL = "test_resnet"
 
 @pytest.fixture(scope="module")
 def full() -> dict[str, torch.Tensor]:
-    """The weights of a small network with a classifier, for three channels, as a published file holds them."""
+    """The weights of a small network with a classifier and three channels, as in a published file."""
     model = timm.create_model(SMALL, pretrained=False, num_classes=10)
     return {key: value.clone() for key, value in model.state_dict().items()}
 
@@ -59,11 +59,15 @@ def test_an_mlp_takes_vectors_and_flattened_images() -> None:
     [
         ("resnet81", {}, r"encoder\.name must be a timm model or \"mlp\", got 'resnet81'\. Did you mean resnet\d+"),
         ("hf-hub:timm/resnet18", {}, r"must be a timm model or \"mlp\", got 'hf-hub:timm/resnet18'"),
-        ("resnet18.nonsense", {}, r"must be one of timm's tags for resnet18, got 'nonsense'\. Leave it out\."),
-        ("mlp", {}, r"an mlp must know the number of its inputs, got mlp\. Set data\.image_size\."),
+        ("resnet18.nonsense", {}, r"must be one of timm's tags for resnet18, got 'nonsense'\. Leave this part out\."),
+        ("mlp", {}, r"The encoder mlp needs images of a fixed size\. Set data\.image_size\."),
         ("mlp-0", {"in_features": 3}, r"the layers of an mlp must have a width >= 1, got mlp-0\."),
         ("mlp", {"in_features": 3, "weights": "timm"}, r'encoder\.weights must be "none" or a file for an mlp'),
-        ("convnext_atto", {"image_size": 8}, r"encoder convnext_atto must turn an image of 8 x 8 into one vector, got"),
+        (
+            "convnext_atto",
+            {"image_size": 8},
+            r"The encoder convnext_atto cannot turn an image of 8 x 8 into one feature vector: ",
+        ),
     ],
 )
 def test_an_encoder_that_cannot_be_built_is_one_sentence(name: str, options: dict[str, object], text: str) -> None:
@@ -113,13 +117,13 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path: Path, full: dict[str
     path = tmp_path / "w.safetensors"
     names = [key for key in full if key.startswith("layer4")]
     cases = [
-        ({k: v for k, v in full.items() if k not in names}, rf"a file without {names[0]} and \d+ more\. Take a file"),
-        ({**full, "extra.weight": torch.zeros(1)}, r"a file that also holds extra\.weight\. Take a file of this"),
-        ({**full, names[0]: torch.zeros(1, 2)}, rf"{names[0]} of shape \(1, 2\), where \(.*\) is needed\. Take a"),
+        ({k: v for k, v in full.items() if k not in names}, rf"it has no {names[0]} and \d+ more\. Use a file"),
+        ({**full, "extra.weight": torch.zeros(1)}, r"it also holds extra\.weight\. Use a file for this"),
+        ({**full, names[0]: torch.zeros(1, 2)}, rf"{names[0]} has shape \(1, 2\), but must have \(.*\)\. Use a"),
     ]
     for content, text in cases:
         save_file(content, path)
-        with pytest.raises(InputError, match=rf"w\.safetensors must hold the weights of {SMALL}, got {text}"):
+        with pytest.raises(InputError, match=rf"w\.safetensors does not fit {SMALL}: {text}"):
             build_encoder(SMALL, channels=3, weights=path)
 
 
@@ -158,8 +162,8 @@ def test_without_the_hub_the_sentence_says_what_to_do(monkeypatch: pytest.Monkey
     with pytest.raises(InputError) as caught:
         build_encoder(SMALL, channels=3, weights="timm")
     assert str(caught.value) == (
-        f"timm's weights of {SMALL} must be on this machine or on the hub as timm/{SMALL}.r160_in1k/model.safetensors, "
-        "got ConnectionError (no route to host). Set encoder.weights to a local .safetensors file, or to none."
+        f"The weights timm/{SMALL}.r160_in1k/model.safetensors of {SMALL} could not be downloaded: ConnectionError (no "
+        "route to host). Set encoder.weights to a local .safetensors file, or to none."
     )
-    with pytest.raises(InputError, match=r"timm must name weights on the hub for lcnet_035, got none\. Set encoder"):
+    with pytest.raises(InputError, match=r"timm has no weights for lcnet_035 on the Hugging Face hub\. Set encoder"):
         build_encoder("lcnet_035", channels=3, weights="timm")

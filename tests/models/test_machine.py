@@ -18,7 +18,7 @@ def test_auto_is_a_device_that_is_there() -> None:
 @pytest.mark.parametrize("name", ["cuda:99", "xpu", "meta"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(
-        InputError, match=rf"device must be one that this machine has, cpu.*, got '{name}'\. Use \"auto\""
+        InputError, match=rf"device must be available on this machine \(cpu.*\), got '{name}'\. Use \"auto\""
     ):
         pick_device(name)
 
@@ -42,7 +42,7 @@ def test_each_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyP
         assert pick_device(name, Third()) == torch.device("cuda:2")
     assert pick_device("cpu", Third()) == torch.device("cpu")
     assert pick_device("auto", Ranks()) == torch.device("cuda")
-    must = "4 ranks on one machine must have a CUDA device each, got {}. Start fewer, or set device to cpu."
+    must = "4 ranks on one machine must have one CUDA device each, got {}. Start fewer ranks, or set device to cpu."
     with pytest.raises(InputError) as caught:
         pick_device("cuda:1", Third())
     assert str(caught.value) == must.format("'cuda:1'")
@@ -80,15 +80,15 @@ def test_a_compiled_encoder_has_the_numbers_and_the_state_dict_of_the_plain_one(
     expected, names = encoder(x), list(encoder.state_dict())
     compile_encoder(encoder, torch.device("cpu"), 1)
     found = encoder(x)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # It did go through the compiler.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # The compiler was used.
     torch.testing.assert_close(found, expected)
     assert list(encoder.state_dict()) == names
 
 
 def test_what_cannot_be_compiled_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = torch.nn.Linear(2, 2)
-    with pytest.raises(InputError, match="compile must be false on several ranks, got true on 2"):
+    with pytest.raises(InputError, match="compile must be false with several ranks, got true with 2 ranks"):
         compile_encoder(encoder, torch.device("cpu"), 2)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(InputError, match=r"compile needs a C\+\+ compiler to be on the path, got none\. Install g\+\+"):
+    with pytest.raises(InputError, match=r"compile = true needs a C\+\+ compiler on the PATH\. Install g\+\+"):
         compile_encoder(encoder, torch.device("cpu"), 1)

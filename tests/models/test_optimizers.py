@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def laid_out(model: nn.Sequential) -> nn.Sequential:
-    """The same numbers: one weight channels-last, one with its taps outermost, one as it is."""
+    """Return a copy with the same numbers but other layouts: one weight channels-last, one with its taps outermost."""
     model = copy.deepcopy(model)
     model[0].weight.data = model[0].weight.data.contiguous(memory_format=torch.channels_last)
     model[1].weight.data = model[1].weight.data.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
@@ -139,7 +139,7 @@ def test_moments_in_another_order_than_the_weight_are_no_reason_for_another_upda
     optimizer = make_optimizer(other, settings, CPU)
     steps(plain, reference, [x])
     steps(other, optimizer, [x])
-    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))  # its moments are contiguous
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))  # The loaded moments are contiguous.
     steps(plain, reference, [x, x])
     steps(other, optimizer, [x, x])
     assert_close(other[0].weight, plain[0].weight, rtol=1e-9, atol=1e-12)

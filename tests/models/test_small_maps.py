@@ -1,4 +1,4 @@
-"""The fast paths give the numbers of the stock convolution, in output and in every gradient."""
+"""The fast paths give the same output and gradients as torch's convolution."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lopsided.models.fast.small_maps import (
     used_taps,
 )
 
-# Rows and columns are planned apart, so that each axis of the grid is varied where it can fail, not with all others:
-# sizes from one position, where a single tap meets the map, to more columns than rows, where a wrong factor shows;
-# kernels within the map, wider than it, of one column, where padding differs by axis, and of one tap;
+# Rows and columns are planned separately, so the cases vary one property at a time instead of all combinations.
+# Sizes: from one position, which only one tap covers, to more columns than rows, which shows swapped axes.
+# Kernels: inside the map, wider than the map, of one column (padding differs by axis), and of one tap.
 CASES = [
     (size, kernel, (1, 1), (1, 1)) for size in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 5)] for kernel in [(3, 3), (5, 5)]
 ]
 CASES += [((3, 5), (3, 1), (1, 1), (1, 1)), ((3, 5), (1, 1), (1, 1), (1, 1))]
-# strides, which leave positions out, on maps of odd and even sides, and one that differs by axis;
+# Strides skip positions: on maps with odd and even sides, and one stride that differs by axis.
 CASES += [(size, (3, 3), stride, (1, 1)) for size in [(2, 2), (3, 5)] for stride in [(2, 2), (2, 1)]]
-# dilations, which part a row of taps into single ones, by axis, with and without a stride, and with no tap in between.
+# Dilations split a row of taps into single taps: by axis, with and without a stride, and for a kernel of one tap.
 CASES += [((3, 5), (3, 3), (1, 1), dilation) for dilation in [(2, 2), (2, 1), (1, 2)]]
 CASES += [((2, 2), (3, 3), (1, 1), (2, 2)), ((3, 5), (3, 3), (2, 1), (2, 2)), ((3, 5), (1, 1), (2, 2), (2, 2))]
 

@@ -54,7 +54,7 @@ def test_a_recipe_of_the_paper_leaves_no_field_to_a_default(name):
             assert section.model_fields_set | unset == set(type(section).model_fields)
 
 
-# Expectations below are the protocol table of the paper, typed by hand.
+# The expected values below are copied by hand from the paper's protocol table.
 COMMON = {
     "method": "two-stage",
     "data.test": 0.3,
@@ -129,7 +129,7 @@ def test_every_field_has_a_description_and_every_field_that_can_be_unset_is_unse
     for path, field, value in leaves(Recipe()):
         assert field.description, path
         if type(None) in getattr(field.annotation, "__args__", ()):
-            assert value is None, path  # TOML has no null: what is left out must be unset.
+            assert value is None, path  # TOML has no null, so a missing field must be unset.
 
 
 @pytest.mark.parametrize("loss", ["ce", "weighted-ce", "focal"])
@@ -211,7 +211,7 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("seed = true", "seed must be an integer >= 0 and <= 9223372036854775807, got True."),
         ("data = 3", "data must be a table, got 3."),
         ('method = "both"', 'method must be one of "two-stage", "end-to-end", got \'both\'.'),
-        ('device = ""', "device must be a text that is not empty, got ''."),
+        ('device = ""', "device must be a string that is not empty, got ''."),
         (
             "[encoder_training.loss]\nname = 'acl'\neta = nan",
             "encoder_training.loss.eta must be a finite number >= 0, got nan.",
@@ -219,7 +219,7 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("[encoder_training]\neta = nan", "encoder_training.loss.eta must be a finite number >= 0, got nan."),
         (
             "[encoder_training]\nloss = 'afxl'",
-            "encoder_training.loss cannot be used. There is no loss 'afxl'; the losses are cl, fcl, acl, afcl, ce, "
+            "encoder_training.loss is not valid. There is no loss 'afxl'; the losses are cl, fcl, acl, afcl, ce, "
             "weighted-ce, focal",
         ),
         (
@@ -250,16 +250,16 @@ def test_a_recipe_cannot_be_changed_in_place():
         ),
         ("[head]\nhidden = 0", 'head.hidden must be an integer >= 1 and <= 65536 or "auto", got 0.'),
         ("[data]\nchannels = 2", "data.channels must be one of 1, 3, got 2."),
-        ("[data]\nclasses = [1, 2]", "data.classes must be a list of texts, got 1 in it."),
+        ("[data]\nclasses = [1, 2]", "data.classes must be a list of strings, got 1 as an entry."),
         ("[data]\ntest = 1.0", "data.test must be a finite number >= 0 and < 1, got 1.0."),
         (
             '[encoder]\nweights = "model.pt"',
             'encoder.weights must be "none", "timm" or a path that ends in .safetensors, got \'model.pt\'.',
         ),
         ("[encoder_training]\neta = 0x" + "f" * 500, "encoder_training.loss.eta must be a finite number >= 0, got "),
-        ("seed = " + "9" * 5000, "a recipe must be valid TOML, got Exceeds the limit"),
-        ("seed = " + "[" * 5000, "a recipe must be valid TOML, got a nesting that is too deep."),
-        ("seed = ", "a recipe must be valid TOML, got Invalid value"),
+        ("seed = " + "9" * 5000, "The recipe is not valid TOML: Exceeds the limit"),
+        ("seed = " + "[" * 5000, "The recipe is not valid TOML: it is nested too deeply."),
+        ("seed = ", "The recipe is not valid TOML: Invalid value"),
         ("[encoder]\nname = '" + "x" * 5000 + "'\nweights = '" + "y" * 5000 + "'", "... (5,002 characters)."),
         (
             "seed = 1979-05-27",
@@ -290,20 +290,20 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
     [
         (
             {"data.test": 0.5, "data.val": 0.5},
-            "data.test + data.val must be < 1, got 0.5 + 0.5. What they leave is trained on.",
+            "data.test + data.val must be < 1, got 0.5 + 0.5. The remaining images are for training.",
         ),
         ({"data.classes": ["a", "a"]}, "data.classes must be at least two different names, got ['a', 'a']."),
         ({"data.classes": ["a"]}, "data.classes must be at least two different names, got ['a']."),
         (
             {LOSS: "ce", "method": "two-stage"},
-            'encoder_training.loss cannot be ce with method "two-stage", where it is one of cl, fcl, acl, afcl',
+            'encoder_training.loss cannot be ce with method "two-stage". Use one of cl, fcl, acl, afcl',
         ),
         (
             {"method": "end-to-end"},
-            'encoder_training.loss cannot be afcl with method "end-to-end", where it is one of ce, weighted-ce, focal',
+            'encoder_training.loss cannot be afcl with method "end-to-end". Use one of ce, weighted-ce, focal',
         ),
-        ({"method": "end-to-end"}, 'For afcl, set method = "two-stage".'),
-        ({"classifier.loss": "cl"}, "classifier.loss cannot be cl, where it is one of ce, weighted-ce, focal"),
+        ({"method": "end-to-end"}, 'To use afcl, set method = "two-stage".'),
+        ({"classifier.loss": "cl"}, "classifier.loss cannot be cl. Use one of ce, weighted-ce, focal"),
         (
             {LOSS: "cl", f"{LOSS}.eta": 0.1},
             "encoder_training.loss \"cl\" has no parameter 'eta'; it has temperature and normalization.",
@@ -320,7 +320,7 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
         ({"classifier.loss.gamma": 2.0}, "classifier.loss \"ce\" has no parameter 'gamma'; it has none."),
         (
             {f"{LOSS}.eta": 300.0},
-            "encoder_training.loss contradicts itself: eta is 300 in units of parity, where at most 20 makes sense. "
+            "encoder_training.loss is inconsistent: eta is 300 in units of parity, but at most 20 is plausible. "
             'For the paper\'s scale, set eta_unit = "absolute".',
         ),
         ({"encoder_training.batch_size": 1}, "encoder_training.batch_size must be >= 2 for a contrastive loss, got 1."),
@@ -342,7 +342,7 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
         ),
         (
             {"data.val": 0.0, "selection.patience": 5},
-            "selection.patience must be unset when data.val is 0, got 5. Set data.val, or leave patience out.",
+            "selection.patience must be unset when data.val is 0, got 5. Set data.val, or remove selection.patience.",
         ),
         ({f"{LOSS}.etta": 1.0}, "encoder_training.loss \"afcl\" has no parameter 'etta'; it has eta, eta_unit, gamma"),
         ({"encoder_training.eta": 1.0}, "has no field 'encoder_training.eta'. Did you mean encoder_training.loss.eta?"),
@@ -373,10 +373,10 @@ def test_a_file_that_is_no_recipe_is_named_in_one_sentence(tmp_path: Path):
     with pytest.raises(InputError, match=r"a recipe must be a readable TOML file, got .* \(Is a directory\)"):
         Recipe.load(tmp_path)
     (tmp_path / "image.toml").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(InputError, match=r"recipe .*image\.toml must be UTF-8 text, got other bytes\."):
+    with pytest.raises(InputError, match=r"The recipe .*image\.toml is not UTF-8 text\."):
         Recipe.load(tmp_path / "image.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * 1_000_001)
-    with pytest.raises(InputError, match=r"a recipe must be at most 1,000,000 bytes of TOML, got .*large\.toml, which"):
+    with pytest.raises(InputError, match=r"The recipe .*large\.toml is larger than 1,000,000 bytes\."):
         Recipe.load(tmp_path / "large.toml")
 
 
@@ -531,7 +531,7 @@ def test_a_change_is_read_as_toml_or_else_as_a_text(text, change):
 def test_a_change_without_a_name_or_a_value_is_refused(text):
     with pytest.raises(InputError) as caught:
         parse_change(text)
-    assert str(caught.value) == f"--set takes dotted.name=value, got {text!r}. Such as --set encoder.name=resnet50."
+    assert str(caught.value) == f"--set must be dotted.name=value, got {text!r}. Example: --set encoder.name=resnet50."
 
 
 def test_every_field_can_be_changed_by_the_text_that_toml_has_for_it():

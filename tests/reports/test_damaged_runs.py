@@ -71,7 +71,7 @@ def test_a_report_fetches_nothing_and_loads_no_torch_where_the_files_of_its_sour
     )
     assert ended.stdout.splitlines()[-1] == "0 []"
     text = text_of((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
-    assert "Pictures are left out: fashion-mnist must be on this machine, got no files in " in text
+    assert "Pictures are left out: fashion-mnist is not on this machine: " in text
     assert not (tmp_path / "cache").exists()
 
 
@@ -80,7 +80,9 @@ def test_fashion_mnist_that_is_not_there_is_refused_without_a_download(
 ) -> None:
     monkeypatch.setattr(fashion, "find_folder", lambda: None)
     monkeypatch.setattr(fashion, "_download", lambda: pytest.fail("asked the network"))
-    with pytest.raises(DataError, match=r"^fashion-mnist must be on this machine, got no files in .*\. Put the four"):
+    with pytest.raises(
+        DataError, match=r"^fashion-mnist is not on this machine: .* does not hold its files\. Put the four"
+    ):
         fashion.list_fashion(download=False)
 
 

@@ -139,9 +139,9 @@ def test_a_warning_of_the_run_is_passed_on_unless_the_page_has_said_it(tmp_path:
     from lopsided.training import cautions
 
     own = list(cautions._of_leaks(Leaks(groups=("g",), duplicates=(("a", "train", "b", "test"),))))
-    other = "A batch holds 1.2 images of rare on average: its anchors find few positives."
-    few = "The test split holds fewer than 30 images of rare (12): mind the width of the intervals."
-    none = "There is no validation split: the last model is taken, not the best one."
+    other = "A batch holds 1.2 images of rare on average: its anchors have few positives."
+    few = "The test split holds fewer than 30 images of rare (12): check how wide the intervals are."
+    none = "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
     text = text_of(run_page(make_run(tmp_path / "run", warnings=[*own, few, none, other])))
     assert other in text
     assert not [sentence for sentence in (*own, few, none) if sentence in text]

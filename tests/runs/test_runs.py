@@ -243,7 +243,7 @@ def test_resume_refuses_other_images_under_the_same_names(tmp_path: Path) -> Non
 def test_what_is_split_otherwise_than_it_comes_need_not_come_split_well(tmp_path: Path) -> None:
     folder = write_split(tmp_path / "photos", {"test": 8})
     recipe = SMALL.override(**{"data.source": str(folder)})
-    with pytest.raises(DataError, match=r"^a source that comes split must hold train, got test in "):
+    with pytest.raises(DataError, match=r"^a source with splits must have a train split, got only test in "):
         open_drawn(recipe)
     assert len(open_drawn(recipe.override(**{"data.split": "stratified"}))) == 16
 
@@ -302,7 +302,7 @@ def test_a_run_that_goes_on_with_or_without_fast_paths_says_so(
             run_recipe(SMALL, tmp_path / "run", data=photos)
     done = run_recipe(SMALL.override(fast=False), tmp_path / "run", data=photos, resume=True)
     told = [event["text"] for event in done.events() if event["event"] == "note"]
-    assert "The run was started with fast True and goes on with False: last digits may differ." in told
+    assert "The run started with fast = True and continues with fast = False, so the last digits may differ." in told
 
 
 def test_what_the_scenario_left_is_judged_when_the_recipe_asks_for_it(photos: Path, tmp_path: Path) -> None:

@@ -565,7 +565,8 @@ def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
         expected = ["start", "resume"] if key(recipe) == killed[0] else ["start"]
         assert events_of(tmp_path, recipe, "start", "resume") == expected
     assert [failure.error for failure in outcome.failed] == [
-        "10:90,total=100 needs cat 10, dog 90, got cat 20, dog 10. Ask for a smaller total or another proportion."
+        "10:90,total=100 needs cat 10, dog 90, but the source has cat 20, dog 10. "
+        "Use a smaller total or another proportion."
     ]
     assert list(map(timeless, outcome.done)) == trained_here(cells, tmp_path / "here")
 

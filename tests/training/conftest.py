@@ -24,12 +24,12 @@ TINY: dict[str, Any] = {
 
 
 def tiny(**changes: Any) -> Recipe:
-    """A recipe of seconds; names are given with a double underscore for the dot."""
+    """A recipe that trains in seconds. In argument names, a double underscore stands for the dot."""
     return Recipe().override(**{**TINY, **{name.replace("__", "."): value for name, value in changes.items()}})
 
 
 def stripes(counts: Mapping[str, int], *, size: int = 8, seed: int = 0) -> Source:
-    """Noisy images with a bright stripe, in a row that tells the class."""
+    """Noisy images with a bright stripe. The row of the stripe depends on the class."""
     generator = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), list(counts.values()))
     pixels = generator.integers(0, 100, (len(labels), size, size), dtype=np.uint8)

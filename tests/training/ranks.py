@@ -1,4 +1,4 @@
-"""Start several ranks in tests: processes that find each other by a file, or threads that stand in for them."""
+"""Start several ranks in tests: processes that connect through a file, or threads that act as ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LONGEST = 120.0
 
 
 class Gone:
-    """In the place of a result: the rank ended without one, with this exit code."""
+    """Replaces a result: the rank ended without a result and with this exit code."""
 
     def __init__(self, code: int | None) -> None:
         self.code = code
 
 
 def each(size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Call ``function(ranks, *arguments)`` on each of ``size`` ranks; returns or the error of each."""
+    """Call ``function(ranks, *arguments)`` on each of ``size`` ranks. Return the result or the error of each rank."""
     folder.mkdir(parents=True, exist_ok=True)
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
     processes = [
@@ -48,7 +48,7 @@ def each(size: int, folder: Path, function: Callable[..., Any], *arguments: Any)
 
 
 def together(size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """As ``each``, where all are to succeed."""
+    """Like ``each``, but every rank must succeed."""
     found = each(size, folder, function, *arguments)
     for result in found:
         if isinstance(result, BaseException):
@@ -63,9 +63,9 @@ def _call(pipe: Connection, store: Path, rank: int, size: int, function: Callabl
         with joined(f"file://{store}", rank=rank, size=size) as ranks:
             result = function(ranks, *arguments)
     except Exception as error:
-        error.__cause__ = None  # Not every cause can be sent.
+        error.__cause__ = None  # Not every cause can be pickled.
         result = error
-    pipe.send_bytes(pickle.dumps(result))  # As bytes: a tensor that is sent otherwise dies with its process.
+    pipe.send_bytes(pickle.dumps(result))  # As bytes: shared tensors are lost when their process ends.
 
 
 def _receive(pipe: Connection, process: Any) -> Any:
@@ -80,7 +80,7 @@ def _receive(pipe: Connection, process: Any) -> Any:
 
 
 class Threads(Ranks):
-    """One of several ranks that are threads of this process: for laws that are tried many times."""
+    """One of several ranks that are threads of this process, for tests with many examples."""
 
     def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._board, self._barrier = rank, size, board, barrier

@@ -1,4 +1,4 @@
-"""Batch norm over several ranks is batch norm of all their rows."""
+"""Batch norm over several ranks equals batch norm over all their rows in one process."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_ranks_with_their_own_statistics_average_the_running_ones() -> None:
 
 
 def unevenly(ranks: Ranks, batches: list[list[Tensor]]) -> list[dict[str, Tensor]]:
-    """Two epochs, in each of which a rank sees the batches that are its own."""
+    """Two epochs. In each of them, a rank uses only its own batches."""
     module = nn.Sequential(nn.BatchNorm1d(2)).double()
     statistics = BatchStatistics(module, ranks, synchronised=False)
     found = []

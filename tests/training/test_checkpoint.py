@@ -124,20 +124,18 @@ def test_a_checkpoint_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> Non
     folder = tmp_path / FOLDER_NAME
     folder.mkdir()
     path = folder / STATE_NAME
-    again = r"Remove the checkpoint folder to start the run anew\."
+    again = r"Remove the checkpoint folder to start again\."
     path.write_bytes(b"\0" * 5)
-    with pytest.raises(RunError, match=rf"must be a whole safetensors file, got .*{again}"):
+    with pytest.raises(RunError, match=rf"is not a complete safetensors file \(.*{again}"):
         Checkpoint(tmp_path).load()
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(RunError, match=rf"checkpoint must hold the state of a run, got another file\. {again}"):
+    with pytest.raises(RunError, match=rf"checkpoint does not hold the state of a run\. {again}"):
         Checkpoint(tmp_path).load()
     save_file({"x": torch.zeros(1)}, path, {"lopsided": '{"format": 7}'})
-    with pytest.raises(RunError, match=rf"checkpoint must be of format 1, got format 7\. {again}"):
+    with pytest.raises(RunError, match=rf"checkpoint must have format 1, got format 7\. {again}"):
         Checkpoint(tmp_path).load()
     module = nn.Linear(2, 2)
-    with pytest.raises(
-        RunError, match=rf"must fit the recipe that it is resumed with, got weights of another.*{again}"
-    ):
+    with pytest.raises(RunError, match=rf"does not fit the recipe: it holds the weights of another model\. {again}"):
         restore_training(module, torch.optim.SGD(module.parameters()), {"module.weight": torch.zeros(1, 1)})
 
 
@@ -188,7 +186,7 @@ class BreaksOff(Reporter):
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three epochs that broke off after a checkpoint of the first one."""
+    """A run of three epochs that stopped after the checkpoint of the first epoch."""
     folder = tmp_path_factory.mktemp("unfinished")
     with pytest.raises(KeyboardInterrupt):
         fit(RECIPE, SOURCE, folder, reporter=BreaksOff())
@@ -202,42 +200,42 @@ ROW = {"stage": "encoder", "epoch": 1}
 @pytest.mark.parametrize(
     ("changes", "got"),
     [
-        ({"epoch": 4}, "epoch 4 of 3 in stage encoder"),
-        ({"epoch": 10**400}, "epoch 1000"),
-        ({"epoch": 2}, "a history of other epochs than 2 of stage encoder"),
-        ({"epoch": 0}, "a history of other epochs than 0"),
-        ({"history": []}, "a history of other epochs than 1"),
-        ({"history": [{"a": 1}]}, "a history of other epochs than 1"),
-        ({"history": [ROW, ROW]}, "a history of other epochs than 1"),
-        ({"history": [{**ROW, "stage": "classifier"}]}, "a history of other epochs than 1"),
-        ({"stage": "classifier"}, "a history of other epochs than 1 of stage classifier"),
+        ({"epoch": 4}, "it is at epoch 4 of 3 in stage encoder"),
+        ({"epoch": 10**400}, "it is at epoch 1000"),
+        ({"epoch": 2}, "its history does not match epoch 2 of stage encoder"),
+        ({"epoch": 0}, "its history does not match epoch 0"),
+        ({"history": []}, "its history does not match epoch 1"),
+        ({"history": [{"a": 1}]}, "its history does not match epoch 1"),
+        ({"history": [ROW, ROW]}, "its history does not match epoch 1"),
+        ({"history": [{**ROW, "stage": "classifier"}]}, "its history does not match epoch 1"),
+        ({"stage": "classifier"}, "its history does not match epoch 1 of stage classifier"),
         (
             {"stage": "classifier", "epoch": 0, "history": [{**ROW, "epoch": i + 1} for i in range(4)]},
-            "a history of ot",
+            "its history does not",
         ),
-        ({"stage": "end-to-end"}, "stage end-to-end"),
-        ({"selection": {"best": "x"}}, r"another one \(no best of a selection\)"),
-        ({"selection": {"chosen": 7}}, r"another one \(a selection of other epochs than 1\)"),
+        ({"stage": "end-to-end"}, "it is in stage end-to-end"),
+        ({"selection": {"best": "x"}}, "the selection has no usable best"),
+        ({"selection": {"chosen": 7}}, r"the selection names an epoch that is not done \(1 done\)"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_state_that_no_run_of_its_recipe_comes_to_is_not_resumed(
     unfinished: Path, tmp_path: Path, changes: dict[str, Any], got: str
 ) -> None:
-    assert_not_resumed(unfinished, tmp_path, rf"got {got}[^\n]*\. Remove the checkpoint folder", **changes)
+    assert_not_resumed(unfinished, tmp_path, rf"{got}[^\n]*\. Remove the checkpoint folder", **changes)
 
 
 @pytest.mark.parametrize(
     ("change", "got"),
     [
-        (lambda key, value: {key: value.long()}, r"torch\.int64 for the torch\.float32 of"),
-        (lambda key, value: {key: value.double()}, r"torch\.float64 for the torch\.float32 of"),
-        (lambda key, value: {}, "no weights after epoch 1"),
-        (lambda key, value: {key: value, "optimizer.-1.evil": torch.zeros(())}, "a state of weight '-1' where there"),
-        (lambda key, value: {key: value, "optimizer.0.evil": torch.zeros(())}, "a state of torch"),
-        (lambda key, value: {key: value.new_zeros(()) if key.endswith("exp_avg") else value}, "a state of torch"),
-        (lambda key, value: {key: value.long() if key.endswith("exp_avg") else value}, r"a state of torch\.int64"),
-        (lambda key, value: {} if key.endswith("exp_avg") else {key: value}, "other states of weight 0 than exp_avg, "),
+        (lambda key, value: {key: value.long()}, r"is torch\.int64, not torch\.float32"),
+        (lambda key, value: {key: value.double()}, r"is torch\.float64, not torch\.float32"),
+        (lambda key, value: {}, "it holds no weights after epoch 1"),
+        (lambda key, value: {key: value, "optimizer.-1.evil": torch.zeros(())}, "state for weight '-1', but there are"),
+        (lambda key, value: {key: value, "optimizer.0.evil": torch.zeros(())}, "optimizer state of torch"),
+        (lambda key, value: {key: value.new_zeros(()) if key.endswith("exp_avg") else value}, "optimizer state of tor"),
+        (lambda key, value: {key: value.long() if key.endswith("exp_avg") else value}, r"state of torch\.int64"),
+        (lambda key, value: {} if key.endswith("exp_avg") else {key: value}, "state of weight 0 must be exp_avg, "),
     ],
     ids=[
         "integers", "doubles", "nothing", "a negative index", "another name", "one number", "a moment of integers",
@@ -257,7 +255,7 @@ def assert_not_resumed(
     change: Callable[[str, Tensor], dict[str, Tensor]] = lambda key, value: {key: value},
     **fields: Any,
 ) -> None:
-    """Go on with a copy of a run of which the checkpoint was changed, which is refused and left as it is."""
+    """Change the checkpoint in a copy of a run. Resuming must fail and leave the checkpoint unchanged."""
     shutil.copytree(unfinished, folder, dirs_exist_ok=True)
     path = folder / FOLDER_NAME / STATE_NAME
     state, tensors = Checkpoint(folder).load() or pytest.fail("There is no checkpoint.")
@@ -267,6 +265,6 @@ def assert_not_resumed(
         changed |= change(key, value)
     save_file(changed, path, {"lopsided": json.dumps({**asdict(state), **fields})})
     before = path.read_bytes()
-    with pytest.raises(RunError, match=rf"^a checkpoint must fit the recipe that it is resumed with, [^\n]*{sentence}"):
+    with pytest.raises(RunError, match=rf"^The checkpoint does not fit the recipe: [^\n]*{sentence}"):
         fit(RECIPE, SOURCE, folder, resume=True)
     assert path.read_bytes() == before

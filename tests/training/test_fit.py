@@ -38,7 +38,7 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], pre
 
 
 class Watching(ArrayImages):
-    """Images that note which of them are loaded, between the reports of a run."""
+    """Images that record which images are loaded, and between which reports of the run."""
 
     def __init__(self, pixels: Any, identities: Indices, seen: list[tuple[str, list[int]]]) -> None:
         super().__init__(pixels)
@@ -234,7 +234,7 @@ def test_without_validation_the_last_model_is_taken(source: Source) -> None:
 
 
 def test_training_stops_when_patience_runs_out(source: Source) -> None:
-    # A learning rate that changes nothing: the figure never rises after the first epoch.
+    # The learning rate is too small to change anything, so the figure never improves after the first epoch.
     still = {"encoder_training__lr": 1e-12, "classifier__lr": 1e-12}
     fitted = fit(tiny(selection__patience=2, encoder_training__epochs=9, classifier__epochs=9, **still), source)
     assert [entry["stage"] for entry in fitted.history] == ["encoder"] * 3 + ["classifier"] * 3
@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_place(
         fit(tiny(), source, tmp_path / "run")
     path = tmp_path / "run" / "checkpoint" / "state.safetensors"
     assert str(caught.value) == (
-        "the loss must stay finite, got nan in step 2 of epoch 2 of stage encoder. Lower encoder_training.lr. "
+        "The loss is not finite: nan in step 2 of epoch 2 of stage encoder. Lower encoder_training.lr. "
         f"The last good checkpoint is {path}, after epoch 1 of stage encoder."
     )
     assert path.exists()
@@ -297,7 +297,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_place(
 
 def test_weights_that_are_not_finite_are_never_saved(source: Source, tmp_path: Path) -> None:
     recipe = tiny(classifier__lr=1e300, classifier__optimizer="sgd", classifier__batch_size=1000)
-    text = r"the weights must stay finite, got NaN or infinite ones after epoch 1 of stage classifier\. Lower"
+    text = r"The weights are not finite: NaN or infinity after epoch 1 of stage classifier\. Lower"
     with pytest.raises(RunError, match=text):
         fit(recipe, source, tmp_path)
     saved = Checkpoint(tmp_path).load()
@@ -354,7 +354,7 @@ def test_splits_follow_the_recipe_and_the_source(source: Source) -> None:
 def test_what_cannot_start_leaves_nothing_behind(source: Source, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for changes, text in (
-        ({"device": "cuda:99"}, "device must be one that this machine has"),
+        ({"device": "cuda:99"}, "device must be available on this machine"),
         ({"encoder.name": "resnet81"}, "encoder.name must be a timm model"),
         ({"encoder.weights": "absent.safetensors"}, "encoder.weights must be a readable safetensors file"),
     ):
@@ -366,15 +366,15 @@ def test_what_cannot_start_leaves_nothing_behind(source: Source, tmp_path: Path)
 def test_a_run_is_not_written_over_and_not_resumed_with_something_else(source: Source, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fit(tiny(), source, folder)
-    with pytest.raises(
-        RunError, match=r"a new run must have a folder of its own, got .*run, which holds a run\. Resume"
-    ):
+    with pytest.raises(RunError, match=r"run already holds a run\. Choose another folder, or continue that run with"):
         fit(tiny(), source, folder)
-    with pytest.raises(RunError, match=r"a run must be resumed with the same recipe, got others\. Resume with what"):
+    with pytest.raises(
+        RunError, match=r"The run started with another recipe\. Resume it with the same recipe and data"
+    ):
         fit(tiny(seed=3), source, folder, resume=True)
-    with pytest.raises(RunError, match=r"a run must be resumed with the same images, labels and splits, got others\."):
+    with pytest.raises(RunError, match=r"The run started with other images, labels or splits\. Resume it"):
         fit(tiny(), source.subset(np.arange(1, 72)), folder, resume=True)
-    with pytest.raises(RunError, match=r"a run must have a folder to be resumed, got none\."):
+    with pytest.raises(RunError, match=r"A run without a folder cannot be resumed\. Give the folder"):
         fit(tiny(), source, resume=True)
 
 

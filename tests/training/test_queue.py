@@ -56,7 +56,7 @@ def test_a_balanced_queue_is_full_and_has_of_each_class_the_newest_and_none_more
     if len(pushes) == 1:  # Nothing was dropped before the end.
         assert len(held) == min(size, len(everything))
         for label in seen:
-            # A class that gave something up has as many as any other, but for the one that is left over.
+            # A class that lost features is as large as any other, up to one feature.
             assert counts[label] == seen[label] or counts[label] >= max(counts.values()) - 1
 
 
@@ -83,7 +83,7 @@ def test_a_queue_is_kept_and_taken_up_again() -> None:
     assert again.tensors() == {}
     again.restore(queue.tensors(), torch.device("cpu"))
     assert content(again) == content(queue)
-    with pytest.raises(RunError, match=r"must hold features and labels of its queue, got one of them\."):
+    with pytest.raises(RunError, match=r"must hold both the features and the labels of its queue, got only one\."):
         again.restore({"queue.labels": torch.zeros(2)}, torch.device("cpu"))
 
 
@@ -96,8 +96,8 @@ def test_a_queue_of_more_features_than_there_are_is_warned_about(size: int, view
     assert (
         list(cautions(recipe, prepared, Leaks((), ())))
         == [
-            "The queue holds up to 101 features, more than the 100 of all training images: an image meets older "
-            "features of its own as positives. Use a smaller queue (encoder_training.queue)."
+            "The queue holds up to 101 features, but the training images have only 100: older features of an image "
+            "become positives of the same image. Use a smaller queue (encoder_training.queue)."
         ]
         * warned
     )

@@ -1,4 +1,4 @@
-"""Whole runs on several ranks: the same as on one, whoever dies on the way."""
+"""Whole runs on several ranks give the result of one rank, even if a rank dies and the run is resumed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Fatal(Reporter):
-    """Kills its process when an epoch of a stage is over, before anything is written of it."""
+    """Kills its process at the end of an epoch, before anything about this epoch is written."""
 
     def __init__(self, stage: str, epoch: int) -> None:
         self.fatal = (stage, epoch)
@@ -66,7 +66,7 @@ class Fatal(Reporter):
 
 
 def run(ranks: Ranks, folder: Path, kind: str, fatal: tuple[str, int] | None = None) -> dict[str, Any]:
-    """Go on with a run, or start it; every rank has a folder of its own, of which the first rank's alone counts."""
+    """Start or resume a run. Every rank gets its own folder, but only the first rank's folder is used."""
     own = folder if ranks.first else folder.with_name(f"{folder.name}-{ranks.rank}")
     reporter = Reporter() if fatal is None else Fatal(*fatal)
     source = stripes(COUNTS)
@@ -103,7 +103,7 @@ def notes(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """What one process makes of each kind of run."""
+    """The results of one process for each kind of run."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, {kind: run(Ranks(), folder / kind, kind) for kind in KINDS}
 
@@ -114,7 +114,7 @@ def all_kinds(ranks: Ranks, folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, dict[str, Any]]]]:
-    """What each of two ranks makes of them."""
+    """The results of each of two ranks for each kind of run."""
     folder = tmp_path_factory.mktemp("pair")
     return folder, together(2, folder, all_kinds, folder)
 
@@ -129,23 +129,23 @@ def test_two_ranks_make_the_run_of_one_and_one_of_them_writes_it(
         assert (folder / kind / WEIGHTS_NAME).exists()
         assert not (folder / f"{kind}-1").exists()
     assert_equal(first["queue and chunks"], whole[1]["queue and chunks"], tolerance=1e-3)
-    # Twelve images through batch norm and Adam make much of a last digit of float32; see test_step for the proof.
+    # Batch norm over twelve images and Adam amplify float32 rounding. The exact comparison is in test_step.
     losses = [[epoch["loss"] for epoch in found["history"]] for found in (first["batch norm"], whole[1]["batch norm"])]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     said = {kind: notes(folder / kind) for kind in KINDS}
     assert "2 ranks share each batch of 16 images." in said["batch norm"]
-    assert 'Batch norm takes its statistics over all ranks: batch_norm is "sync".' in said["batch norm"]
+    assert 'Batch norm computes its statistics over all ranks: batch_norm is "sync".' in said["batch norm"]
     assert (
-        'Batch norm takes its statistics over each rank\'s own images: batch_norm is "rank", and the running ones are '
-        "averaged over the ranks after each epoch."
+        'Batch norm computes its statistics over each rank\'s own images: batch_norm is "rank", and the running '
+        "statistics are averaged over the ranks after each epoch."
     ) in said["own batch norm"]
     assert not any("Batch norm" in text for text in said["queue and chunks"])
     chunks = "A batch goes through the encoder in chunks of 6 images"
     assert f"{chunks}." in said["queue and chunks"]
-    assert f"{chunks}, each rank's share of them a batch to batch norm." in said["own batch norm in chunks"]
-    assert f"{chunks}, each of them a batch to batch norm." in notes(whole[0] / "own batch norm in chunks")
+    assert f"{chunks}; batch norm treats each rank's share of a chunk as a batch." in said["own batch norm in chunks"]
+    assert f"{chunks}; batch norm treats each chunk as a batch." in notes(whole[0] / "own batch norm in chunks")
     queue = "A batch is also contrasted with up to 20 features of past batches, "
-    assert f"{queue}the last ones." in said["own batch norm in chunks"]
+    assert f"{queue}the most recent ones." in said["own batch norm in chunks"]
     assert not any("ranks" in text for text in notes(whole[0] / "batch norm"))
 
 
@@ -176,9 +176,10 @@ def test_a_run_that_was_killed_goes_on_with_another_number_of_ranks(
     found = together(sizes[1], tmp_path / "after", run, folder, kind)
     expected = whole[1][kind] if sizes[0] == 1 else pair[1][0][kind]
     assert_equal(found[0], expected, tolerance=0.0 if sizes[0] == sizes[1] else 1e-3)
-    change = f"The run was started with ranks {sizes[0]} and goes on with {sizes[1]}: last digits may differ."
+    change = f"The run started with ranks = {sizes[0]} and continues with ranks = {sizes[1]}, so the last digits may "
+    change += "differ."
     assert (change in notes(folder)) == (sizes[0] != sizes[1])
-    again = together(2, tmp_path / "again", run, folder, kind)  # It is finished, and read back.
+    again = together(2, tmp_path / "again", run, folder, kind)  # The run is finished, so it is loaded.
     assert_equal(again[1], again[0], tolerance=0.0)
     np.testing.assert_allclose(again[0]["probabilities"], found[0]["probabilities"], rtol=1e-5, atol=1e-6)
 
@@ -194,16 +195,16 @@ def breaking(ranks: Ranks, folder: Path) -> None:
 def test_what_goes_wrong_is_said_once(tmp_path: Path) -> None:
     found = each(2, tmp_path / "a", other_images, tmp_path / "run")
     assert type(found[1]) is RunError
-    assert str(found[1]).startswith("all ranks must have the same images, labels and splits, got others on rank 1")
+    assert str(found[1]).startswith("All ranks must have the same images, labels and splits, but rank 1")
     assert type(found[0]) is SaidError
     found = each(2, tmp_path / "b", breaking, tmp_path / "broken")
     assert [type(error) for error in found] == [RunError, SaidError]
-    assert str(found[0]).startswith("the loss must stay finite, got nan in step ")
+    assert str(found[0]).startswith("The loss is not finite: nan in step ")
     assert str(found[0]) == str(found[1])
 
 
 class Stopping(Reporter):
-    """Stops a run after an epoch of its classifier."""
+    """Stops a run after an epoch of the classifier stage."""
 
     def __init__(self, epoch: int) -> None:
         self.last = epoch
@@ -214,14 +215,14 @@ class Stopping(Reporter):
 
 
 def test_a_change_on_resuming_is_noted_once(tmp_path: Path) -> None:
-    change = "The run was started with threads 1 and goes on with 2: last digits may differ."
+    change = "The run started with threads = 1 and continues with threads = 2, so the last digits may differ."
     for epoch, num_threads, number in ((2, 1, 0), (3, 2, 1), (4, 2, 1)):
         recipe = tiny(encoder_training__epochs=1, classifier__epochs=5, threads=num_threads)
         with pytest.raises(KeyboardInterrupt):
             fit(recipe, stripes(COUNTS), tmp_path / "run", resume=True, reporter=Stopping(epoch))
         found = notes(tmp_path / "run")
         assert found.count(change) == number
-        assert sum("was started with" in text for text in found) == number
+        assert sum("The run started with" in text for text in found) == number
 
 
 def test_ranks_do_not_compute_on_mps() -> None:

@@ -1,4 +1,4 @@
-"""Killed at any moment and started again, a run ends with the bytes of one that was never killed."""
+"""A run that is killed at any moment and resumed writes the same bytes as a run that was never killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHANGES = {
 
 
 class Moments(Reporter):
-    """Counts the moments of a run, before and after each rename and each report, and kills the process at one."""
+    """Counts the moments of a run (before and after each rename and report) and kills the process at one of them."""
 
     def __init__(self, fatal: int) -> None:
         self.count, self.fatal = 0, fatal
@@ -60,7 +60,7 @@ class Moments(Reporter):
 
 
 def run(folder: Path, kind: str, fatal: int = 0) -> None:
-    """In a process of its own: go on until the fatal moment, or to the end, and write down what came out."""
+    """Run in a new process until the fatal moment or to the end, and write the results."""
     moments = Moments(fatal)
     fitted = fit(tiny(**CHANGES[kind]), stripes(COUNTS), folder, resume=True, reporter=moments)
     assert fitted.test is not None
@@ -84,7 +84,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_never_was(tmp_path: Path, kind
     expected = outcome(tmp_path / "whole")
     moments = int((tmp_path / "whole" / "moments").read_text())
     assert moments > 20
-    # Every fifth moment: a step of 5 falls on another sort of moment each time, for there are 4 steps in an epoch here.
+    # Every fifth moment: an epoch has 4 steps here, so a stride of 5 hits a different kind of moment each time.
     for fatal in range(1 + list(CHANGES).index(kind), moments + 1, 5):
         folder = tmp_path / str(fatal)
         assert child(folder, kind, fatal) == -signal.SIGKILL

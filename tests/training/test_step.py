@@ -1,4 +1,4 @@
-"""The gradients of a batch are the same however many ranks and chunks compute them."""
+"""The gradients of a batch do not depend on the number of ranks and chunks that compute them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lopsided.training.step import Step
 from training.ranks import together
 
 LABELS = np.array([0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0])
-"""Rows 4 to 8 hold no image of class 1, and a rank of three may have class 0 alone."""
+"""Rows 4 to 8 hold no image of class 1, and with three ranks a rank may have only class 0."""
 DEVICE = torch.device("cpu")
 Gradients = dict[str, Tensor]
 
@@ -52,7 +52,7 @@ def encoder_of(name: str) -> tuple[nn.Module, int]:
 def make_stage(
     encoder: str = "test_resnet", loss: str = "afcl", views: int = 1, rotation: float = 20.0, **settings: Any
 ) -> Stage:
-    """A stage in double precision, as ``run`` builds it in single precision."""
+    """The stage that ``run`` builds, but in double precision."""
     fields = {name: settings.pop(name) for name in list(settings) if name not in EncoderTraining.model_fields}
     training = EncoderTraining(loss={"name": loss, **fields}, views=views, **settings)
     network, width = copy.deepcopy(encoder_of(encoder))
@@ -94,7 +94,7 @@ def filled_queue() -> FeatureQueue:
 def gradients(
     ranks: Ranks, rows: list[int], queued: bool = False, chunk_size: int | None = None, **settings: Any
 ) -> tuple[float, Gradients, Gradients]:
-    """Loss, gradients, and whatever else a step changes: running statistics and the queue."""
+    """Everything that a step changes: loss, gradients, running statistics and the queue."""
     stage = make_stage(**settings)
     queue = filled_queue() if queued else None
     step = step_of(stage, ranks, queue)
@@ -166,7 +166,7 @@ def test_several_ranks_have_the_loss_and_gradients_of_one(
 
 def whole_trainings(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Tensor]:
     """Two epochs of batches of 5, 5 and 3 in double precision."""
-    stage = make_stage(rotation=0.0, **settings)  # Turned pixels are float32, with roundings of their own.
+    stage = make_stage(rotation=0.0, **settings)  # Rotated pixels are float32, which would add rounding.
     stage.sampler = BatchSampler(LABELS, 5, seed=0)
     loop = Loop(stage, device=DEVICE, seed=3, num_classes=3, minority=2, reporter=Reporter(), ranks=ranks)
     facts = [loop.epoch(index, Checkpoint(None)) for index in range(2)]
@@ -193,12 +193,12 @@ def test_epochs_on_several_ranks_end_with_the_weights_and_figures_of_one(size: i
         for found, wanted in zip(rank, expected, strict=True):
             assert found.keys() == wanted.keys()
             for key, value in wanted.items():
-                # Six steps of a network with batch norm make a million times as much of a last digit.
+                # Six steps of a network with batch norm amplify rounding by a factor of a million.
                 torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}")
 
 
 def plain_gradients(stage: Stage, x: Tensor, y: Tensor, **options: Any) -> tuple[float, Gradients]:
-    """As anyone would write it."""
+    """The plain implementation."""
     loss_of = stage.settings.loss
     stage.module.train()
     z = nn.functional.normalize(stage.output(x), dim=-1)
@@ -224,7 +224,7 @@ def test_a_step_has_the_gradients_of_the_loss_as_anyone_would_write_it(chunk_siz
     assert loss == pytest.approx(expected[0], rel=1e-12)
     for name, value in expected[1].items():
         torch.testing.assert_close(grads[name], value, rtol=1e-10, atol=1e-12)
-    if queued:  # 26 features came in order, and the queue keeps 9: three of each class, as far as there are.
+    if queued:  # 26 features were pushed in order. The queue keeps 9: up to three of each class.
         assert sorted(left["queue.labels"].tolist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -261,7 +261,7 @@ def test_both_passes_of_a_chunk_drop_the_same() -> None:
 
 
 class Held:
-    """Counts the bytes that graphs hold for their way back."""
+    """Counts the bytes that graphs keep for the backward pass."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -280,7 +280,7 @@ class Held:
 
 
 class _Token:
-    """Lives as long as what is held."""
+    """Lives as long as the tensor that the graph keeps."""
 
 
 def held_by(num: int, chunk_size: int | None) -> int:
@@ -296,14 +296,14 @@ def held_by(num: int, chunk_size: int | None) -> int:
 
 def test_a_large_batch_in_chunks_holds_what_a_chunk_holds_and_its_features() -> None:
     chunk, whole = held_by(8, None), held_by(64, None)
-    features = 64 * 6 * 8  # numbers of eight bytes, which the loss holds a few times over
+    features = 64 * 6 * 8  # Numbers of eight bytes. The loss keeps a few copies of them.
     assert whole > 3 * chunk  # Both also hold the weights.
     assert held_by(64, 8) <= chunk + 6 * features
 
 
 def single_precision(**settings: Any) -> Stage:
     stage = make_stage(**settings)
-    # As in a run, also because the library's bf16 gradient of a strided convolution over a 1x1 map is not initialised.
+    # As in a run. Also, torch's bf16 gradient of a strided convolution over a 1x1 map is uninitialised memory.
     use_fast_paths(stage.module)
     double = stage.transform
     stage.transform = lambda *arguments: double(*arguments).float()
@@ -313,7 +313,7 @@ def single_precision(**settings: Any) -> Stage:
 
 
 def in_half(ranks: Ranks, precision: str, **settings: Any) -> tuple[float, Tensor]:
-    """The loss and all gradients of one step."""
+    """Return the loss and all gradients of one step."""
     stage = single_precision(**settings)
     statistics = BatchStatistics(stage.module, ranks, synchronised=True)
     step = Step(

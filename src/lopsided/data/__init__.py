@@ -1,4 +1,4 @@
 """From files to batches: sources, scenarios, splits, augmentation and samplers.
 
-Importing this package imports nothing else; take what you need from its modules.
+Importing this package imports nothing else. Import from its modules.
 """

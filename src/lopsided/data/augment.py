@@ -18,18 +18,18 @@ _DRAWS = 9
 
 @dataclass(frozen=True)
 class Augment:
-    """Augment a batch; which image changes how depends on the generator's state alone.
+    """Augment a batch. The random changes depend only on the state of the generator.
 
-    - ``rotation``: degrees; each image turns about its centre by an angle drawn from [-rotation, rotation], bilinear,
-      with zeros where it has no pixels.
-    - ``horizontal_flip``, ``vertical_flip``: each with probability one half, exact.
-    - ``crop``: the smallest share of the area that is kept; a crop of the image's own shape is drawn from anywhere in
-      it and scaled up, in the same resampling as the rotation. None keeps the whole image.
-    - ``colour``: the strength s of brightness, contrast and, for three channels, saturation, in this order, each a
-      factor drawn from [1 - s, 1 + s]. None leaves colours alone.
+    - ``rotation``: degrees. Each image is rotated about its centre by an angle from [-rotation, rotation], bilinear,
+      and filled with zeros.
+    - ``horizontal_flip``, ``vertical_flip``: each with probability one half, without interpolation.
+    - ``crop``: the smallest share of the area to keep. A random crop with the aspect ratio of the image is scaled up,
+      in the same resampling as the rotation. None keeps the whole image.
+    - ``colour``: the strength s. Brightness, contrast and, for three channels, saturation are multiplied in this order
+      by factors from [1 - s, 1 + s]. None keeps the colours.
 
-    Every image draws the same number of random numbers whatever is switched on, so that switching the colour on does
-    not change the rotations. What is switched off leaves pixels exactly as they were.
+    Every image uses the same number of random numbers for any options, so enabling the colour does not change the
+    rotations. Disabled options leave pixels exactly as they are.
     """
 
     rotation: float = 0.0
@@ -44,15 +44,15 @@ class Augment:
         if self.crop is not None and not 0 < self.crop <= 1:
             raise InputError(sentence("crop must be in (0, 1]", self.crop, "Use None for the whole image."))
         if self.colour is not None and not 0 <= self.colour <= 1:
-            raise InputError(sentence("colour must be in [0, 1]", self.colour, "Use None to leave colours alone."))
+            raise InputError(sentence("colour must be in [0, 1]", self.colour, "Use None to keep the colours."))
 
     def __call__(
         self, batch: Tensor, generator: torch.Generator, *, start: int = 0, total: int | None = None
     ) -> Tensor:
-        """Return a new float32 batch (b, c, h, w) in [0, 1]; uint8 is divided by 255, floats are in [0, 1] already.
+        """Return a new float32 batch (b, c, h, w) in [0, 1]. uint8 is divided by 255; floats must be in [0, 1].
 
-        ``batch`` may be a part of one of ``total`` images, from its image ``start`` on: its images then come out as
-        they do when the whole is augmented.
+        ``batch`` may be a part of a batch of ``total`` images that begins at image ``start``. Its images are then the
+        same as if the whole batch were augmented.
         """
         images = to_float(batch)
         total = start + len(images) if total is None else total
@@ -73,14 +73,14 @@ class Augment:
         side = torch.ones_like(angle)
         if self.crop is not None:
             side = (self.crop + (1 - self.crop) * draws[:, 1]).sqrt()
-        # Output coordinates in [-1, 1] go to the crop's window, then turn about the image's centre. Turning happens in
-        # pixels, hence the ratio of the sides.
+        # Output coordinates in [-1, 1] are mapped to the crop, then rotated about the centre of the image. The rotation
+        # is in pixels, hence the ratio of the sides.
         shift_x, shift_y = ((1 - side) * (2 * draws[:, i] - 1) for i in (2, 3))
         cos, sin = angle.cos(), angle.sin()
         ratio = images.shape[2] / images.shape[3]
         row_x = torch.stack([cos * side, -sin * ratio * side, cos * shift_x - sin * ratio * shift_y], dim=1)
         row_y = torch.stack([sin / ratio * side, cos * side, sin / ratio * shift_x + cos * shift_y], dim=1)
-        # The image is flipped before it is cropped and turned: a sign per input axis, which costs no pass over it.
+        # The image is flipped before crop and rotation: one sign per input axis, without another pass over the pixels.
         transform = torch.stack([row_x, row_y], dim=1) * (1 - 2 * flips.float())[:, :, None]
         grid = functional.affine_grid(transform, list(images.shape), align_corners=False)
         return functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
@@ -103,7 +103,7 @@ def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
         raise InputError(sentence("a batch to normalise must be float", batch.dtype, "Use to_float first."))
     channels = batch.shape[1]
     if len(mean) != channels or len(std) != channels:
-        raise InputError(sentence(f"mean and std must have one number per channel, {channels}", (len(mean), len(std))))
+        raise InputError(sentence(f"mean and std must have one number per channel ({channels})", (len(mean), len(std))))
     if any(value <= 0 for value in std):
         raise InputError(sentence("std must be > 0", tuple(std)))
     shape = (1, channels, 1, 1)

@@ -1,16 +1,16 @@
-"""One image file to one uint8 array, whatever its mode, depth or orientation.
+"""Decode one image file to one uint8 array, for any mode, depth or orientation.
 
-What comes out, for every file:
+The rules for every file:
 
-- The first frame of an animation, the first page of a TIFF.
-- Turned upright when EXIF says how the camera was held.
-- 16-bit values scaled to 8 bits (0 to 0, 65535 to 255), never clipped. 32-bit images are refused: nothing in such a
-  file says which value is white.
-- Transparent parts over white, because the colour stored behind a transparent pixel is arbitrary.
-- The whole image resized to a square with Pillow's antialiased bilinear filter. A JPEG that is to become much smaller
-  is decoded at a half, a quarter or an eighth of its size, which halves the time: see ``_reduction``.
+- Of an animation the first frame is read, of a TIFF the first page.
+- The image is turned upright by its EXIF orientation.
+- 16-bit values are scaled to 8 bits (0 to 0, 65535 to 255), never clipped. 32-bit images are refused, because the file
+  does not define the value of white.
+- Transparent parts become white, because the colour stored in a transparent pixel is arbitrary.
+- The whole image is resized to a square with Pillow's antialiased bilinear filter. A JPEG that becomes much smaller is
+  decoded at a half, a quarter or an eighth of its size, which halves the time: see ``_reduction``.
 
-Only the formats named below are tried. Pillow knows more, among them EPS, which starts another program.
+Only the formats listed in ``_formats`` are tried. Pillow supports more, such as EPS, which starts another program.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
-from lopsided.errors import DataError, sentence
+from lopsided.errors import DataError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 FolderId: TypeAlias = tuple[int, int]
-"""What is the same for a folder whichever path leads to it."""
+"""Device and inode: the same for every path to a folder."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff"}
     | {".webp", ".avif", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"}
 )
 MAX_PIXELS = 89_478_485
-"""The most pixels that an image may have by its header: the number at which Pillow starts to warn (256 MB as RGB)."""
+"""Largest number of pixels that a header may declare. Above this number Pillow warns (256 MB as RGB)."""
 
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F"})
 
 
 class UnreadableImageError(DataError):
-    """An image that cannot be decoded; ``path`` and ``reason`` are kept for lists of such images."""
+    """An image that cannot be decoded, with its ``path`` and the ``reason``."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path = Path(path)
         self.reason = reason
-        repair = "Repair or remove it, or skip unreadable images (--skip-unreadable)."
-        super().__init__(sentence("every image must be readable", f"{os.fspath(path)} ({reason})", repair))
+        repair = "Repair or remove the file, or skip unreadable images with --skip-unreadable."
+        super().__init__(f"Cannot read the image {os.fspath(path)} ({reason}). {repair}")
 
     def __reduce__(self) -> tuple[type[UnreadableImageError], tuple[Path, str]]:
         return type(self), (self.path, self.reason)
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file counts as an image by its name: a known suffix, and not hidden."""
+    """Return whether a file name is that of an image: a known suffix, and not hidden."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | None = None) -> Iterator[Path]:
-    """Yield all images below a folder in the order of their paths; links are followed, but each folder is read once.
+    """Yield all images below a folder, sorted by path. Links are followed, but each folder is read only once.
 
-    The folders ``above`` are not read at all. ``seen`` is what earlier walks have read, and is added to.
+    The folders ``above`` are not read. ``seen`` holds the folders that earlier walks have read, and is updated.
     """
     seen = set() if seen is None else seen
     seen.update(map(_folder_id, above))
@@ -76,7 +76,7 @@ def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | 
                 continue
             try:
                 is_folder, is_file = entry.is_dir(), entry.is_file()
-            except OSError:  # links in a circle
+            except OSError:  # Circular links.
                 continue
             if is_folder:
                 waiting.append(_entries(entry.path, seen))
@@ -88,7 +88,7 @@ def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | 
 
 
 def _entries(folder: str | os.PathLike[str], seen: set[FolderId]) -> Iterator[os.DirEntry[str]]:
-    """What a folder holds, in the order of the names; nothing if it was seen before."""
+    """Return the entries of a folder, sorted by name; none if the folder was seen before."""
     here = _folder_id(folder)
     if here in seen:
         return iter(())
@@ -97,14 +97,14 @@ def _entries(folder: str | os.PathLike[str], seen: set[FolderId]) -> Iterator[os
         with os.scandir(folder) as entries:
             return iter(sorted(entries, key=lambda entry: entry.name))
     except OSError as error:
-        raise DataError(sentence("a folder must be readable", f"{os.fspath(folder)} ({error.strerror})")) from error
+        raise DataError(f"Cannot read the folder {os.fspath(folder)} ({error.strerror}).") from error
 
 
 def _folder_id(folder: str | os.PathLike[str]) -> FolderId:
     try:
         found = os.stat(folder)
     except OSError as error:
-        raise DataError(sentence("a folder must be readable", f"{os.fspath(folder)} ({error.strerror})")) from error
+        raise DataError(f"Cannot read the folder {os.fspath(folder)} ({error.strerror}).") from error
     return found.st_dev, found.st_ino
 
 
@@ -116,24 +116,24 @@ def decode_image(path: str | os.PathLike[str], image_size: int | None, channels:
 def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> Image.Image:
     """Decode one file to an upright 8-bit image of mode L or RGB.
 
-    It has its own size, or, when ``image_size`` is given, a smaller one from which a square of that side can be made.
+    The image keeps its size, or is smaller if ``image_size`` is given, but large enough for a square of that side.
     """
     try:
         check_image_file(path)
         with Image.open(path, formats=_formats()) as image:
             _check_pixels(path, image.size)
             if image_size is not None and (factor := _reduction(image.size, image_size)) > 1:
-                image.draft(None, (image.width // factor, image.height // factor))  # Does nothing but to a JPEG.
+                image.draft(None, (image.width // factor, image.height // factor))  # Changes only a JPEG.
             return _to_eight_bits(path, ImageOps.exif_transpose(image), _white(image))
     except UnreadableImageError:
         raise
-    # Decoders meet hostile bytes here and raise nearly every class there is, from SyntaxError to struct.error.
+    # With hostile bytes, decoders raise almost any exception, from SyntaxError to struct.error.
     except Exception as error:
         raise UnreadableImageError(path, _reason(path, error)) from error
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], bool]:
-    """Read an image's (height, width), as stored, and whether it is grey, without decoding it."""
+    """Return the stored (height, width) of an image and whether it is grey, without decoding the image."""
     try:
         check_image_file(path)
         with Image.open(path, formats=_formats()) as image:
@@ -148,7 +148,7 @@ def read_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], bool]:
 def fit_image(image: Image.Image, image_size: int | None, channels: int) -> Pixels:
     """Turn an L or RGB image into uint8 (channels, h, w), resized to a square when ``image_size`` is given."""
     mode = "L" if channels == 1 else "RGB"
-    # A grey image becomes RGB after resizing: the same pixels for a third of the work.
+    # A grey image is converted to RGB after resizing: the same pixels for a third of the work.
     if image.mode != mode and mode == "L":
         image = image.convert(mode)
     if image_size is not None and image.size != (image_size, image_size):
@@ -160,10 +160,10 @@ def fit_image(image: Image.Image, image_size: int | None, channels: int) -> Pixe
 
 
 def _reduction(size: tuple[int, int], image_size: int) -> int:
-    """The factor by which a JPEG may be decoded smaller: 1, 2, 4 or 8.
+    """Return the factor by which a JPEG may be decoded smaller: 1, 2, 4 or 8.
 
-    What is left must be at least twice the final side, or one and a half times if the factor is 2. On dermatoscopic
-    photographs of 600 x 450 that become 128 x 128, the pixels differ by 0.3 of 255 on average, and 99 in 100 by 1 or 0.
+    The decoded sides must be at least 2 times the final side, or 1.5 times if the factor is 2. On dermatoscopic
+    photographs of 600 x 450, resized to 128 x 128, pixels differ by 0.3 of 255 on average, and 99 of 100 by 0 or 1.
     """
     for factor in (8, 4, 2):
         if min(size) // factor >= 2 * image_size:
@@ -179,21 +179,21 @@ def _formats() -> tuple[str, ...]:
 
 
 def check_image_file(path: str | os.PathLike[str]) -> None:
-    """Raise for what is there and no file: reading a pipe may wait for ever, and a device may never end."""
+    """Raise if a path is a pipe, a socket or a device: reading a pipe can block forever, and a device may never end."""
     if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
-        raise UnreadableImageError(path, "a pipe, a socket or a device, where a file is needed")
+        raise UnreadableImageError(path, "a pipe, a socket or a device, not a file")
 
 
 def _check_pixels(path: str | os.PathLike[str], size: tuple[int, int]) -> None:
     if size[0] * size[1] > MAX_PIXELS:
-        raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, where {MAX_PIXELS:,} are allowed")
+        raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, but at most {MAX_PIXELS:,} are allowed")
 
 
 def _white(image: Image.Image) -> int | None:
-    """The value of white in a grey image of more than 8 bits; None for any other image."""
+    """Return the value of white in a grey image of more than 8 bits; None for any other image."""
     if image.mode.startswith("I;16"):
         return 4095 if isinstance(image, TiffImageFile) and image.tag_v2.get(BITSPERSAMPLE) == (12,) else 65535
-    # A PGM of 16 bits is opened in mode "I", its values already scaled to 65535.
+    # Pillow opens a 16-bit PGM in mode "I" and scales its values to 65535.
     return 65535 if image.mode == "I" and image.format in ("PPM", "PNG") else None
 
 
@@ -202,7 +202,7 @@ def _to_eight_bits(path: str | os.PathLike[str], image: Image.Image, white: int 
         wide = np.asarray(image).astype(np.uint32)
         return Image.fromarray(((wide * 255 + white // 2) // white).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise UnreadableImageError(path, "32 bits per pixel, where 8 or 16 are understood")
+        raise UnreadableImageError(path, "32 bits per pixel, but only 8 and 16 are supported")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         flat = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
@@ -214,12 +214,12 @@ def _reason(path: str | os.PathLike[str], error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         pixels = re.search(r"\d+", str(error))
         size = f"{int(pixels.group()):,}" if pixels else "too many"
-        return f"{size} pixels, where {MAX_PIXELS:,} are allowed"
+        return f"{size} pixels, but at most {MAX_PIXELS:,} are allowed"
     if isinstance(error, UnidentifiedImageError):
         empty = os.path.getsize(path) == 0
-        return "the file is empty" if empty else "its content is no image of a known format"
-    if isinstance(error, MemoryError):  # A length inside the file may ask for gigabytes.
-        return "it asks for more memory than there is"
+        return "the file is empty" if empty else "not an image of a supported format"
+    if isinstance(error, MemoryError):  # A length in the file may request gigabytes.
+        return "it needs more memory than is available"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split())

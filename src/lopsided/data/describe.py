@@ -1,4 +1,4 @@
-"""What a source holds, before anyone trains on it."""
+"""Describe the content of a source before training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lopsided.data.sources.registry import KINDS
 
 
 def list_sources() -> list[dict[str, Any]]:
-    """Say of each source that has a name whether it is on this machine, and where, or what to do about it."""
+    """Return for each named source whether it is on this machine, and its place or how to get it."""
     found = [(kind.name, *kind.find()) for kind in KINDS if kind.find is not None]
     return [{"name": name, "found": there, "where": where} for name, there, where in found]
 
@@ -29,7 +29,7 @@ def describe(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Describe a source: classes, splits, groups, sizes, byte-identical images and those that cannot be read."""
+    """Describe a source: classes, splits, groups, sizes, byte-identical images and unreadable images."""
     source = open_source(data, group=group, allow_outside=allow_outside, min_classes=1)
     workers = workers or (os.cpu_count() or 1)
     broken = source.images.unreadable(workers=workers, progress=progress)
@@ -56,7 +56,7 @@ def _sizes(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[st
     else:
         sizes = np.array([source.images.load(np.array([0]), None, source.images.channels).shape[2:]])
     if not len(sizes):
-        return {"smallest": None, "largest": None, "same": False, "words": "of no readable size"}
+        return {"smallest": None, "largest": None, "same": False, "words": "no readable size"}
     area = sizes.prod(axis=1)
     (small_h, small_w), (large_h, large_w) = sizes[area.argmin()].tolist(), sizes[area.argmax()].tolist()
     same = bool((sizes == sizes[0]).all())
@@ -67,7 +67,7 @@ def _sizes(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[st
 def _size(images: FileImages, index: int) -> tuple[int, int]:
     try:
         return read_header(images.paths[index])[0]
-    except UnreadableImageError:  # It was readable a moment ago; whoever removed it knows.
+    except UnreadableImageError:  # The file was removed after it was decoded.
         return (0, 0)
 
 
@@ -86,7 +86,7 @@ def _split_counts(source: Source) -> dict[str, dict[str, int]] | None:
 
 
 def _duplicates(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
-    """Sets of images with the same bytes, with their classes."""
+    """Return sets of images with the same bytes, with their classes."""
     same: dict[str, list[int]] = defaultdict(list)
     for index, digest in zip(rows.tolist(), source.images.digest(rows), strict=True):
         same[digest].append(index)
@@ -104,21 +104,21 @@ def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
     counts = source.counts()
     smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
-        return [f"There is one class only, {smallest}; training needs at least two."]
+        return [f"There is only one class, {smallest}; training needs at least two."]
     notes = ["All classes have the same number of images."]
     if counts[smallest] < counts[largest]:
         share = 100 * counts[largest] / len(source)
         notes = [
-            f"{largest} has {counts[largest] / counts[smallest]:.1f} times as many images as {smallest}; answering "
-            f"{largest} always is {share:.1f} % accurate and has an unweighted accuracy of {1 / len(counts):.3f}."
+            f"{largest} has {counts[largest] / counts[smallest]:.1f} times as many images as {smallest}. Always "
+            f"answering {largest} gives {share:.1f} % accuracy and an unweighted accuracy of {1 / len(counts):.3f}."
         ]
     if counts[smallest] < 2:
-        notes.append(f"{smallest} has one image only and cannot be split.")
+        notes.append(f"{smallest} has only one image and cannot be split.")
     conflicts = [item for item in duplicates if len(item["labels"]) > 1]
     if conflicts:
         first = conflicts[0]
         notes.append(
-            f"{len(conflicts):,} byte-identical images carry different labels, the first "
+            f"Sets of byte-identical images with different labels: {len(conflicts):,}, the first "
             f"{' = '.join(first['names'])} ({' and '.join(first['labels'])})."
         )
     return notes

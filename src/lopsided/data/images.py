@@ -1,4 +1,4 @@
-"""Images as a sequence that is loaded in batches, from memory or from files."""
+"""Sequences of images, in memory or in files, that are loaded in batches."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of images that are done and the number that there are."""
+"""Called with the number of finished images and the total number of images."""
 
 _T = TypeVar("_T")
 _WINDOW = 256
 
 
 class Images(ABC):
-    """A fixed sequence of images; ``load`` turns any of them into one uint8 batch."""
+    """A fixed sequence of images. ``load`` returns a uint8 batch of selected images."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -46,21 +46,21 @@ class Images(ABC):
     @property
     @abstractmethod
     def channels(self) -> int:
-        """The channels of the source: 1 when all its images are grey, 3 otherwise."""
+        """The number of channels: 1 if all images are grey, otherwise 3."""
 
     @abstractmethod
     def take(self, indices: Indices) -> Images:
-        """The images at ``indices``, in that order; ``channels`` stays that of the whole."""
+        """Return the images at ``indices``, in that order. ``channels`` does not change."""
 
     @abstractmethod
     def digest(self, indices: Indices) -> list[str]:
-        """The SHA-256 of each image's bytes: of the file, or of the array in memory."""
+        """Return the SHA-256 of each image: of the bytes of its file, or of its array in memory."""
 
     @abstractmethod
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Decode every image once and return those that cannot be."""
+        """Decode every image once and return the errors of the unreadable images, with their indices."""
 
     @abstractmethod
     def _describe(self, index: int) -> str: ...
@@ -71,8 +71,8 @@ class Images(ABC):
     def load(self, indices: Indices, image_size: int | None, channels: int, *, workers: int = 0) -> torch.Tensor:
         """Load a batch as a uint8 tensor (b, channels, image_size, image_size).
 
-        With ``image_size=None`` images keep their own size, (b, channels, h, w), and must then agree in it. ``workers``
-        threads decode side by side (Pillow releases the interpreter's lock); the result does not depend on them.
+        With ``image_size=None`` images keep their size, (b, channels, h, w), and must all have the same size.
+        ``workers`` threads decode in parallel, as Pillow releases the GIL. The result does not depend on their number.
         """
         import torch
 
@@ -108,15 +108,15 @@ class ArrayImages(Images):
 
     @property
     def channels(self) -> int:
-        """1 or 3, as the array has."""
+        """The number of channels of the array, 1 or 3."""
         return int(self.pixels.shape[1])
 
     def take(self, indices: Indices) -> ArrayImages:
-        """The images at ``indices``, in that order."""
+        """Return the images at ``indices``, in that order."""
         return ArrayImages(self.pixels[indices])
 
     def digest(self, indices: Indices) -> list[str]:
-        """The SHA-256 of each image's shape and pixels."""
+        """Return the SHA-256 of the shape and pixels of each image."""
         shape = repr(self.pixels.shape[1:]).encode()
         return [hashlib.sha256(shape + self.pixels[i].tobytes()).hexdigest() for i in indices]
 
@@ -157,21 +157,21 @@ class FileImages(Images):
 
     @cached_property
     def channels(self) -> int:
-        """1 when every header says grey, 3 otherwise; headers are read until the first that is not grey."""
+        """1 if every header is that of a grey image, otherwise 3. Reading stops at the first colour image."""
         return self._channels or (1 if self._all_grey() else 3)
 
     def take(self, indices: Indices) -> FileImages:
-        """The images at ``indices``, in that order; ``channels`` stays that of the whole."""
+        """Return the images at ``indices``, in that order. ``channels`` does not change."""
         return FileImages([self.paths[i] for i in indices], self.channels)
 
     def digest(self, indices: Indices) -> list[str]:
-        """The SHA-256 of each file's bytes."""
+        """Return the SHA-256 of the bytes of each file."""
         return [self._digest(self.paths[i]) for i in indices]
 
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Decode every file once and return those that cannot be."""
+        """Decode every file once and return the errors of the unreadable files, with their indices."""
         found = []
         for index, error in enumerate(ordered_map(_error_in, self.paths, workers)):
             if error is not None:
@@ -181,7 +181,7 @@ class FileImages(Images):
         return found
 
     def check_sizes(self) -> None:
-        """Raise unless all headers agree in size, as loading without ``image_size`` needs."""
+        """Raise unless all headers have the same size. Loading without ``image_size`` requires this."""
         first: tuple[int, int] | None = None
         for path in self.paths:
             size, _ = read_header(path)
@@ -194,7 +194,7 @@ class FileImages(Images):
         for path in self.paths:
             try:
                 _, grey = read_header(path)
-            except UnreadableImageError:  # It is reported when it is decoded.
+            except UnreadableImageError:  # Decoding reports this image.
                 continue
             if not grey:
                 return False
@@ -218,7 +218,7 @@ class FileImages(Images):
 
 
 def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: int) -> Iterator[_T]:
-    """Map with ``workers`` threads, in order, with a bounded number of results waiting."""
+    """Map with ``workers`` threads and yield the results in order. At most ``_WINDOW`` results are held."""
     if workers <= 1:
         yield from map(function, items)
         return
@@ -230,7 +230,7 @@ def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: i
 
 def _error_in(path: Path) -> UnreadableImageError | None:
     try:
-        read_image(path, 1)  # All bytes are looked at also when a JPEG is decoded at an eighth of its size.
+        read_image(path, 1)  # At an eighth of its size a JPEG is still read to the last byte.
     except UnreadableImageError as error:
         return error
     return None
@@ -240,9 +240,9 @@ def _check_request(image_size: int | None, channels: int) -> None:
     if channels not in (1, 3):
         raise InputError(sentence("channels must be 1 or 3", channels))
     if image_size is not None and image_size < 1:
-        raise InputError(sentence("image_size must be >= 1", image_size, "Use None to keep the images' own size."))
+        raise InputError(sentence("image_size must be >= 1", image_size, "Use None to keep the size of the images."))
 
 
 def _different_sizes(first: tuple[str, tuple[int, ...]], other: tuple[str, tuple[int, ...]]) -> DataError:
     sizes = " and ".join(f"{size[1]} x {size[0]} in {name}" for name, size in (first, other))
-    return DataError(sentence("images must agree in size when image_size is not set", sizes, "Set image_size."))
+    return DataError(sentence("images must have the same size when image_size is not set", sizes, "Set image_size."))

@@ -1,4 +1,4 @@
-"""Splits made ready for training: where inputs come from, their shape, and how they are normalised."""
+"""Splits prepared for training: their inputs, the shape of the inputs, and the normalisation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Indices = npt.NDArray[np.int64]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MEMORY_SHARE = 0.25
-"""The share of the memory that is free at the start which decoded images may take with ``cache = "auto"``."""
+"""With ``cache = "auto"``, decoded images may use this share of the memory that is free at the start."""
 
 
 class Inputs(ABC):
@@ -37,16 +37,16 @@ class Inputs(ABC):
 
     @abstractmethod
     def batch(self, rows: Indices) -> Tensor:
-        """The inputs at ``rows``, in that order."""
+        """Return the inputs at ``rows``, in that order."""
 
     def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
-        """Yield rows with their inputs, part by part."""
+        """Yield each part with its inputs."""
         for rows in parts:
             yield rows, self.batch(rows)
 
 
 class MemoryInputs(Inputs):
-    """Inputs that are there."""
+    """Inputs that are held in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -55,12 +55,12 @@ class MemoryInputs(Inputs):
         return len(self.tensor)
 
     def batch(self, rows: Indices) -> Tensor:
-        """The inputs at ``rows``, in that order."""
+        """Return the inputs at ``rows``, in that order."""
         return self.tensor[torch.from_numpy(rows)]
 
 
 class StreamedInputs(Inputs):
-    """Images that are decoded when they are asked for, the next batch while the last one is computed with."""
+    """Images that are decoded on request. The next batch is decoded while the current batch is in use."""
 
     def __init__(self, images: Images, image_size: int | None, channels: int, workers: int = 0) -> None:
         self.images, self.image_size, self.channels, self.workers = images, image_size, channels, workers
@@ -69,11 +69,11 @@ class StreamedInputs(Inputs):
         return len(self.images)
 
     def batch(self, rows: Indices) -> Tensor:
-        """The images at ``rows``, in that order."""
+        """Return the images at ``rows``, in that order."""
         return self.images.load(rows, self.image_size, self.channels, workers=self.workers)
 
     def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
-        """Yield rows with their images, one batch ahead."""
+        """Yield each part with its images. The next batch is decoded ahead."""
         with ThreadPoolExecutor(1) as pool:
             waiting = None
             for rows in parts:
@@ -104,7 +104,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that training needs of the data; ``val`` and ``test`` are None where a recipe asks for none."""
+    """The data of a training. ``val`` and ``test`` are None if the recipe has no such split."""
 
     kind: Literal["image", "vector"]
     shape: tuple[int, ...]
@@ -117,17 +117,17 @@ class Prepared:
     test: Part | None = None
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """The number of training inputs of each class."""
+        """Return the number of training inputs of each class."""
         return np.bincount(self.train.labels, minlength=len(self.classes))
 
     @property
     def minority(self) -> int:
-        """The class with the fewest training inputs, the first of equals."""
+        """The class with the fewest training inputs; the first one if classes tie."""
         return int(self.counts().argmin())
 
 
 def prepare(recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None) -> tuple[Prepared, list[str]]:
-    """Make the splits of a source ready, and say in sentences what was decided about memory and pixels."""
+    """Prepare the splits of a source. Also return notes on the choices for memory and pixels."""
     data = recipe.data
     channels = data.channels or source.images.channels
     first = source.images.load(splits.train[:1], data.image_size, channels)
@@ -150,7 +150,7 @@ def prepare(recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None 
 def prepare_vectors(
     x: npt.NDArray[np.float64], labels: Indices, classes: tuple[str, ...], train: Indices, val: Indices
 ) -> Prepared:
-    """Make vectors ready: columns are standardised by the training rows, constant ones only centred."""
+    """Prepare vectors: columns are standardised by the training rows; constant columns are only centred."""
     mean, std = x[train].mean(axis=0), x[train].std(axis=0)
     std[std <= 10 * np.finfo(np.float64).eps * np.abs(mean)] = 1.0
     inputs = torch.from_numpy(np.array(x, dtype=np.float64))
@@ -168,10 +168,10 @@ def _inputs(
     """How the inputs of a split are made, kept in memory or decoded batch by batch, and the sentence that says so."""
     need, free = len(source) * int(np.prod(shape)), free_memory()
     room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
-    fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process keeps its own.
+    fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process holds its own copy.
     keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
     what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
-    where = "are kept in memory" if keep else "are decoded anew in every epoch"
+    where = "are kept in memory" if keep else "are decoded again in every epoch"
     note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
     workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)
     images, size = source.images, recipe.data.image_size
@@ -185,7 +185,7 @@ def _inputs(
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that can still be had, by this process in its container; None where the system does not say."""
+    """Return the bytes of memory that this process can still use in its container; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -200,20 +200,20 @@ def free_memory() -> int | None:
 
 
 def left_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a limit of the container leaves, None without one; the files of both versions of Linux's control groups."""
+    """Return the bytes that the memory limit of the container leaves; None without a limit. Reads cgroup v2 and v1."""
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         try:
             return max(int((root / limit).read_text()) - int((root / used).read_text()), 0)
-        except (OSError, ValueError):  # There is no such file, or it says "max".
+        except (OSError, ValueError):  # The file is missing or contains "max".
             continue
     return None
 
 
 def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel; for one channel ImageNet's are the means over its three."""
+    """Return mean and deviation per channel. One grey channel gets the average of the three ImageNet values."""
     if rule == "none":
         return (0.0,) * channels, (1.0,) * channels
     if rule == "half":
@@ -222,7 +222,7 @@ def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, 
         if channels == 3:
             return IMAGENET_MEAN, IMAGENET_STD
         return (sum(IMAGENET_MEAN) / 3,), (sum(IMAGENET_STD) / 3,)
-    # Counts of the 256 values are exact, so that the result does not depend on the order or on the size of batches.
+    # Counts of the 256 values are exact, so the result does not depend on the order or the size of batches.
     counts = torch.zeros(channels, 256, dtype=torch.int64)
     for _, batch in inputs.batches(row_batches(len(inputs), 256)):
         for channel in range(channels):
@@ -235,7 +235,7 @@ def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, 
 
 
 def check_trainable(prepared: Prepared) -> None:
-    """Raise unless there are two classes and two inputs to train on."""
+    """Raise unless the training split holds at least two classes."""
     counts = prepared.counts()
     held = int((counts > 0).sum())
     if held < 2:

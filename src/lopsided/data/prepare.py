@@ -1,4 +1,4 @@
-"""From a recipe to images that are drawn and split: what every run does before it trains."""
+"""Open, draw and split the images of a recipe, before training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lopsided.recipe import Recipe
 
 
 def open_drawn(recipe: Recipe, progress: Progress | None = None) -> Source:
-    """Open a recipe's source, check its images, and draw its scenario."""
+    """Open the source of a recipe, check its images, and draw the scenario."""
     return open_sources(recipe, progress)[0]
 
 
 def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Source, Source | None]:
-    """As ``open_drawn``, and beside it the images that the scenario left, if ``data.held_out`` asks for them."""
+    """Return the source of ``open_drawn``, and the held-out images if ``data.held_out`` is set, otherwise None."""
     data = recipe.data
     where = data.source or ""
     source = open_source(
@@ -31,7 +31,7 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
     if given:
         check_splits(source, where)
     workers, same_size = recipe.threads or os.cpu_count() or 1, data.image_size is None
-    if data.skip_unreadable:  # Before the draw, whose numbers must hold for what is left.
+    if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
         source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
         if given:
             check_splits(source, where)
@@ -52,12 +52,12 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
 
 
 def data_seed(recipe: Recipe) -> int:
-    """The seed that draws a scenario and a split: the run's own, or 0 for every run without ``data.redraw``."""
+    """Return the seed of the scenario and the split: the seed of the run with ``data.redraw``, otherwise 0."""
     return recipe.seed if recipe.data.redraw else 0
 
 
 def split_source(recipe: Recipe, source: Source) -> Splits:
-    """Split a source by a recipe's rule."""
+    """Split a source by the rule of a recipe."""
     how = recipe.data.split
     if how == "auto":
         how = "given" if source.splits is not None else "group" if source.groups is not None else "stratified"

@@ -1,4 +1,4 @@
-"""Batches of indices for an epoch. They are those of all ranks together, and every rank has the same ones."""
+"""Batches of indices for an epoch. A batch is that of all ranks together; every rank computes the same batches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Last: TypeAlias = Literal["keep", "drop"]
 
 
 class BatchSampler:
-    """Yield the batches of one epoch as int64 indices; ``batch_size`` counts the images of all ranks together.
+    """Yield the batches of one epoch as int64 indices. ``batch_size`` counts the images of all ranks together.
 
     - ``plain``: each image once, in random order.
     - ``balanced``: as many draws as there are images, shared equally among the classes.
     - ``sqrt``: the same, shared in proportion to the square root of each class's size.
-    - ``m-per-class``: every batch holds ``m_per_class`` images of every class, or of as many classes as fit into
-      ``batch_size``, which then take turns. Without ``m_per_class`` it is ``batch_size // num_classes``. A batch holds
-      at most ``batch_size`` images, and all batches are of one size.
+    - ``m-per-class``: every batch holds ``m_per_class`` images of every class. If not all classes fit into
+      ``batch_size``, the classes take turns. The default is ``batch_size // num_classes``. A batch holds at most
+      ``batch_size`` images, and all batches have the same size.
 
-    A class that is drawn more often than it has images is gone through in a new random order each time, so that none of
-    its images comes twice more often than another. ``last`` says what becomes of a last, smaller batch.
+    If a class has fewer images than draws, it is repeated in a new random order each time, so all its
+    images are drawn about equally often. ``last`` selects whether a last, smaller batch is kept or dropped.
 
-    The order depends on ``seed`` (the run's) and on the epoch alone.
+    The order depends only on ``seed``, the seed of the run, and on the epoch.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class BatchSampler:
         if kind == "m-per-class":
             self.m_per_class = max(batch_size // len(present), 1) if m_per_class is None else m_per_class
             if not 1 <= self.m_per_class <= batch_size:
-                raise InputError(sentence(f"m_per_class must be in [1, {batch_size}], the batch size", m_per_class))
+                raise InputError(sentence(f"m_per_class must be in [1, {batch_size}] (the batch size)", m_per_class))
             self._classes_per_batch = min(len(present), batch_size // self.m_per_class)
             self.batch_size = self.m_per_class * self._classes_per_batch
         if not len(self):
             got = f"{len(self.labels)} images at batch size {self.batch_size}"
-            raise InputError(sentence("dropping the last batch must leave one", got, "Keep it or use smaller batches."))
+            raise InputError(f"Dropping the last batch leaves no batch: {got}. Keep it, or use a smaller batch size.")
 
     def _check(self) -> None:
         if self.labels.ndim != 1 or not len(self.labels):
@@ -72,7 +72,7 @@ class BatchSampler:
             raise InputError(sentence("last must be keep or drop", repr(self.last)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches the next iteration yields."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -110,13 +110,13 @@ class BatchSampler:
 
 
 def _cycle(members: Indices, number: int, generator: np.random.Generator) -> Indices:
-    """``number`` draws from ``members``: whole passes in new orders, then a part of one."""
+    """Draw ``number`` times from ``members``: whole passes, each in a new order, then a part of a pass."""
     passes = [generator.permutation(members) for _ in range(-(-number // len(members)))]
     return np.concatenate(passes)[:number] if passes else members[:0]
 
 
 def _turns(num_classes: int, k: int, num_batches: int, generator: np.random.Generator) -> Indices:
-    """Choose ``k`` different classes for each batch so that all classes are used as equally often as can be."""
+    """Choose ``k`` different classes for each batch, so that all classes are used about equally often."""
     uses = np.zeros(num_classes, dtype=np.int64)
     turns = np.empty((num_batches, k), dtype=np.int64)
     for row in range(num_batches):

@@ -1,14 +1,14 @@
-"""Scenarios: how lopsided a draw from a source is.
+"""Scenarios: how imbalanced the images drawn from a source are.
 
-The grammar, with classes in the source's order::
+The grammar, with classes in the order of the source::
 
-    90:10                         shares in per cent, one per class, as many images as the classes allow
-    90:10,total=1000              the same with exactly 1000 images
-    long-tail:100                 each class a constant factor smaller than the one before, the last 100 times the first
-    long-tail:100,step            the first half of the classes full, each of the others 100 times smaller
-    long-tail:100,total=1000      either shape with exactly 1000 images
+    90:10                         shares in per cent, one per class; as many images as possible
+    90:10,total=1000              the same, with exactly 1000 images
+    long-tail:100                 class sizes fall by a constant factor; the first class is 100 times the last
+    long-tail:100,step            two sizes: the classes of the first half are 100 times as large as the others
+    long-tail:100,total=1000      either shape, with exactly 1000 images
 
-The exponential shape is that of Cui et al. 2019 (class-balanced loss), the step that of Buda et al. 2018.
+The exponential shape follows Cui et al. 2019 (class-balanced loss), the step shape Buda et al. 2018.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 Shape: TypeAlias = Literal["exponential", "step"]
 
 MOST = 10**9
-"""The largest total and the largest factor: more images than there are, and all numbers up to it are exact."""
+"""Largest total and largest factor. No source has more images, and floats up to this number are exact."""
 
 _GRAMMAR = "Write 90:10 or 90:10,total=1000, or long-tail:100, long-tail:100,step or long-tail:100,total=1000."
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Either ``proportion``, in per cent per class, or ``long_tail``, the factor between first and last class."""
+    """Either ``proportion``, the per cent of each class, or ``long_tail``, the ratio of the first to the last class."""
 
     proportion: tuple[float, ...] | None = None
     total: int | None = None
@@ -61,7 +61,7 @@ class Scenario:
             raise InputError(sentence(f"total must be >= 1 and <= {MOST:,}", f"{self.total!s:.30}", _GRAMMAR))
 
     def __str__(self) -> str:
-        """The text that ``parse_scenario`` reads back."""
+        """Return the text that ``parse_scenario`` parses to this scenario."""
         if self.proportion is not None:
             text = ":".join(_number(share) for share in self.proportion)
         else:
@@ -69,7 +69,7 @@ class Scenario:
         return text if self.total is None else f"{text},total={self.total}"
 
     def weights(self, num_classes: int) -> npt.NDArray[np.float64]:
-        """The relative size of each class, the first being 1."""
+        """Return the size of each class relative to the first class."""
         if self.proportion is not None:
             return np.array(self.proportion) / self.proportion[0]
         factor = self.long_tail or 1.0
@@ -79,7 +79,7 @@ class Scenario:
 
 
 def parse_scenario(text: str) -> Scenario:
-    """Read a scenario.
+    """Parse a scenario.
 
     >>> parse_scenario("90:10,total=1000")
     Scenario(proportion=(90.0, 10.0), total=1000, long_tail=None, shape='exponential')
@@ -110,10 +110,10 @@ def parse_scenario(text: str) -> Scenario:
 
 
 def draw(labels: npt.ArrayLike, classes: Sequence[str], scenario: Scenario, seed: int) -> Indices:
-    """Draw images so that the classes stand in the scenario's relation; returns sorted indices.
+    """Draw images so that the class sizes follow the scenario. Return sorted indices.
 
-    ``seed`` is the run's. Each class is put in its own random order and drawn from the front, so that of two scenarios
-    with the same seed the smaller draw of a class is part of the larger.
+    ``seed`` is the seed of the run. Each class is shuffled by itself and drawn from the front. With the same seed, a
+    smaller draw of a class is therefore part of a larger draw.
     """
     y = np.asarray(labels, dtype=np.int64)
     available = np.bincount(y, minlength=len(classes))[: len(classes)]
@@ -126,7 +126,7 @@ def draw(labels: npt.ArrayLike, classes: Sequence[str], scenario: Scenario, seed
 
 
 def remaining(n: int, drawn: npt.ArrayLike) -> Indices:
-    """The indices below ``n`` that were not drawn.
+    """Return the indices below ``n`` that were not drawn.
 
     >>> remaining(5, [0, 3])
     array([1, 2, 4])
@@ -143,9 +143,10 @@ def draw_held_out(
     seed: int,
     groups: npt.NDArray[np.str_] | None = None,
 ) -> Indices:
-    """Draw a test set from what a scenario left: as many images of each class as the smallest has left, sorted.
+    """Draw a balanced test set from the images that a scenario did not draw. Return sorted indices.
 
-    With ``groups``, an image of a group that was drawn from is not taken: its group would be in training and in test.
+    Every class gets as many images as the class with the fewest remaining images has. With ``groups``, images whose
+    group was drawn are excluded, because the group would be in training and in test.
     """
     y, taken = np.asarray(labels, dtype=np.int64), np.asarray(drawn, dtype=np.int64)
     left = remaining(len(y), taken)
@@ -154,8 +155,8 @@ def draw_held_out(
     available = np.bincount(y[left], minlength=len(classes))[: len(classes)]
     if not available.min():
         do = "Draw fewer images, or set data.held_out = false."
-        got = _counts(classes, available)
-        raise DataError(sentence("data.held_out needs images of every class that the scenario left", got, do))
+        left_over = _counts(classes, available)
+        raise DataError(f"data.held_out needs undrawn images of every class, but the scenario leaves {left_over}. {do}")
     chosen = []
     for index, name in enumerate(classes):
         generator = np.random.default_rng(derive_seed(seed, "held-out", name))
@@ -164,14 +165,14 @@ def draw_held_out(
 
 
 def apportion(weights: npt.ArrayLike, total: int) -> npt.NDArray[np.int64]:
-    """Share ``total`` out in whole numbers by the largest remainders; they add up to ``total``.
+    """Divide ``total`` into whole numbers in proportion to ``weights``, by the largest remainders.
 
     >>> apportion([2, 1, 1], 10)
     array([5, 3, 2])
     """
     shares = np.asarray(weights, dtype=np.float64)
     exact = shares / shares.sum() * total
-    # Rounding the remainders makes ties of them that binary fractions would break at random; the first class wins.
+    # Binary fractions would break ties at random. Rounding keeps the ties, and the first class wins.
     floors = np.floor(np.round(exact, 9))
     remainders = np.round(exact - floors, 9)
     extra = np.argsort(-remainders, kind="stable")[: total - int(floors.sum())]
@@ -181,7 +182,7 @@ def apportion(weights: npt.ArrayLike, total: int) -> npt.NDArray[np.int64]:
 
 def _numbers(available: npt.NDArray[np.int64], classes: Sequence[str], scenario: Scenario) -> npt.NDArray[np.int64]:
     if scenario.proportion is not None and len(scenario.proportion) != len(classes):
-        must = f"a proportion must have one share per class, {len(classes)} ({', '.join(classes)})"
+        must = f"a proportion must have one share for each of the {len(classes)} classes ({', '.join(classes)})"
         raise InputError(sentence(must, f"{len(scenario.proportion)} in {scenario}"))
     weights = scenario.weights(len(classes))
     if scenario.total is not None:
@@ -190,11 +191,13 @@ def _numbers(available: npt.NDArray[np.int64], classes: Sequence[str], scenario:
         numbers = np.floor(weights * (available / weights).min() + 1e-9).astype(np.int64)
     there = _counts(classes, available)
     if (numbers > available).any():
-        must = f"{scenario} needs {_counts(classes, numbers)}"
-        raise DataError(sentence(must, there, "Ask for a smaller total or another proportion."))
+        need = _counts(classes, numbers)
+        raise DataError(
+            f"{scenario} needs {need}, but the source has {there}. Use a smaller total or another proportion."
+        )
     if (numbers < 1).any():
-        must = f"{scenario} must leave every class an image"
-        raise DataError(sentence(must, f"{_counts(classes, numbers)} of {there}"))
+        drawn = _counts(classes, numbers)
+        raise DataError(f"{scenario} must draw an image of every class, but it draws {drawn} of {there}.")
     return numbers
 
 

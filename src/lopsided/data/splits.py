@@ -1,4 +1,4 @@
-"""Splits into train, val and test, and what leaks across them."""
+"""Splits into train, val and test, and leaks between the splits."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ How: TypeAlias = Literal["random", "stratified", "group", "given"]
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Sorted indices of the three splits; they hold every image once, but for those of a given val that is not used."""
+    """Sorted indices of the three splits. Every image is in one split, except those of an unused given val split."""
 
     train: Indices
     val: Indices
     test: Indices
 
     def parts(self) -> tuple[tuple[str, Indices], ...]:
-        """The splits by name, in the order train, val, test."""
+        """Return the splits with their names, in the order train, val, test."""
         return (("train", self.train), ("val", self.val), ("test", self.test))
 
 
 @dataclass(frozen=True)
 class Leaks:
-    """Groups that lie in more than one split, and pairs of byte-identical images in different splits."""
+    """Groups that occur in more than one split, and pairs of byte-identical images in different splits."""
 
     groups: tuple[str, ...]
     duplicates: tuple[tuple[str, str, str, str], ...]
@@ -45,19 +45,20 @@ class Leaks:
 
 
 def split(source: Source, *, how: How, val: float, test: float, seed: int) -> Splits:
-    """Split a source; ``val`` and ``test`` are shares of all images, ``seed`` is the run's.
+    """Split a source. ``val`` and ``test`` are shares of all images; ``seed`` is the seed of the run.
 
-    - ``random``: a plain random split, as the paper's. Sizes are exact, class proportions are left to chance.
-    - ``stratified``: sizes are exact and every class keeps its proportion; a class of two or more has an image in
-      train, then one in test, then one in val, as long as these splits have room for every class.
-    - ``group``: no group crosses splits. Groups are dealt out one by one, those that weigh most in their class first,
-      each to the split that is then least full in the group's classes; shares hold as well as the groups allow.
-    - ``given``: as the source comes. A share that is asked for and that the source does not give is taken out of its
-      train split, as a share of that: by group when the source has groups, stratified otherwise. With ``val`` 0 a val
-      split that the source gives is used for nothing; a test split that it gives is always used.
+    - ``random``: a plain random split, as in the paper. Sizes are exact; class proportions are random.
+    - ``stratified``: sizes are exact and every class keeps its proportion. A class of two or more images gets one image
+      in train, then one in test, then one in val, as long as these splits have room for every class.
+    - ``group``: all images of a group are in one split. Groups are assigned one by one, starting with the groups that
+      hold the largest shares of their classes. Each group goes to the split that is then least full in the classes of
+      the group. The shares are met as closely as the groups allow.
+    - ``given``: the splits of the source. A requested split that the source lacks is taken out of its train split, as a
+      share of the train split: by group if the source has groups, otherwise stratified. With ``val`` 0, a val split of
+      the source is ignored; a test split of the source is always used.
 
-    The same seed gives the same test split for every ``val``, except with ``group``. A class that would be absent from
-    train is an error.
+    The same seed gives the same test split for every ``val``, except with ``group``. Every class must be in train;
+    otherwise an error is raised.
     """
     if how not in get_args(How):
         raise InputError(sentence(f"split must be one of {', '.join(get_args(How))}", repr(how)))
@@ -65,7 +66,7 @@ def split(source: Source, *, how: How, val: float, test: float, seed: int) -> Sp
         if not 0 <= share < 1:
             raise InputError(sentence(f"{name} must be a share in [0, 1)", share))
     if val + test >= 1:
-        raise InputError(sentence("val + test must leave images for train", f"{val} + {test}"))
+        raise InputError(sentence("val + test must be below 1, to leave images for train", f"{val} + {test}"))
     parts = _given(source, val, test, seed) if how == "given" else _deal(source, how, val, test, seed)
     splits = Splits(**{name: np.flatnonzero(parts == i) for i, name in enumerate(SPLITS)})
     _check_train(source, splits, how)
@@ -75,8 +76,8 @@ def split(source: Source, *, how: How, val: float, test: float, seed: int) -> Sp
 def find_leaks(source: Source, splits: Splits, digests: Sequence[str] | None = None) -> Leaks:
     """Find groups that cross splits and byte-identical images in different splits.
 
-    Of several identical images, the first is paired with each that lies in another split than it. ``digests``
-    are those of all images, where they are known.
+    If several images are identical, the first image is paired with each copy in another split. ``digests`` are the
+    digests of all images, if they are known.
     """
     if digests is None:
         digests = source.images.digest(np.arange(len(source)))
@@ -96,7 +97,7 @@ def find_leaks(source: Source, splits: Splits, digests: Sequence[str] | None = N
 
 
 def _deal(source: Source, how: str, val: float, test: float, seed: int) -> npt.NDArray[np.int8]:
-    """One of 0, 1, 2 (train, val, test) per image."""
+    """Return 0, 1 or 2 (train, val, test) for each image."""
     alone = [name for name, number in source.counts().items() if number == 1]
     if alone and val + test > 0:
         got = f"1 in {alone[0]!r} of {source.name}"
@@ -117,7 +118,7 @@ def _deal(source: Source, how: str, val: float, test: float, seed: int) -> npt.N
 
 
 def _size(n: int, share: float) -> int:
-    # 1228 images at 0.3 give 368, the paper's test set, where scikit-learn's ceiling gives 369.
+    # 1228 images at 0.3 give 368, the test set of the paper; scikit-learn rounds up, to 369.
     return int(np.floor(n * share + 0.5))
 
 
@@ -136,7 +137,7 @@ def _stratified(labels: Indices, order: Indices, sizes: tuple[int, int]) -> npt.
 
 
 def _quota(counts: Indices, left: Indices, size: int) -> Indices:
-    """Numbers in proportion to ``counts`` that add up to ``size``, each at most ``left`` and, if it can be, >= 1."""
+    """Return numbers in proportion to ``counts`` with the sum ``size``, each at most ``left`` and >= 1 if possible."""
     least = np.minimum(left, 1) if size >= len(counts) else np.zeros_like(left)
     numbers = np.clip(apportion(counts, size), least, left)
     while numbers.sum() != size:
@@ -151,8 +152,8 @@ def _quota(counts: Indices, left: Indices, size: int) -> Indices:
 
 def _by_group(source: Source, val: float, test: float, generator: np.random.Generator) -> npt.NDArray[np.int8]:
     if source.groups is None:
-        repair = "Name the column with --group, or split at random or stratified."
-        raise DataError(sentence("a split by group needs groups", f"none in {source.name}", repair))
+        repair = "Name the group column with --group, or use a random or stratified split."
+        raise DataError(f"A split by group needs groups, but {source.name} has none. {repair}")
     groups, member = np.unique(source.groups, return_inverse=True)
     tally = np.zeros((len(groups), len(source.classes)))
     np.add.at(tally, (member, source.labels), 1)
@@ -168,7 +169,7 @@ def _by_group(source: Source, val: float, test: float, generator: np.random.Gene
     assigned = np.zeros(len(groups), dtype=np.int8)
     shuffled = generator.permutation(len(groups))
     for group in shuffled[np.argsort(-weight[shuffled].sum(axis=1), kind="stable")]:
-        # How full each split would be in the classes of this group, were it put there: the rule of longest jobs first.
+        # How full each split would be with this group, in the classes of the group (longest job first).
         after = ((fill[open_parts] + weight[group]) / shares[open_parts, None]) @ weight[group]
         part = open_parts[np.argmin(after)]
         fill[part] += weight[group]
@@ -178,10 +179,8 @@ def _by_group(source: Source, val: float, test: float, generator: np.random.Gene
 
 def _given(source: Source, val: float, test: float, seed: int) -> npt.NDArray[np.int8]:
     if source.splits is None:
-        repair = "Split it at random, stratified or by group."
-        raise DataError(
-            sentence("a given split needs folders or a column that say so", f"none in {source.name}", repair)
-        )
+        repair = "Add split folders or a column split, or use a random, stratified or group split."
+        raise DataError(f"{source.name} does not define splits, so a given split cannot be used. {repair}")
     parts = np.array([SPLITS.index(name) for name in source.splits.tolist()], dtype=np.int8)
     missing_val = val if not (parts == 1).any() else 0.0
     missing_test = test if not (parts == 2).any() else 0.0
@@ -198,8 +197,6 @@ def _check_train(source: Source, splits: Splits, how: str) -> None:
     held = np.bincount(source.labels[splits.train], minlength=len(source.classes))
     absent = [name for name, number in source.counts().items() if number and not held[source.classes.index(name)]]
     if absent or not len(splits.train):
-        repair = (
-            "Use a stratified split or another seed." if how == "random" else "Ask for smaller val and test shares."
-        )
-        got = f"none of {', '.join(absent) or 'any class'} of {source.name}"
-        raise DataError(sentence("train must hold every class", got, repair))
+        repair = "Use a stratified split or another seed." if how == "random" else "Use smaller val and test shares."
+        names = ", ".join(absent) or "any class"
+        raise DataError(f"train must hold every class, but it has no image of {names} of {source.name}. {repair}")

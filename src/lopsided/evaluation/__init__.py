@@ -1,1 +1,1 @@
-"""Figures with intervals, and information theory."""
+"""Metrics with intervals, and information theory."""

@@ -1,4 +1,4 @@
-"""From probabilities to a decision: which class is answered for an image."""
+"""The decision rule: from probabilities to a predicted class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def decide(probabilities: ArrayLike) -> NDArray[np.int64]:
-    """Return the most probable class of each row of (n, K), the first one of equals.
+    """Return the most probable class of each row of (n, K); the first one if classes tie.
 
     >>> decide([[0.2, 0.8], [0.5, 0.5]])
     array([1, 0])

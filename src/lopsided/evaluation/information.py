@@ -1,8 +1,8 @@
-"""Entropy and its relatives, Eqs. (1)-(7), (19) and the appendix of the paper, and estimators for features.
+"""Entropy and related measures, Eqs. (1)-(7), (19) and the appendix of the paper, and estimators for features.
 
 The measures take probabilities: a vector for one variable, a table for two. ``pxy[x, y]`` is the probability of X = x
-and Y = y: **X along axis 0, Y along axis 1**. Labels are turned into such an array by ``empirical_distribution``, so
-that every call says which of the two it was given:
+and Y = y: **X along axis 0, Y along axis 1**. ``empirical_distribution`` turns labels into such an array, so every
+call shows whether it takes probabilities or labels:
 
 >>> entropy([0.5, 0.25, 0.25])
 1.5
@@ -12,7 +12,7 @@ that every call says which of the two it was given:
 1.0
 
 The estimators (``differential_entropy``, ``conditional_differential_entropy``, ``feature_information``) take continuous
-features (n, d). All results are in bits unless ``base`` says otherwise; ``base=math.e`` gives nats.
+features (n, d). Results are in bits by default; ``base=math.e`` gives nats.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
     "mutual_information",
 ]
 
-_SUM_TOLERANCE = 1e-6  # float32 probabilities of a softmax pass, percentages and counts do not.
+_SUM_TOLERANCE = 1e-6  # Accepts float32 probabilities of a softmax, but not percentages or counts.
 
 
 def empirical_distribution(*labels: ArrayLike, classes: Sequence[ArrayLike] | None = None) -> NDArray[np.float64]:
-    """Relative frequencies of samples: a vector for one array of labels, a joint table for two or more.
+    """Return the relative frequencies of labels: a vector for one array, a joint table for two or more arrays.
 
-    The i-th entries of all arrays belong to the i-th sample; the j-th array becomes axis j. Along an axis stand the
-    sorted distinct labels, or ``classes[j]`` in the order given. Give ``classes``, one sequence per array, when two
-    distributions are to be compared and one of them may lack a class.
+    The i-th entries of all arrays belong to the i-th sample; the j-th array becomes axis j. Axis j follows the sorted
+    distinct labels, or ``classes[j]`` in the given order. To compare two distributions when one may lack a class, pass
+    ``classes``, one sequence per array.
 
     >>> empirical_distribution(["b", "a", "b", "b"])
     array([0.25, 0.75])
@@ -115,14 +115,14 @@ def conditional_entropy(pxy: ArrayLike, *, given: int = 0, base: float = 2) -> f
     if given not in (0, 1):
         raise InputError(sentence("given must be 0 (rows) or 1 (columns)", repr(given)))
     p = _distribution(pxy, "pxy", ndim=2)
-    # rel_entr(p, q) is p log(p / q): here p(y | x) = p(x, y) / p(x), and cells of probability 0 count 0.
+    # rel_entr(p, q) is p log(p / q), here with p(y | x) = p(x, y) / p(x). Cells of probability 0 contribute 0.
     return max(0.0, -_total(rel_entr(p, np.broadcast_to(p.sum(axis=1 - given, keepdims=True), p.shape)))) / unit
 
 
 def mutual_information(pxy: ArrayLike, *, base: float = 2) -> float:
     """Mutual information, Eq. (4): ``I(X; Y) = H(Y) - H(Y | X) = sum p(x, y) log(p(x, y) / (p(x) p(y)))``.
 
-    Computed as the sum on the right, which keeps its digits where the two entropies nearly agree.
+    Computed as the sum on the right, which stays precise if the two entropies are nearly equal.
 
     >>> mutual_information([[0.5, 0.0], [0.0, 0.5]])
     1.0
@@ -166,12 +166,12 @@ def conditional_cross_entropy(pzy: ArrayLike, q: ArrayLike, *, base: float = 2) 
     """Conditional cross-entropy of labels Y and a classifier given features Z: ``-sum p(z, y) log q(y | z)``.
 
     ``pzy[z, y]`` is the joint table of Z (axis 0) and Y; ``q[z, y]`` is the probability that the classifier gives to y
-    when it sees z, so every row of q sums to 1. The least value over all q is ``conditional_entropy(pzy)``.
+    for the features z, so every row of q sums to 1. The minimum over all q is ``conditional_entropy(pzy)``.
 
-    Eq. (19) prints the joint probability of prediction and Z in the place of q(y | z). That would add H(Z), so the
-    value would depend on how Z is spread and would not be a cross-entropy *given* Z; Eq. (20) needs the conditional.
+    The printed Eq. (19) has the joint probability of prediction and Z instead of q(y | z). This would add H(Z), so the
+    value would depend on the spread of Z and would not be a cross-entropy *given* Z. Eq. (20) needs the conditional.
 
-    Predicted probabilities of n samples are a table whose rows are the samples, each of mass 1/n:
+    For the predictions of n samples, each row of the tables is one sample of mass 1/n:
 
     >>> predicted, y = np.array([[0.5, 0.5], [0.25, 0.75]]), [0, 1]
     >>> conditional_cross_entropy(np.eye(2)[y] / 2, predicted)  # doctest: +ELLIPSIS
@@ -195,14 +195,14 @@ def conditional_cross_entropy(pzy: ArrayLike, q: ArrayLike, *, base: float = 2) 
 
 
 def differential_entropy(z: ArrayLike, *, k: int = 3, base: float = 2, dimension: int | None = None) -> float:
-    """Differential entropy of the density that features (n, d) were drawn from, by k nearest neighbours.
+    """Differential entropy of the density of features (n, d), estimated by k nearest neighbours.
 
     Kozachenko and Leonenko: ``psi(n) - psi(k) + log c + D mean(log r_i)``, with r_i the distance from sample i to its
     k-th neighbour, D the dimension and c the volume of the D-dimensional unit ball.
 
-    ``dimension`` is the dimension of the surface that the features lie on, if it is less than d: d - 1 for
-    l2-normalised features. The value is then relative to the area of that surface. There must be a density: features
-    of which more than k coincide are refused, as their entropy is minus infinity.
+    If the features lie on a surface, ``dimension`` is its dimension: d - 1 for l2-normalised features. The value is
+    then relative to the area of the surface. The features must have a density. If more than k features coincide, an
+    error is raised, because the entropy is minus infinity.
     """
     unit = _log_base(base)
     features = _features(z)
@@ -227,14 +227,14 @@ def conditional_differential_entropy(
 def feature_information(z: ArrayLike, y: ArrayLike, *, k: int = 3, base: float = 2) -> float:
     """Mutual information of features (n, d) and their labels, ``I(Z; Y) = H(Z) - H(Z | Y)``, by k nearest neighbours.
 
-    Ross (2014): ``psi(n) - mean psi(n_y) + mean psi(k_i) - mean psi(m_i)``. The ball around sample i reaches to its
-    k-th neighbour of the same class; k_i counts the samples of that class in it and m_i all samples, without i itself.
-    So k_i = k unless samples coincide; those are counted on both sides (Gao et al., 2017), and the value stays right
-    for features that have no density. No dimension enters, so it holds on any surface.
+    Ross (2014): ``psi(n) - mean psi(n_y) + mean psi(k_i) - mean psi(m_i)``. The ball around sample i reaches its k-th
+    neighbour of the same class. Without sample i, the ball holds k_i samples of that class and m_i samples in total.
+    So k_i = k unless samples coincide. Coinciding samples are counted in k_i and m_i (Gao et al., 2017), so the value
+    is also correct for features without a density. The formula has no dimension, so it holds on any surface.
 
-    The difference of the two entropies has the same limit, but their errors cancel only in part: with 2000 samples of
-    independent features and labels in 16 dimensions it comes out at -0.3 bits, this estimate at 0.00 +- 0.02. Near
-    independence the value can be slightly negative: cutting it at 0 would bias averages.
+    The difference of the two entropies has the same limit, but its errors cancel only in part. For 2000 samples of
+    independent features and labels in 16 dimensions, the difference is -0.3 bits; this estimate is 0.00 +- 0.02. Near
+    independence the value can be slightly negative. It is not clipped at 0, because that would bias averages.
     """
     unit = _log_base(base)
     features = _features(z)
@@ -244,7 +244,7 @@ def feature_information(z: ArrayLike, y: ArrayLike, *, k: int = 3, base: float =
     for c in range(len(counts)):
         members = codes == c
         tree = cKDTree(features[members])
-        # The radius is rounded up, so that the k-th neighbour is inside however its distance is rounded.
+        # The radius is rounded up, so that the k-th neighbour is inside the ball despite rounding errors.
         radius[members] = tree.query(features[members], k=[k + 1])[0][:, 0] * (1 + 1e-12)
         same[members] = tree.query_ball_point(features[members], radius[members], return_length=True) - 1
     every = cKDTree(features).query_ball_point(features, radius, return_length=True) - 1
@@ -275,12 +275,12 @@ def _entropy(p: NDArray[np.float64]) -> float:
 
 
 def _total(terms: NDArray[np.float64]) -> float:
-    """Sum with one rounding, so that neither the order nor added zeros change the last digit."""
+    """Return the sum, rounded once, so that neither the order nor additional zeros change the last digit."""
     return math.fsum(terms.ravel())
 
 
 def _log_base(base: float) -> float:
-    """Return the natural logarithm of the base, by which results in nats are divided."""
+    """Return the natural logarithm of the base, the divisor of results in nats."""
     if not (1 < base < math.inf):
         raise InputError(sentence("base must be a finite number > 1", repr(base), "Use 2 for bits, math.e for nats."))
     return math.log(base)
@@ -305,7 +305,7 @@ def _probabilities(p: ArrayLike, name: str, ndim: int | None) -> NDArray[np.floa
 
 
 def _distribution(p: ArrayLike, name: str, ndim: int | None) -> NDArray[np.float64]:
-    """Return probabilities that sum to 1, with the rounding of the input divided out."""
+    """Return probabilities that sum to 1. They are divided by their sum to remove the rounding of the input."""
     array = _probabilities(p, name, ndim)
     total = _total(array)
     if abs(total - 1) > _SUM_TOLERANCE:
@@ -330,7 +330,7 @@ def _check_same_shape(p: NDArray[np.float64], q: NDArray[np.float64], name: str)
 def _numbers(values: ArrayLike, name: str) -> NDArray[np.float64]:
     try:
         array = np.asarray(values)
-    except ValueError as error:  # rows of different lengths
+    except ValueError as error:  # Rows of different lengths.
         raise InputError(sentence(f"{name} must be a rectangular array", "rows of different lengths")) from error
     if array.dtype.kind not in "fiu":
         raise InputError(sentence(f"{name} must hold real numbers", array.dtype))
@@ -346,7 +346,7 @@ def _checked_labels(labels: ArrayLike) -> NDArray[np.generic]:
     missing = sum(label != label for label in array.tolist()) if array.dtype.kind in "fO" else 0  # noqa: PLR0124
     if missing:
         raise InputError(sentence("labels must not be NaN", f"{missing} of {array.size}", "Drop those samples."))
-    if array.dtype.kind == "O":  # a text column of a data frame
+    if array.dtype.kind == "O":  # A text column of a data frame.
         array = np.asarray(array.tolist())
     if array.dtype.kind not in "biufUS":
         raise InputError(sentence("labels must be integers, floats, booleans or strings", array.dtype))
@@ -354,7 +354,7 @@ def _checked_labels(labels: ArrayLike) -> NDArray[np.generic]:
 
 
 def _codes(labels: NDArray[np.generic], classes: ArrayLike | None) -> tuple[NDArray[np.intp], int]:
-    """Number the labels by their place among the classes."""
+    """Return the index of each label in the classes, and the number of classes."""
     present, inverse = np.unique(labels, return_inverse=True)
     if classes is None:
         return inverse, len(present)
@@ -414,7 +414,7 @@ def _feature_labels(y: ArrayLike, z: NDArray[np.float64], k: int) -> tuple[NDArr
             sentence(
                 f"every class must hold more than k = {k} samples",
                 f"{counts[rare]} of class {names[rare].item()!r}",
-                "Use a smaller k, or leave that class out.",
+                "Use a smaller k, or omit this class.",
             )
         )
     return codes, counts

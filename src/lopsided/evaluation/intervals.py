@@ -1,10 +1,10 @@
-"""Intervals that stay honest when a class has six test images.
+"""Intervals that are valid even if a class has only six test images.
 
-Resampling the test set is not enough there: a class of which every image, or none, is recognised has the same recall
-in every resample, and the interval closes around a figure that six images cannot fix. ``benchmarks/coverage.py`` sets
-the intervals of this file beside the bootstrap's. Its record, ``docs/records/coverage.json``, says how often a 95 %
-interval holds the truth over nine settings: for UWA 93.5 to 99.5 % (the bootstrap's: 53 to 94 %), for AUROC 88 to
-98.5 % (59.5 to 94 %); the lowest of any figure is 87 %, for the calibration error.
+The bootstrap fails for such a class. If all of its images are recognised, or none, its recall is the same in every
+resample, and the interval has no width. ``benchmarks/coverage.py`` compares the intervals of this file with the
+bootstrap, and its record is ``docs/records/coverage.json``. Over nine settings, a 95 % interval contains the true value
+in 93.5 to 99.5 % of the trials for UWA (bootstrap: 53 to 94 %) and in 88 to 98.5 % for AUROC (bootstrap: 59.5 to 94 %).
+The lowest coverage of any metric is 87 %, for the calibration error.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lopsided.errors import InputError, sentence
 
 Floats = NDArray[np.float64]
 CHUNK = 4_000_000
-"""Numbers held at once while drawing."""
+"""Largest number of values held in memory while drawing."""
 
 SAME = 1e-9
-"""By how much equal figures may differ in their last digits."""
+"""Figures that differ by at most this amount count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A value and the interval around it; NaN where it is not defined."""
+    """A value and its interval. Undefined numbers are NaN."""
 
     value: float
     low: float
@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def leaves_out_0(self) -> bool:
-        """Whether the whole interval lies on one side of 0; one that is not known does not."""
+        """Whether the whole interval is on one side of 0; False if the interval is undefined."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
@@ -58,14 +58,14 @@ UNDEFINED = Figure(math.nan, math.nan, math.nan)
 
 
 def around(value: float, low: float, high: float, bounds: tuple[float, float] = (0.0, 1.0)) -> Figure:
-    """Return a figure whose interval lies within `bounds` and holds its value."""
+    """Return a figure whose interval is within `bounds` and contains the value."""
     if math.isnan(value):
         return UNDEFINED
     return Figure(float(value), float(min(max(low, bounds[0]), value)), float(max(min(high, bounds[1]), value)))
 
 
 def quantile(level: float) -> float:
-    """Return z such that a normal variable is within +-z with probability `level`."""
+    """Return z such that a standard normal variable is within +-z with probability `level`."""
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
@@ -82,7 +82,7 @@ def share_interval(share: float, size: float, level: float) -> Figure:
 def mean_of_shares_interval(shares: Floats, sizes: Floats, level: float) -> Figure:
     """Return the interval of Price and Bonett (2004) for the mean of m independent shares.
 
-    Each share gets 2/m successes and 2/m failures before the usual normal interval is taken.
+    2/m successes and 2/m failures are added to each share, then the usual normal interval is computed.
     """
     extra = 2 / len(shares)
     moved = (shares * sizes + extra) / (sizes + 2 * extra)
@@ -93,8 +93,8 @@ def mean_of_shares_interval(shares: Floats, sizes: Floats, level: float) -> Figu
 def auroc_interval(auroc: float, num_positive: float, num_negative: float, level: float) -> Figure:
     """Return the interval of Newcombe (2006, method 5) for the area under the ROC curve.
 
-    Its limits t solve (auroc - t)^2 = z^2 V(t), where V is Hanley and McNeil's variance with the mean of both sizes in
-    place of each; it does not close at perfect separation.
+    Its limits t solve (auroc - t)^2 = z^2 V(t). V is the variance of Hanley and McNeil, with both sizes replaced by
+    their mean. The interval keeps a width at perfect separation.
     """
     mean_size = (num_positive + num_negative) / 2 - 1
     z = quantile(level)
@@ -114,10 +114,10 @@ def _boundary(is_outside: Callable[[float], bool], outside: float, inside: float
 
 
 def macro_interval(figures: Sequence[Figure]) -> Figure:
-    """Return the mean of one-versus-rest figures, with an interval made from theirs.
+    """Return the mean of one-versus-rest figures, with an interval combined from their intervals.
 
-    Two classes mirror each other, so that their errors add up: the limits are averaged. Three and more are combined as
-    if they were independent: the distances to the limits add up in squares (MOVER; Zou and Donner, 2008).
+    The errors of two classes are fully dependent, so their limits are averaged. Three or more classes are treated as
+    independent: the squared distances to the limits are added (MOVER; Zou and Donner, 2008).
     """
     if not figures:
         return UNDEFINED
@@ -130,12 +130,12 @@ def macro_interval(figures: Sequence[Figure]) -> Figure:
 def confusion_draws(
     confusion: NDArray[np.int64], sizes: Floats, draws: int, rng: np.random.Generator
 ) -> Iterator[tuple[Floats, Floats]]:
-    """Yield (hits, predicted) per class of confusions that the seen one makes plausible, in chunks of rows.
+    """Yield (hits, predicted) per class of confusions drawn from the posterior, in chunks of draws.
 
-    Each row is drawn from its posterior under a prior of 1/m right and 1/m wrong answers, m being the number of classes
-    with images: a recall then follows Beta(k + 1/m, n - k + 1/m), Jeffreys' choice for m = 2. A fixed prior of 1/2
-    would pull the mean over many small classes. The prior's wrong answers are spread evenly over the other classes.
-    `sizes` are the numbers of independent images; the class counts of the test set are held fixed.
+    The prior of each row is 1/m right and 1/m wrong answers, where m is the number of classes with images. A recall
+    then follows Beta(k + 1/m, n - k + 1/m), which is Jeffreys' prior for m = 2. A fixed prior of 1/2 would shift the
+    mean over many small classes. The wrong answers of the prior are divided evenly over the other classes. `sizes` are
+    the numbers of independent images; the class counts of the test set are fixed.
     """
     num_classes = len(confusion)
     support = confusion.sum(axis=1)
@@ -165,7 +165,7 @@ def confusion_draws(
 
 
 def resampled_sums(rows: Floats, resamples: int, rng: np.random.Generator) -> Floats:
-    """Return the sum of as many rows as there are, drawn with replacement, for each bootstrap resample."""
+    """Return the sum of the rows of each bootstrap resample: len(rows) rows, drawn with replacement."""
     size = len(rows)
     sums = np.empty((resamples, rows.shape[1]))
     step = max(1, CHUNK // size)
@@ -180,9 +180,9 @@ def resampled_sums(rows: Floats, resamples: int, rng: np.random.Generator) -> Fl
 def calibrated_sums(
     confidence: Floats, units: NDArray[np.int64], bins: Floats, draws: int, rng: np.random.Generator
 ) -> Floats:
-    """Return what each bin's sum of confidence - hit is by chance if the confidences are right, for each draw.
+    """Return the sum of confidence - hit in each bin for each draw, if the model were perfectly calibrated.
 
-    `units` numbers the images that are hit or missed together; `bins` is one-hot, (images, bins).
+    Images with the same number in `units` are hit or missed together. `bins` is one-hot, (images, bins).
     """
     sums = np.empty((draws, bins.shape[1]))
     step = max(1, CHUNK // len(confidence))
@@ -196,8 +196,8 @@ def calibrated_sums(
 def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95, *, same: float = SAME) -> Figure:
     """Return the mean over runs with Student's interval.
 
-    One run alone has no interval, nor have runs that all agree, to within ``same``: figures of few images are so coarse
-    that they may well be the same number by chance, and no width can be told from them.
+    There is no interval for a single run, or if all runs are equal within ``same``. Figures of few images are coarse
+    and can be equal by chance, so equal figures do not determine a width.
 
     >>> print(mean_interval([0.70, 0.74, 0.72, 0.76]))
     0.730 [0.689, 0.771]
@@ -218,7 +218,7 @@ def mean_interval(values: Sequence[float] | NDArray[Any], level: float = 0.95, *
 def paired_difference(
     x: Sequence[float] | NDArray[Any], y: Sequence[float] | NDArray[Any], level: float = 0.95, *, same: float = SAME
 ) -> Figure:
-    """Return the mean of x - y over runs of the same seeds, with Student's interval as ``mean_interval`` has it.
+    """Return the mean of x - y over runs with the same seeds, with the interval of ``mean_interval``.
 
     >>> print(paired_difference([0.72, 0.75, 0.71], [0.70, 0.72, 0.70]))
     0.020 [-0.005, 0.045]
@@ -231,6 +231,6 @@ def paired_difference(
 
 
 def check_level(level: float) -> None:
-    """Refuse a level that is no probability."""
+    """Raise unless a level is between 0 and 1."""
     if not 0 < level < 1:
         raise InputError(sentence("level must be between 0 and 1", level, "0.95 is the usual choice."))

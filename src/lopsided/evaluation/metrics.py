@@ -1,7 +1,7 @@
-"""From predictions to figures with intervals.
+"""Metrics of predictions, with intervals.
 
-Figures that every class takes part in (UWA, macro F1, G-mean, AUROC, average precision) are means over the classes that
-have images in the test set; a class without any has no recall, and ``Evaluation.notes`` says so.
+UWA, macro F1, G-mean, AUROC and average precision are means over the classes that have images in the test set. A class
+without images has no recall; ``Evaluation.notes`` lists such classes.
 
     name               what                                                   interval
     accuracy           share of images recognised, eq. (27)                   Wilson
@@ -13,11 +13,11 @@ have images in the test set; a class without any has no recall, and ``Evaluation
     average_precision  mean of the one-versus-rest average precisions         Wilson on the positives, combined
     brier              half the squared distance to the truth, in [0, 1]      bootstrap
     log_loss           mean of -log(probability of the true class)            bootstrap
-    calibration_error  ECE: 15 equal-width bins of the largest probability    basic bootstrap, from 0 if chance is all
+    calibration_error  ECE: 15 equal-width bins of the largest probability    basic bootstrap; low = 0 if due to chance
 
-Posterior draws hold the test set's class counts fixed. With `groups`, the images of one group (a lesion, a patient)
-count as copies of each other, which is the cautious choice: n images in groups of m_1, m_2, ... are n^2 / sum(m_g^2)
-independent ones; the bootstrap resamples whole groups.
+Posterior draws keep the class counts of the test set. With `groups`, the images of one group (a lesion, a patient) are
+treated as copies of each other, which is the cautious choice. n images in groups of m_1, m_2, ... then count as
+n^2 / sum(m_g^2) independent images, and the bootstrap resamples whole groups.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _BOUNDS = {"mcc": (-1.0, 1.0), "log_loss": (0.0, math.inf)}
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """One class against the others."""
+    """The metrics of one class against the others."""
 
     label: str
     support: int
@@ -84,7 +84,7 @@ class ClassFigures:
 
 @dataclass(frozen=True)
 class Majority:
-    """What always answering the most frequent class of the test set would reach."""
+    """The metrics of a model that always answers the most frequent class of the test set."""
 
     label: str
     accuracy: float
@@ -93,7 +93,7 @@ class Majority:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one test set; rows of `confusion` are the true classes, columns the predicted ones."""
+    """The metrics of one test set. Rows of `confusion` are the true classes, columns the predicted classes."""
 
     num_images: int
     num_groups: int | None
@@ -108,7 +108,7 @@ class Evaluation:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything for JSON, NaN as None."""
+        """Return all fields for JSON, NaN as None."""
         rows = [
             {name: value.to_dict() if isinstance(value, Figure) else value for name, value in vars(row).items()}
             for row in self.per_class
@@ -125,7 +125,7 @@ class Evaluation:
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float:
-    """Return the share of images whose class is recognised, eq. (27)."""
+    """Return the share of correctly classified images, eq. (27)."""
     return confusion_figures(_confusion_of(y_true, y_pred))["accuracy"]
 
 
@@ -158,12 +158,12 @@ def evaluate(
     seed: int = 0,
     groups: ArrayLike | None = None,
 ) -> Evaluation:
-    """Evaluate predictions; the figures and their intervals are listed at the top of this module.
+    """Evaluate predictions. The top of this module lists the metrics and their intervals.
 
-    Labels are elements of `classes`, or positions in it if the labels are integers and `classes` are texts. The columns
-    of `probabilities` follow `classes`; without `y_pred` the most probable class is the predicted one (the first of
-    equals). Without `probabilities` the figures that need them are left out. `bootstrap` is the number of resamples and
-    of posterior draws.
+    Labels are elements of `classes`, or indices into `classes` if the labels are integers and the classes are strings.
+    The columns of `probabilities` follow `classes`. Without `y_pred`, the most probable class is the prediction; the
+    first one if classes tie. Without `probabilities`, the metrics that need them are omitted. `bootstrap` is the
+    number of resamples and of posterior draws.
 
     >>> result = evaluate([0, 0, 0, 1], y_pred=[0, 0, 0, 0], classes=["top", "shirt"])
     >>> print(result.figures["uwa"], result.majority.uwa)
@@ -214,7 +214,7 @@ def evaluate(
 
 
 def _count_figures(hits: Floats, predicted: Floats, support: Floats) -> dict[str, Floats]:
-    """Return the figures of confusions from their diagonals and column sums, (..., K), and common row sums, (K,)."""
+    """Return the metrics of confusions, given their diagonals and column sums, (..., K), and their row sums, (K,)."""
     present = support > 0
     num = support.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -236,7 +236,7 @@ def _count_figures(hits: Floats, predicted: Floats, support: Floats) -> dict[str
 def _confusion_intervals(
     confusion: Codes, sizes: Floats, draws: int, level: float, rng: np.random.Generator
 ) -> tuple[dict[str, Figure], dict[str, list[Figure]]]:
-    """Return the figures of the whole confusion, and those of each class."""
+    """Return the metrics of the whole confusion, and the metrics of each class."""
     support = confusion.sum(axis=1).astype(np.float64)
     diagonal = np.diagonal(confusion).astype(np.float64)
     values = _count_figures(diagonal, confusion.sum(axis=0).astype(np.float64), support)
@@ -258,7 +258,7 @@ def _confusion_intervals(
 
 
 def _rank_figures(true: Codes, p: Floats, sizes: Floats, level: float) -> dict[str, list[Figure]]:
-    """Return AUROC and average precision of each class against the rest; undefined for a class without or with all."""
+    """Return AUROC and average precision of each class against the rest; undefined if a class has no or all images."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     aurocs: list[Figure] = []
@@ -271,7 +271,7 @@ def _rank_figures(true: Codes, p: Floats, sizes: Floats, level: float) -> dict[s
             continue
         area = float(roc_auc_score(positive, p[:, c]))
         aurocs.append(auroc_interval(area, sizes[c], sizes.sum() - sizes[c], level))
-        precision = min(1.0, float(average_precision_score(positive, p[:, c])))  # Rounding can lead above 1.
+        precision = min(1.0, float(average_precision_score(positive, p[:, c])))  # Rounding can give more than 1.
         average_precisions.append(share_interval(precision, sizes[c], level))
     return {"auroc": aurocs, "average_precision": average_precisions}
 
@@ -279,7 +279,7 @@ def _rank_figures(true: Codes, p: Floats, sizes: Floats, level: float) -> dict[s
 def _probability_figures(
     true: Codes, p: Floats, groups: Codes | None, *, resamples: int, level: float, rng: np.random.Generator
 ) -> dict[str, Figure]:
-    """Return the figures that are functions of sums over images: count, Brier, log loss, and each bin's excess."""
+    """Return Brier score, log loss and calibration error, which are functions of sums over images."""
     num = np.arange(len(true))
     confidence, hit = p.max(axis=1), p.argmax(axis=1) == true
     rows = np.zeros((len(true), 3 + NUM_BINS))
@@ -303,7 +303,7 @@ def _probability_figures(
     value = summarise(rows.sum(axis=0, keepdims=True))[0]
     drawn = summarise(resampled_sums(rows, resamples, rng))
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    # ECE is biased: no model's is 0. The basic interval takes the bias off, but not all of it near 0.
+    # ECE is biased upwards: it is never 0. The basic interval removes the bias, but not completely near 0.
     low[2], high[2] = 2 * value[2] - high[2], 2 * value[2] - low[2]
     by_chance = np.abs(calibrated_sums(confidence, units, one_hot, resamples, rng)).sum(axis=1) / len(true)
     if value[2] <= np.quantile(by_chance, level):
@@ -314,7 +314,7 @@ def _probability_figures(
 
 
 def _independent_sizes(true: Codes, groups: Codes | None, num_classes: int) -> Floats:
-    """Return the number of independent images of each class: Kish's effective size with groups as copies."""
+    """Return the number of independent images of each class: Kish's effective size, a group counting as copies."""
     support = np.bincount(true, minlength=num_classes).astype(np.float64)
     if groups is None:
         return support
@@ -331,9 +331,9 @@ def _notes(names: tuple[str, ...], support: Codes) -> tuple[str, ...]:
     absent = [name for name, count in zip(names, support, strict=True) if count == 0]
     notes = []
     if absent:
-        notes.append(f"No test image of {', '.join(absent)}: the means over classes leave such classes out.")
+        notes.append(f"The test set has no image of {', '.join(absent)}: means over classes omit such classes.")
     if np.count_nonzero(support) == 1:
-        notes.append("The test set holds one class only: AUROC and average precision are not defined.")
+        notes.append("The test set has only one class: AUROC and average precision are not defined.")
     return tuple(notes)
 
 
@@ -344,13 +344,13 @@ def _confusion_of(y_true: ArrayLike, y_pred: ArrayLike) -> Codes:
         raise InputError(sentence("y_true must hold at least one label", 0))
     if true.dtype.kind != predicted.dtype.kind:
         got = f"{true.dtype} and {predicted.dtype}"
-        raise InputError(sentence("y_true and y_pred must both be integers or both be texts", got))
+        raise InputError(sentence("y_true and y_pred must both be integers or both be strings", got))
     values, codes = np.unique(np.concatenate([true, predicted]), return_inverse=True)
     return _count(codes[: len(true)], codes[len(true) :], len(values))
 
 
 def _labels(labels: ArrayLike, name: str) -> NDArray[Any]:
-    """Return labels as a vector of integers or of texts."""
+    """Return labels as a vector of integers or of strings."""
     array = np.asarray(labels)
     if array.ndim != 1:
         raise InputError(sentence(f"{name} must be one label per image", f"an array of shape {array.shape}"))
@@ -361,7 +361,7 @@ def _labels(labels: ArrayLike, name: str) -> NDArray[Any]:
     if array.dtype.kind in "iub":
         return array.astype(np.int64)
     if array.dtype.kind not in "U":
-        raise InputError(sentence(f"{name} must hold integers or texts", f"an array of {array.dtype}"))
+        raise InputError(sentence(f"{name} must hold integers or strings", f"an array of {array.dtype}"))
     return array
 
 
@@ -373,7 +373,7 @@ def _class_names(classes: Sequence[str] | Sequence[int]) -> tuple[str, ...]:
 
 
 def _encode(labels: ArrayLike, classes: Sequence[str] | Sequence[int], name: str) -> Codes:
-    """Return the position in `classes` of each label."""
+    """Return the index of each label in `classes`."""
     array = _labels(labels, name)
     known: dict[Any, int] = {label: code for code, label in enumerate(_labels(np.asarray(classes), "classes").tolist())}
     if array.dtype.kind == "i" and any(isinstance(label, str) for label in known):
@@ -381,7 +381,7 @@ def _encode(labels: ArrayLike, classes: Sequence[str] | Sequence[int], name: str
     values, inverse = np.unique(array, return_inverse=True)
     for value in values.tolist():
         if value not in known:
-            raise InputError(sentence(f"{name} must hold only classes of {list(known)}", repr(value)))
+            raise InputError(sentence(f"{name} must hold only labels from {list(known)}", repr(value)))
     return np.array([known[value] for value in values.tolist()], dtype=np.int64)[inverse]
 
 
@@ -393,7 +393,7 @@ def _check_length(array: NDArray[Any], true: NDArray[Any], name: str) -> None:
 def _check_probabilities(probabilities: ArrayLike, num: int, num_classes: int) -> Floats:
     p = np.asarray(probabilities, dtype=np.float64)
     if p.shape != (num, num_classes):
-        must = f"probabilities must be one row per image and one column per class, ({num}, {num_classes})"
+        must = f"probabilities must have one row per image and one column per class, ({num}, {num_classes})"
         raise InputError(sentence(must, p.shape))
     if not np.isfinite(p).all() or p.min() < 0 or p.max() > 1 + 1e-3:
         got = "NaN or an infinity" if not np.isfinite(p).all() else f"values from {p.min():.4g} to {p.max():.4g}"

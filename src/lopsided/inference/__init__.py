@@ -1,1 +1,1 @@
-"""From a trained model to answers: probabilities, evaluation, export."""
+"""Use a trained model: probabilities, evaluation, export."""

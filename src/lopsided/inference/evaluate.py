@@ -27,11 +27,11 @@ def open_labelled(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Source:
-    """Open data whose labels are among the model's classes; ``split`` takes one part of data that come split."""
+    """Open data whose labels are classes of the model. ``split`` selects one split of data that have splits."""
     source = open_source(data, group=group, missing_ok=skip_unreadable, allow_outside=allow_outside, min_classes=1)
     if split is not None:
         if source.splits is None:
-            raise DataError(sentence("--split needs data that come split", f"{split} for {os.fspath(data)}"))
+            raise DataError(f"{os.fspath(data)} has no splits, so --split {split} cannot be used. Omit --split.")
         rows = np.flatnonzero(source.splits == split)
         if not len(rows):
             known = ", ".join(sorted(set(source.splits.tolist())))
@@ -52,7 +52,7 @@ def evaluate_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the figures of a model on a source that ``open_labelled`` opened, for JSON."""
+    """Return the metrics of a model on a source from ``open_labelled``, for JSON."""
     from lopsided.inference.probabilities import predict
 
     p = predict(model, card, source.images, batch_size=batch_size, progress=progress)

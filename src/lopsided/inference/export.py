@@ -1,4 +1,4 @@
-"""Export a model as one ONNX file, and believe it after onnxruntime has given the same answers."""
+"""Export a model as one ONNX file, and check that onnxruntime gives the same probabilities."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 TOLERANCE = 1e-4
-"""Largest difference of a probability between torch and onnxruntime with which an export succeeds."""
+"""Largest allowed difference of a probability between torch and onnxruntime."""
 
 CHECKED_SIZES = (1, 17)
-"""Numbers of images with which an export is checked; 17 is none that was traced or that hardware likes."""
+"""Batch sizes with which an export is checked. 17 differs from the traced size and is no multiple of a vector width."""
 
 INPUT, OUTPUT = "images", "probabilities"
 
 
 def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> dict[str, Any]:
-    """Write an ONNX file and return what was found on checking it.
+    """Write an ONNX file and return the result of its check.
 
-    Its input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]; the normalisation is inside.
-    Its output ``probabilities`` is float32 (batch, classes), each row adding up to 1. The file's metadata hold the
-    classes and the other facts a caller needs.
+    The input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]. The model normalises them.
+    The output ``probabilities`` is float32 (batch, classes); each row sums to 1. The metadata of the file hold the
+    classes and the other facts that a caller needs.
     """
     _require("onnx", "onnxruntime", "onnxscript")
     network = _network(model)
@@ -40,13 +40,13 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
     difference = _check(network, content, card)
     target = Path(out)
     if not target.parent.is_dir():
-        raise InputError(sentence("--out must lie in a folder that exists", f"{target}"))
+        raise InputError(sentence("--out must be in an existing folder", f"{target}"))
     files.atomic_write(target, content)
     return {"file": str(target), "bytes": len(content), "checked": list(CHECKED_SIZES), "difference": difference}
 
 
 def facts(card: ModelCard) -> dict[str, str]:
-    """Return what a caller of the ONNX file must know, as its metadata hold it: JSON where a value is not a text."""
+    """Return the metadata of the ONNX file for its callers. Values that are not strings are JSON."""
     return {
         "producer": f"lopsided {__version__}",
         "encoder": card.encoder,
@@ -68,9 +68,10 @@ def _require(*modules: str) -> None:
 
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        must = f"export --to onnx needs {', '.join(modules)}"
         do = "Run pip install 'lopsided[onnx]'."
-        raise MissingDependencyError(sentence(must, f"no {' and no '.join(missing)}", do))
+        raise MissingDependencyError(
+            f"export --to onnx needs {', '.join(modules)}. Not installed: {', '.join(missing)}. {do}"
+        )
 
 
 def _network(model: Model) -> Any:
@@ -78,7 +79,7 @@ def _network(model: Model) -> Any:
 
     from lopsided.models.fast.small_maps import use_fast_paths
 
-    use_fast_paths(model, enabled=False)  # They are written for torch; a convolution says what is meant.
+    use_fast_paths(model, enabled=False)  # The fast paths are for torch only; the exporter needs plain convolutions.
     return nn.Sequential(model, nn.Softmax(dim=1)).cpu().eval()
 
 
@@ -97,26 +98,24 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 verbose=False,
             )
-            assert program is not None  # With dynamo=True it never is.
-            proto = program.model_proto  # Made here and now, with errors of its own.
-    except Exception as error:  # The exporter wraps whatever it stumbles over in classes of its own.
+            assert program is not None  # With dynamo=True it is never None.
+            proto = program.model_proto  # This builds the file and can fail, too.
+    except Exception as error:  # The exporter wraps any failure in its own exceptions.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise RunError(
-            sentence("the encoder must be one that torch can export", f"{card.encoder} ({reason})")
-        ) from error
+        raise RunError(f"torch cannot export the encoder {card.encoder} ({reason}).") from error
     proto.producer_name, proto.producer_version = "lopsided", __version__
-    for node in proto.graph.node:  # Names of classes and lines of code of the machine that exported it.
+    for node in proto.graph.node:  # They hold class names and code lines of the exporting machine.
         del node.metadata_props[:]
     del proto.metadata_props[:]
     for key, value in facts(card).items():
         proto.metadata_props.add(key=key, value=value)
     if proto.ByteSize() >= 2**31 - 1:
-        raise RunError(sentence("one ONNX file must stay below 2 GiB", f"{proto.ByteSize():,} bytes"))
+        raise RunError(sentence("an ONNX file must be smaller than 2 GiB", f"{proto.ByteSize():,} bytes"))
     return bytes(proto.SerializeToString())
 
 
 def _check(network: Any, content: bytes, card: ModelCard) -> float:
-    """Return the largest difference to torch; raise if it is above ``TOLERANCE``."""
+    """Return the largest difference between onnxruntime and torch. Raise if it is above ``TOLERANCE``."""
     import numpy as np
     import onnxruntime
     import torch
@@ -130,7 +129,7 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
             expected = network(images).numpy()
         (found,) = session.run([OUTPUT], {INPUT: images.numpy()})
         if found.shape != expected.shape:
-            raise RunError(sentence(f"onnxruntime must answer {expected.shape}", found.shape))
+            raise RunError(sentence(f"onnxruntime must return the shape {expected.shape}", found.shape))
         difference = float(np.abs(found - expected).max())
         if not difference <= TOLERANCE:  # Written so that NaN fails.
             must = f"onnxruntime must agree with torch within {TOLERANCE:g}"
@@ -141,7 +140,7 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keep the exporter's reports of its own progress, its logs and its warnings from the terminal."""
+    """Suppress the progress, logs and warnings of the exporter."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

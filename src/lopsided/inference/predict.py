@@ -1,4 +1,4 @@
-"""Predict a stream of images of any length, in constant memory, past those that cannot be read."""
+"""Predict any number of images in constant memory. Unreadable images are skipped and listed."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
-"""A path with the probabilities of its classes, or with the reason why it cannot be read."""
+"""A path with the probabilities of the classes, or with the error if the image is unreadable."""
 
 PROBABILITY = "p:"
-"""What the column of a class's probability starts with, so that a class called "name" does not hide another column."""
+"""Prefix of the probability columns, so that a class called "path" does not hide another column."""
 
 
 class Stream(Protocol):
-    """What text can be written to."""
+    """An output for text."""
 
     def write(self, text: str, /) -> int:
         """Write a text."""
 
 
 SHOWN = 20
-"""Unreadable images that are named one by one; the file beside the predictions has all of them."""
+"""Largest number of unreadable images in a summary. The file next to the predictions lists all of them."""
 
 
 @dataclass
 class Summary:
-    """What became of a stream of images."""
+    """The outcome of a prediction: images per predicted class, and unreadable images."""
 
     predicted: dict[str, int]
     num_unreadable: int = 0
@@ -51,11 +51,11 @@ class Summary:
 
     @property
     def num_predicted(self) -> int:
-        """The number of images that were predicted."""
+        """The number of predicted images."""
         return sum(self.predicted.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything for JSON."""
+        """Return all fields for JSON."""
         shown = [{"path": str(error.path), "reason": error.reason} for error in self.unreadable]
         return {
             "images": self.num_predicted,
@@ -65,10 +65,10 @@ class Summary:
 
 
 def find_images(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, Iterator[Path]]:
-    """Count the images that files and folders stand for, and return them one by one without holding them all.
+    """Return the number of images in files and folders, and an iterator over them that does not hold all of them.
 
-    A file that is named itself is taken whatever its suffix. What lies below a folder that is named too is taken once,
-    and so is each folder to which several paths lead.
+    A file in ``paths`` counts as an image with any suffix. No file or folder is read twice, even if a path is below
+    another path or several links lead to one folder.
     """
     given = _distinct(paths)
     number = sum(1 for _ in _images(given))
@@ -92,7 +92,7 @@ def predict_images(
     batch_size: int = 64,
     workers: int = 0,
 ) -> Iterator[Answer]:
-    """Yield an answer for each image, in order; at most a few hundred decoded images are held at any time."""
+    """Yield an answer for each image, in order. At most a few hundred decoded images are in memory."""
     from lopsided.inference.probabilities import predict
 
     def decode(path: Path) -> tuple[Path, Pixels | UnreadableImageError]:
@@ -100,9 +100,9 @@ def predict_images(
             pixels = decode_image(path, card.image_size, card.channels)
         except UnreadableImageError as error:
             return path, error
-        if pixels.shape != card.shape:  # Only where images are not resized.
+        if pixels.shape != card.shape:  # Possible only if images are not resized.
             sizes = [f"{shape[2]} x {shape[1]}" for shape in (pixels.shape, card.shape)]
-            return path, UnreadableImageError(path, f"{sizes[0]} pixels, where the model takes {sizes[1]}")
+            return path, UnreadableImageError(path, f"{sizes[0]} pixels, but the model takes {sizes[1]}")
         return path, pixels
 
     decoded = ordered_map(decode, images, workers or (os.cpu_count() or 1))
@@ -114,7 +114,7 @@ def predict_images(
 
 
 def unreadable_path(out: Path) -> Path:
-    """The file beside the predictions ``out`` that lists the images which could not be read."""
+    """Return the path of the list of unreadable images, next to the predictions ``out``."""
     return out.with_name(f"{out.stem}.unreadable.csv")
 
 
@@ -126,14 +126,14 @@ def write_predictions(
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write answers to a CSV file, whole or not at all; the unreadable ones go to ``*.unreadable.csv`` beside it.
+    """Write answers to a CSV file, atomically. Unreadable images are listed in ``*.unreadable.csv`` next to it.
 
-    The columns are path, predicted, and ``p:`` with each class's name. Nothing is written when no image is readable.
+    The columns are path, predicted, and ``p:`` with the name of each class. Nothing is written if no image is readable.
     """
     target = Path(out)
     beside = unreadable_path(target)
     summary = Summary({})
-    # The answers last: with new ones, the list beside them is never an old one.
+    # The answers are replaced last, so that new answers are never next to an old list.
     with (
         files.replacing(target) as temporary,
         files.replacing(beside, wanted=lambda: summary.num_unreadable > 0) as other,
@@ -157,7 +157,7 @@ def write_predictions(
 def stream_predictions(
     answers: Iterable[Answer], classes: Sequence[str], stream: Stream, *, as_json: bool = False
 ) -> Summary:
-    """Write answers to an open text stream as CSV, or as one JSON object a line."""
+    """Write answers to an open text stream as CSV, or as one JSON object per line."""
     if as_json:
         return consume(
             answers,
@@ -187,7 +187,7 @@ def consume(
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
-    """Hand each answer to ``write`` or ``refuse`` and count."""
+    """Pass each answer to ``write`` or ``refuse`` and count them."""
     summary = Summary(dict.fromkeys(classes, 0))
     for done, (path, answer) in enumerate(answers, start=1):
         if isinstance(answer, UnreadableImageError):
@@ -205,11 +205,11 @@ def consume(
 
 
 def check_any(summary: Summary) -> None:
-    """Raise when not one image was readable."""
+    """Raise if no image was readable."""
     if not summary.num_predicted and summary.num_unreadable:
         first = summary.unreadable[0]
-        got = f"none of {summary.num_unreadable:,}, the first {first.path} ({first.reason})"
-        raise DataError(sentence("at least one image must be readable", got))
+        number = f"{summary.num_unreadable:,}"
+        raise DataError(f"No image is readable: {number} failed, the first {first.path} ({first.reason}).")
 
 
 def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -220,7 +220,7 @@ def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         path, absolute = Path(given), os.path.abspath(given)
         if not path.exists():
             raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
-        if not path.is_file() and not path.is_dir():  # To open a pipe would be to wait for whoever writes into it.
+        if not path.is_file() and not path.is_dir():  # Opening a pipe would wait for a writer.
             raise DataError(sentence("each path must be an image or a folder", f"{path}, which is neither"))
         above = {str(parent) for parent in Path(absolute).parents}
         if absolute not in seen and not (above & folders):
@@ -230,7 +230,7 @@ def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _open(path: Path) -> IO[str]:
-    # A name that is not UTF-8 is written back byte by byte.
+    # A name that is not UTF-8 is written with its original bytes.
     return path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
 
 

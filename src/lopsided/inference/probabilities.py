@@ -1,4 +1,4 @@
-"""From a model and images to probabilities."""
+"""Compute the probabilities of images with a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Number = TypeVar("_Number", np.float32, np.float64)
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Probabilities (n, K) of named images; ``y_true`` are indices into ``classes``, None without labels."""
+    """Probabilities (n, K) of named images. ``y_true`` holds indices into ``classes``; None without labels."""
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
@@ -37,7 +37,7 @@ class Predictions:
 
     @property
     def y_pred(self) -> npt.NDArray[np.int64]:
-        """The most probable class of each image, the first of equals."""
+        """The most probable class of each image; the first one if classes tie."""
         return decide(self.probabilities)
 
 
@@ -52,8 +52,8 @@ def predict(
 ) -> Floats:
     """Return the probabilities (n, K) of images in the order of ``card.classes``.
 
-    Images are loaded batch by batch, so that their number is not bounded by memory; the first unreadable one raises,
-    and so does the first whose probabilities are not finite.
+    Columns follow ``card.classes``. Images are loaded batch by batch, so memory does not limit their number. An
+    unreadable image raises an error, and so do probabilities that are not finite.
     """
     parts = [np.empty((0, len(card.classes)))]
     inputs = StreamedInputs(images, card.image_size, card.channels, workers)
@@ -69,7 +69,7 @@ def predict(
 def predict_inputs(
     model: Model, inputs: Inputs, batch_size: int, ranks: Ranks | None = None
 ) -> tuple[Floats, npt.NDArray[np.float32]]:
-    """Probabilities (n, K) and features (n, f) of prepared inputs; each rank computes a share, and all get all."""
+    """Return probabilities (n, K) and features (n, f) of prepared inputs. Ranks share the work; all get all rows."""
     own, sizes = share_rows(len(inputs), ranks)
     classifier = model.classifier
     probabilities = [np.empty((0, classifier.out_features))]
@@ -85,14 +85,14 @@ def predict_inputs(
 
 
 def share_rows(num: int, ranks: Ranks | None) -> tuple[Indices, list[int]]:
-    """The rows of 0 to ``num`` - 1 that are for this rank, each row for one rank, and how many each has."""
+    """Divide the rows 0 to ``num`` - 1 among the ranks. Return the rows of this rank and the number of each rank."""
     ranks = ranks or Ranks()
     shares = np.array_split(np.arange(num), ranks.size)
     return shares[ranks.rank], [len(share) for share in shares]
 
 
 def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | None) -> npt.NDArray[_Number]:
-    """The rows of all ranks, in the order of ``share_rows``."""
+    """Return the rows of all ranks, in the order of ``share_rows``."""
     if ranks is None or ranks.size == 1:
         return rows
     gathered: npt.NDArray[_Number] = ranks.gather(torch.from_numpy(rows), sizes).numpy()
@@ -100,7 +100,7 @@ def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | Non
 
 
 def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.float32]]:
-    """Probabilities (n, K) and features (n, f) of one batch: uint8 images, float images in [0, 1], or vectors."""
+    """Return probabilities (n, K) and features (n, f) of a batch: uint8 images, float images in [0, 1], or vectors."""
     with evaluating(model):
         x = batch.to(model.classifier.weight.device)
         features = model.features(to_float(x) if x.ndim == 4 else x)
@@ -110,7 +110,7 @@ def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.f
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode without gradients inside the block, and back into the mode that it was in."""
+    """Put a module into eval mode without gradients inside the block, then restore its mode."""
     mode = module.training
     module.eval()
     try:
@@ -121,14 +121,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def check_shape(batch: Tensor, card: ModelCard) -> None:
-    """Raise unless a batch has the shape that a model was trained on."""
+    """Raise unless a batch has the shape of the training inputs of the model."""
     if tuple(batch.shape[1:]) != card.shape:
-        must = f"inputs must have the shape {card.shape}, as those that the model was trained on"
+        must = f"inputs must have the shape {card.shape} that the model was trained on"
         raise DataError(sentence(must, tuple(batch.shape[1:])))
 
 
 def check_finite(probabilities: Floats) -> None:
-    """Raise where a model answers NaN, which no class follows from: its numbers have left the range of float32."""
+    """Raise if probabilities are not finite: the numbers of the model have left the range of float32."""
     if not np.isfinite(probabilities).all():
         do = "Its weights, mean or std are far too large or too small; train the model again."
-        raise RunError(sentence("a model must answer finite probabilities", "NaN", do))
+        raise RunError(f"The model returned NaN instead of probabilities. {do}")

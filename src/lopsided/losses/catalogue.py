@@ -1,8 +1,8 @@
-"""The catalogue of losses: the one list that recipes, the command, the estimator, records, reports and tests read.
+"""The catalogue of losses: the single list for recipes, the command, the estimator, records, reports and tests.
 
-An entry says what a loss is called, what it needs, which parameters it has, and where its code is. Reading the
-catalogue needs no torch; ``Loss.load`` imports the code. An installed package adds an entry through an entry point of
-the group ``lopsided.losses`` whose name is the loss's name and whose object is a ``Loss``.
+An entry holds the name of a loss, its inputs, its parameters and the location of its code. Reading the catalogue does
+not need torch; ``Loss.load`` imports the code. An installed package can add an entry through an entry point of the
+group ``lopsided.losses``. The name of the entry point is the name of the loss, and its object is a ``Loss``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Kind = Literal["contrastive", "classification", "joint"]
 Value = float | int | bool | str
 
 GROUP = "lopsided.losses"
-"""The group of entry points by which other packages add losses."""
+"""The group of entry points through which other packages add losses."""
 
 MAX_PARITY_ETA = 20.0
-"""A larger eta in units of parity is a mistaken absolute one: the paper's 60 to 300 are 0.1 to 0.5 at batch 128."""
+"""A larger eta in units of parity is probably meant as absolute: the paper's 60 to 300 are 0.1 to 0.5 at batch 128."""
 
 _NEEDS: dict[str, frozenset[str]] = {
     "contrastive": frozenset({"projections"}),
@@ -35,14 +35,15 @@ _NEEDS: dict[str, frozenset[str]] = {
 
 
 class CatalogueError(ValueError):
-    """A loss that is not in the catalogue, or an entry of another package that cannot be used."""
+    """Raised for a loss that is not in the catalogue, and for an invalid entry of another package."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a loss; its type is that of ``default``: float, int, bool or str.
+    """A parameter of a loss. Its type is the type of ``default``: float, int, bool or str.
 
-    A number is at least ``least``, greater than ``above`` and at most ``most``; a text is one of ``choices``.
+    A number must be >= ``least``, > ``above`` and <= ``most``, where these are given. A string must be one of
+    ``choices``.
     """
 
     name: str
@@ -59,9 +60,9 @@ class Loss:
     """An entry of the catalogue.
 
     ``objective`` is the loss's :class:`~lopsided.losses.objective.Objective`, as a class or as "module:Class".
-    ``complete`` may fill in parameters that were left out, from those that were given. ``check`` may say what is wrong
-    with parameters that are each allowed but contradict each other. ``pushes`` names the parameter that, above 0, lets
-    an anchor learn that has no positive in its batch.
+    ``complete`` is an optional function that fills in missing parameters from the given ones. ``check`` is an optional
+    function that returns a sentence if parameters contradict each other, otherwise None. ``pushes`` names the parameter
+    that, if it is above 0, lets an anchor without a positive in its batch learn.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Loss:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the loss is computed from: "projections", "logits", or both."""
+        """The inputs of the loss: "projections", "logits", or both."""
         return _NEEDS[self.kind]
 
     @property
@@ -85,11 +86,11 @@ class Loss:
         return self.short or self.name.upper()
 
     def defaults(self) -> dict[str, Value]:
-        """Every parameter with its default."""
+        """Return the default of every parameter, by name."""
         return {parameter.name: parameter.default for parameter in self.parameters}
 
     def load(self) -> type[Objective]:
-        """Import and return the class of the loss."""
+        """Import the class of the loss and return it."""
         if not isinstance(self.objective, str):
             return self.objective
         module, _, name = self.objective.partition(":")
@@ -97,7 +98,7 @@ class Loss:
         return found
 
     def describe(self, values: Mapping[str, Any]) -> str:
-        """Name the loss with the parameters that differ from their defaults.
+        """Return the label of the loss with the parameters that differ from their defaults.
 
         >>> find("afcl").describe({"eta": 300.0, "eta_unit": "absolute", "gamma": 2.0})
         'AFCL(eta=300, eta_unit=absolute)'
@@ -114,14 +115,16 @@ _TEMPERATURE = Parameter("temperature", 0.07, "Divides the similarities.", least
 _NORMALIZATION = Parameter(
     "normalization",
     "paper",
-    "What the sums are divided by: as in the printed formula, or as in the code that the authors released.",
+    "Divisors of the sums: as in the paper's formula, or as in the authors' released code.",
     choices=("paper", "released"),
 )
-_ETA = Parameter("eta", 0.5, "Weight of the negatives' term. Left out, it is 0.5 parity or 300 absolute.", least=0)
+_ETA = Parameter(
+    "eta", 0.5, "Weight of the term of the negatives. The default is 0.5 in parity, 300 in absolute.", least=0
+)
 _ETA_UNIT = Parameter(
     "eta_unit",
     "parity",
-    "absolute: the paper's eta. parity: times (n-1) log(n-1), where both terms weigh the same in a batch of n.",
+    "absolute: the paper's eta. parity: in units of (n-1) log(n-1), which makes both terms equal in a batch of n.",
     choices=("absolute", "parity"),
 )
 
@@ -137,14 +140,14 @@ def _paper_eta(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_eta(values: Mapping[str, Any]) -> str | None:
     if values["eta_unit"] == "parity" and values["eta"] > MAX_PARITY_ETA:
         return (
-            f"eta is {values['eta']:g} in units of parity, where at most {MAX_PARITY_ETA:g} makes sense. "
+            f"eta is {values['eta']:g} in units of parity, but at most {MAX_PARITY_ETA:g} is plausible. "
             'For the paper\'s scale, set eta_unit = "absolute".'
         )
     return None
 
 
 _CONTRASTIVE = "lopsided.losses.contrastive:ContrastiveObjective"
-_FOCUS = "Focusing exponent of the positives' term."
+_FOCUS = "Focusing exponent of the term of the positives."
 
 _BUILT_IN = (
     Loss("cl", "contrastive", "Supervised contrastive loss", _CONTRASTIVE, (_TEMPERATURE, _NORMALIZATION)),
@@ -197,18 +200,18 @@ BUILT_IN = {loss.name: loss for loss in _BUILT_IN}
 
 @cache
 def _added() -> dict[str, EntryPoint]:
-    """The entry points of other packages by name; nothing of them is imported."""
+    """Return the entry points of other packages by name, without importing them."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
 
 
 def names() -> list[str]:
-    """The names of all losses: those of this package, then those that other packages add."""
+    """Return the names of all losses: first those of this package, then those of other packages."""
     return [*BUILT_IN, *sorted(_added())]
 
 
 @cache
 def find(name: str) -> Loss:
-    """Return the entry of a loss; only the package that adds it is imported for that."""
+    """Return the entry of a loss. If another package adds the loss, import that package only."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if name not in _added():
@@ -217,10 +220,10 @@ def find(name: str) -> Loss:
         shown = repr(name) if len(name) <= 80 else f"{name[:60]!r}..."
         raise CatalogueError(f"There is no loss {shown}; the losses are {', '.join(names())}.{hint}")
     point = _added()[name]
-    where = f"The loss {name!r}, which {point.value} adds,"
+    where = f"The loss {name!r} from {point.value}"
     try:
         loss = point.load()
-    except Exception as error:  # Whatever another package's code raises ends in a sentence.
+    except Exception as error:  # Other packages may raise anything; the user gets one sentence.
         raise CatalogueError(f"{where} cannot be imported ({type(error).__name__}: {error}).") from error
     problem = _problem(loss, name)
     if problem:
@@ -230,23 +233,23 @@ def find(name: str) -> Loss:
 
 
 def _problem(loss: object, name: str) -> str:
-    """Say why an object of another package cannot be an entry."""
+    """Return why an object of another package cannot be an entry, or "" if it can."""
     if not isinstance(loss, Loss):
-        return f"is a {type(loss).__name__} and not a lopsided.losses.catalogue.Loss"
+        return f"must be a lopsided.losses.catalogue.Loss, got {type(loss).__name__}"
     if loss.name != name:
-        return f"calls itself {loss.name!r}"
+        return f"has another name in its entry, {loss.name!r}"
     if loss.kind not in _NEEDS:
-        return f"has the kind {loss.kind!r}; the kinds are {', '.join(_NEEDS)}"
+        return f"has the unknown kind {loss.kind!r}; the kinds are {', '.join(_NEEDS)}"
     for parameter in loss.parameters:
         if parameter.name == "name" or not parameter.name.isidentifier():
-            return f"has a parameter that cannot be called {parameter.name!r}"
+            return f"has a parameter with the invalid name {parameter.name!r}"
         if not isinstance(parameter.default, float | int | bool | str):
-            return f"has a parameter {parameter.name} whose default is neither a number, a text nor a truth value"
+            return f"has a parameter {parameter.name} whose default is not a number, string or boolean"
     return ""
 
 
 def losses(kinds: Iterable[str] = tuple(_NEEDS)) -> list[Loss]:
-    """Return the entries of these kinds; an entry of another package that cannot be used is left out."""
+    """Return the entries of these kinds. Invalid entries of other packages are skipped."""
     found = []
     for name in names():
         try:

@@ -1,8 +1,8 @@
 """Focal loss and asymmetric loss of logits, for the second stage: Eqs. (8)-(14) of the paper.
 
-Everything is computed from ``logsigmoid``, which has full relative precision at both ends, so no probability is ever
-rounded to 0 or 1 before its logarithm is taken: for finite logits the value and the gradient are finite and right.
-float16 and bfloat16 logits, also under autocast, are computed in float32, and the result is float32.
+The losses use ``logsigmoid``, which has full relative precision at both ends. So no probability is rounded to 0 or 1
+before its logarithm is taken. For finite logits, the value and the gradient are finite and correct. float16 and
+bfloat16 logits are computed in float32, also under autocast, and the result is float32.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def focal_loss(
     """Focal loss, Eq. (8): ``-w_t (1 - p_t)^gamma log p_t``, with p_t the predicted probability of the true class t.
 
     Binary: logits (n,) or (n, 1) of class 1, and a target of 0s and 1s (float, integer or bool) with n entries.
-    Multi-class: logits (n, K) with K >= 2, and an integer target (n,); p is the softmax. Two classes may be given
-    either way: logits ``x`` and ``stack([0, x], dim=1)`` have the same loss.
+    Multi-class: logits (n, K) with K >= 2, and an integer target (n,); p is the softmax. Two classes may be given in
+    both forms: logits ``x`` and ``stack([0, x], dim=1)`` have the same loss.
 
-    ``weight`` holds one weight per class: (2,) in the binary case, (K,) otherwise. It multiplies the term and is no
-    part of p_t. ``"mean"`` divides by the sum of the weights w_t of the samples, as torch's ``cross_entropy`` does,
-    which is n without weights; ``"sum"`` adds the terms up; ``"none"`` returns them, (n,). At gamma = 0 this is
-    ``cross_entropy``, and in the binary case without weights ``binary_cross_entropy_with_logits``.
+    ``weight`` holds one weight per class: (2,) in the binary case, (K,) otherwise. It multiplies the term and does not
+    change p_t. ``"mean"`` divides by the sum of the weights w_t of the samples, like torch's ``cross_entropy``; without
+    weights this sum is n. ``"sum"`` returns the sum of the terms, ``"none"`` the terms, (n,). At gamma = 0 the loss
+    equals ``cross_entropy``, and in the binary case without weights ``binary_cross_entropy_with_logits``.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 3.0]])
     >>> target = torch.tensor([0, 1])
@@ -49,8 +49,8 @@ def focal_loss(
         true_logit = torch.where(t == 1, x, -x)
     elif x.ndim == 2 and x.shape[1] >= 2:
         classes, t = x.shape[1], _class_target(target, logits)
-        # Against all the other classes together the true class is one of two, and its logit is this difference.
-        # 1 - p_t taken from the others keeps its digits where p_t rounds to 1.
+        # With all other classes combined, the problem is binary, and this difference is the logit of the true class.
+        # Computing 1 - p_t from the other classes keeps its digits even if p_t rounds to 1.
         others = x.scatter(1, t[:, None], -torch.inf).logsumexp(dim=1)
         true_logit = x.gather(1, t[:, None]).squeeze(1) - others
     else:
@@ -70,7 +70,7 @@ def focal_loss(
     if not torch.compiler.is_compiling() and total == 0:
         raise ValueError(
             "weight must be positive for some class of the batch when reduction='mean', got 0 for every sample. "
-            "Leave such a batch out, or use reduction='sum'."
+            "Skip such a batch, or use reduction='sum'."
         )
     return loss.sum() / total
 
@@ -86,19 +86,20 @@ def asymmetric_loss(
 ) -> Tensor:
     """Asymmetric loss (ASL) for multi-label data, Eqs. (9)-(14).
 
-    A label that holds costs ``-(1 - p)^gamma_positive log p``; one that does not costs
-    ``-p_m^gamma_negative log(1 - p_m)`` with the shifted probability ``p_m = max(p - margin, 0)``; p is the sigmoid of
+    The term of a label with target 1 is ``-(1 - p)^gamma_positive log p``. The term of a label with target 0 is
+    ``-p_m^gamma_negative log(1 - p_m)`` with the shifted probability ``p_m = max(p - margin, 0)``. p is the sigmoid of
     the logit.
 
-    ``logits`` and ``target`` are (n, K); the target holds 0s and 1s (float, integer or bool). As printed, a sample's
-    loss is the sum over its K labels: ``"none"`` returns that, (n,), ``"sum"`` and ``"mean"`` are taken over the n
-    samples. With 0, 0, 0 for the three numbers this is binary cross-entropy; ``margin=1`` silences the negatives.
+    ``logits`` and ``target`` are (n, K); the target holds 0s and 1s (float, integer or bool). As in the paper, the loss
+    of a sample is the sum over its K labels. ``"none"`` returns the losses of the samples, (n,); ``"sum"`` and
+    ``"mean"`` reduce them over the n samples. With 0, 0, 0 for the three parameters the loss is binary cross-entropy.
+    With ``margin=1`` the terms of the negative labels are 0.
 
     >>> logits = torch.tensor([[3.0, -1.0, 0.5]])
     >>> target = torch.tensor([[1, 0, 0]])
     >>> asymmetric_loss(logits, target)
     tensor(0.1404)
-    >>> asymmetric_loss(logits, target, margin=1.0)  # the positive label alone
+    >>> asymmetric_loss(logits, target, margin=1.0)  # only the positive label
     tensor(0.0486)
     """
     _check_exponent("gamma_positive", gamma_positive)
@@ -137,11 +138,11 @@ class FocalLoss(nn.Module):
         self.register_buffer("weight", weight)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Loss of ``logits`` (n,), (n, 1) or (n, K) for ``target``."""
+        """Return the loss of ``logits`` (n,), (n, 1) or (n, K) for ``target``."""
         return focal_loss(logits, target, gamma=self.gamma, weight=self.weight, reduction=self.reduction)
 
     def extra_repr(self) -> str:
-        """Arguments as they are shown by ``repr``."""
+        """Return the arguments for ``repr``."""
         return f"gamma={self.gamma}, weighted={self.weight is not None}, reduction={self.reduction!r}"
 
 
@@ -166,7 +167,7 @@ class AsymmetricLoss(nn.Module):
         self.reduction = reduction
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Loss of ``logits`` (n, K) for ``target`` (n, K)."""
+        """Return the loss of ``logits`` (n, K) for ``target`` (n, K)."""
         return asymmetric_loss(
             logits,
             target,
@@ -177,7 +178,7 @@ class AsymmetricLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Arguments as they are shown by ``repr``."""
+        """Return the arguments for ``repr``."""
         return (
             f"gamma_positive={self.gamma_positive}, gamma_negative={self.gamma_negative}, "
             f"margin={self.margin}, reduction={self.reduction!r}"
@@ -185,21 +186,22 @@ class AsymmetricLoss(nn.Module):
 
 
 def _focal_term(logit: Tensor, gamma: float) -> Tensor:
-    """``-(1 - p)^gamma log p`` with p the sigmoid of ``logit``.
+    """Return ``-(1 - p)^gamma log p`` with p the sigmoid of ``logit``.
 
-    The power is ``exp(gamma log(1 - p))``: ``pow`` has no finite gradient at 1 - p = 0 for gamma below 1, though
-    the term itself has one.
+    The power is computed as ``exp(gamma log(1 - p))``. For gamma below 1, the gradient of ``pow`` is not finite at
+    1 - p = 0, although the gradient of the term is finite.
     """
     term = -logsigmoid(logit)
     return term if gamma == 0 else (gamma * logsigmoid(-logit)).exp() * term
 
 
 def _shifted_term(logit: Tensor, gamma: float, margin: float) -> Tensor:
-    """``-q^gamma log(1 - q)`` with q = max(p - margin, 0), p the sigmoid of ``logit`` and margin > 0.
+    """Return ``-q^gamma log(1 - q)`` with q = max(p - margin, 0), p the sigmoid of ``logit`` and margin > 0.
 
-    With ``edge`` the logit at which p = margin, q = p (1 - margin) (1 - exp(edge - logit)). Its logarithm loses no
-    digits next to the edge, keeps a margin that would vanish beside p, and spares gamma below 1 the gradient of ``pow``
-    at 0. Below the edge the argument is replaced before the logarithm is taken; the negated comparison keeps NaN.
+    With ``edge`` the logit at which p = margin, q = p (1 - margin) (1 - exp(edge - logit)). The logarithm of this
+    product loses no digits near the edge, keeps a margin that is tiny compared with p, and avoids the gradient of
+    ``pow`` at 0 for gamma below 1. Below the edge, the argument is replaced before the logarithm is taken. The negated
+    comparison keeps NaN.
     """
     if margin == 1:
         return torch.where(logit.isnan(), logit, 0.0)
@@ -207,7 +209,7 @@ def _shifted_term(logit: Tensor, gamma: float, margin: float) -> Tensor:
     gap = edge - logit
     above = ~(gap >= 0)
     log_q = logsigmoid(logit) + math.log1p(-margin) + _log1mexp(torch.where(above, gap, -1.0))
-    # 1 - q is read off q while q is small, and is (1 - p) + margin where q comes near 1.
+    # For small q, compute 1 - q from q. For q near 1, compute it as (1 - p) + margin.
     small = log_q <= math.log(0.5)
     log_rest = torch.where(
         small,
@@ -219,7 +221,10 @@ def _shifted_term(logit: Tensor, gamma: float, margin: float) -> Tensor:
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """``log(1 - exp(x))`` for x < 0, each form where it is exact; far from 0 the gradient of ``expm1`` is not."""
+    """Return ``log(1 - exp(x))`` for x < 0.
+
+    Near 0 it uses ``expm1``. Far from 0 it uses ``log1p``, because the gradient of ``expm1`` is not exact there.
+    """
     near = x > -math.log(2)
     return torch.where(
         near, (-torch.expm1(torch.where(near, x, -1.0))).log(), torch.log1p(-torch.where(near, -1.0, x).exp())
@@ -233,7 +238,7 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
 
 
 def _computed(logits: Tensor) -> Tensor:
-    """Return the logits in the type that the loss is computed in."""
+    """Return the logits in the dtype in which the loss is computed."""
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits must be a torch tensor, got {type(logits).__name__}. Convert with torch.as_tensor.")
     if not logits.is_floating_point():
@@ -325,7 +330,7 @@ def _check_reduction(reduction: str) -> None:
 
 
 class CrossEntropyObjective(Objective):
-    """Cross-entropy: the mean over the batch, as torch's ``cross_entropy``."""
+    """Cross-entropy: the mean over the batch, like torch's ``cross_entropy``."""
 
     def forward(self, samples: Samples) -> Tensor:
         """Return each sample's part of the loss, (n,)."""
@@ -333,16 +338,16 @@ class CrossEntropyObjective(Objective):
         return self.shared(self.values(samples.logits, samples.y), samples.y, samples.whole)
 
     def values(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample, (n,)."""
+        """Return the loss of each sample, (n,)."""
         return cross_entropy(logits, y, reduction="none")
 
     def shared(self, values: Tensor, y: Tensor, whole: Tensor) -> Tensor:
-        """The parts of these values in the mean over the whole batch."""
+        """Return the contributions of these values to the mean over the whole batch."""
         return values / len(whole)
 
 
 class WeightedCrossEntropyObjective(CrossEntropyObjective):
-    """Cross-entropy in which class c weighs n / (K n_c), so that every class weighs the same in the training set."""
+    """Cross-entropy with weight n / (K n_c) for class c, so that all classes have the same total weight in training."""
 
     weight: Tensor
 
@@ -352,7 +357,7 @@ class WeightedCrossEntropyObjective(CrossEntropyObjective):
         self.register_buffer("weight", weight.float())
 
     def shared(self, values: Tensor, y: Tensor, whole: Tensor) -> Tensor:
-        """The parts of these values in the weighted mean, which divides by the sum of the weights as torch does."""
+        """Return the contributions of these values to the weighted mean, which divides by the sum of the weights."""
         return values * self.weight[y] / self.weight[whole].sum()
 
 
@@ -364,5 +369,5 @@ class FocalObjective(CrossEntropyObjective):
         self.gamma = gamma
 
     def values(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample, (n,)."""
+        """Return the loss of each sample, (n,)."""
         return focal_loss(logits, y, gamma=self.gamma, reduction="none")

@@ -47,32 +47,32 @@ def asymmetric_focal_contrastive_loss(
 ) -> Tensor:
     r"""Asymmetric focal contrastive loss (AFCL), Eq. (26) of Vito & Stefanus, 2022.
 
-    With p_ij the softmax of z_i . z_j / temperature over all contrast samples but the anchor itself, P_i the samples of
-    the anchor's class among them and N_i the others, an anchor's loss is::
+    p_ij is the softmax of z_i . z_j / temperature over all contrast samples except the anchor itself. P_i are the
+    contrast samples of the anchor's class, N_i all others. The loss of an anchor is::
 
         - 1/|P_i| sum_{j in P_i} (1 - p_ij)^gamma log p_ij  -  eta/|N_i| sum_{j in N_i} log(1 - p_ij)
 
-    A sum over an empty set is 0, and so is the loss of an anchor with a single contrast sample, whose p is 1 whatever
-    the features are. Features are used as they are; normalise them first, or use the module.
+    A sum over an empty set is 0. The loss of an anchor with a single contrast sample is also 0, because its p is 1 for
+    any features. This function does not normalise the features; normalise them first, or use the module.
 
     Args:
-        z: Features (n, d), or (n, views, d): every view of every sample is then an anchor.
-        y: Integer labels (n,). May be None where ``positive`` is given.
+        z: Features (n, d), or (n, views, d). With views, every view of every sample is an anchor.
+        y: Integer labels (n,). May be None if ``positive`` is given.
         eta: Weight of the second term, which pushes the anchor away from other classes. See :func:`parity_eta`.
         gamma: Focusing exponent of the first term.
         temperature: Divides the similarities.
-        reference: ``(z_ref, y_ref)``, extra contrast samples that are no anchors, as from a queue or from other ranks.
-        positive: Boolean (n, m) mask that replaces "same label"; m counts the samples and then the reference. An entry
-            on the diagonal concerns the other views of the same sample.
-        normalization: "paper" divides by |P_i| and |N_i|; "released" divides both by the number of contrast samples
-            (the anchor included), as the code that the authors released does.
-        reduction: "mean" divides the sum over anchors by their number, "sum" is the printed formula, "none" gives one
-            value per anchor, (n,) or (n, views).
-        tile: Rows per block of the tiled kernel, which keeps nothing of size n x n; it never changes the result. None
-            takes the dense path, the one to differentiate twice.
+        reference: ``(z_ref, y_ref)``, extra contrast samples that are not anchors, from a queue or from other ranks.
+        positive: Boolean (n, m) mask that replaces "same label". Its m columns are the samples, then the reference. An
+            entry on the diagonal applies to the other views of the same sample.
+        normalization: "paper" divides by |P_i| and |N_i|. "released" divides both by the number of contrast samples
+            (the anchor included), like the authors' released code.
+        reduction: "mean" divides the sum over anchors by their number. "sum" is the formula in the paper. "none"
+            returns one value per anchor, (n,) or (n, views).
+        tile: Rows per block of the tiled kernel, which stores nothing of size n x n. It never changes the result. None
+            selects the dense path, which can be differentiated twice.
 
     Returns:
-        A scalar, or a value per anchor; float32 for half-precision features.
+        A scalar, or one value per anchor. The dtype is float32 for half-precision features.
 
     >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
     >>> y = torch.tensor([0, 0, 1])
@@ -87,7 +87,7 @@ def asymmetric_focal_contrastive_loss(
 
 
 def _loss(z: Tensor, inputs: Arguments, options: _Options, reduction: str, tile: Tile) -> Tensor:
-    """The loss of checked arguments; ``z`` only for its shape."""
+    """Return the loss of checked arguments. Only the shape of ``z`` is used."""
     if reduction == "none":
         return _values(inputs, options, tile).reshape(z.shape[:-1])
     return _total_and_values(inputs, options, tile, mean=reduction == "mean")[0]
@@ -193,8 +193,8 @@ def asymmetric_contrastive_loss(
 class AsymmetricFocalContrastiveLoss(nn.Module):
     """:func:`asymmetric_focal_contrastive_loss` as a module that normalises the features.
 
-    With ``eta_unit="parity"``, eta is multiplied by :func:`parity_eta` of the number of contrast samples at hand, so
-    that one value means the same at every batch size: 0.5 is the paper's 300 at its batch of 128.
+    With ``eta_unit="parity"``, eta is multiplied by :func:`parity_eta` of the number of contrast samples. One value
+    then has the same meaning at every batch size. For example, 0.5 is the paper's 300 at its batch size of 128.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         return check_inputs(z, y, reference, positive), options
 
     def extra_repr(self) -> str:
-        """The settings, as they were given."""
+        """Return the settings for ``repr``."""
         names = ("eta", "gamma", "temperature", "eta_unit", "normalize", "normalization", "reduction", "tile")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
@@ -313,13 +313,13 @@ class ContrastiveObjective(Objective):
 
 
 def _unit(z: Tensor) -> Tensor:
-    """Features of length 1, in float32 at least: in half precision the length itself would be rounded.
+    """Return features of length 1, in float32 or wider, because half precision would round the length.
 
-    Each row is first divided by its largest entry, so that no length overflows or vanishes. A row of zeros stays one,
-    and its gradient is zero: ``normalize`` would hand it 1e12 times what arrives, which half precision calls infinite.
+    Each row is first divided by its largest entry, so that no length overflows or underflows. A row of zeros stays
+    zero and gets gradient zero. ``normalize`` would multiply its gradient by 1e12, which is infinite in half precision.
     """
     if not isinstance(z, Tensor) or not z.is_floating_point():
-        return z  # the check says what is wrong with it
+        return z  # check_inputs raises the error
     z = z.to(torch.promote_types(z.dtype, torch.float32))
     if z.shape[-1] == 0:
         return z

@@ -1,4 +1,4 @@
-"""What a stage of training minimises: the contract between a loss and the training loop. Needs torch alone."""
+"""The interface between a loss and the training loop. It needs only torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Samples:
 
 
 class Objective(nn.Module):
-    """A loss as training calls it.
+    """The function that a stage of training minimises.
 
     An objective is built once per stage, with ``counts`` (the number of training images of each class, shape (K,)),
     ``width`` (the length of a projection) and the parameters of its entry in the catalogue as keywords. It may own

@@ -1,7 +1,7 @@
 """The specification: the contrastive losses as loops in float64, one line per equation.
 
-Everything else in this room is tested against this file. It is slow, and it is differentiable, so that gradients can be
-compared too. Equation numbers are those of Vito & Stefanus, 2022.
+Tests compare the other contrastive code of this package with this file. The code is slow, but it is differentiable, so
+gradients can be compared as well. Equation numbers refer to Vito & Stefanus, 2022.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def reference_loss(
     normalization: str = "paper",
     reduction: str = "mean",
 ) -> Tensor:
-    """Asymmetric focal contrastive loss, Eq. (26), of ``z`` (n, d), with the arguments of the public function."""
+    """Return the asymmetric focal contrastive loss, Eq. (26), of ``z`` (n, d). Arguments as in the public function."""
     contrast, y_all = (z, y) if reference is None else (torch.cat([z, reference[0]]), _join(y, reference[1]))
     contrast, n, m = contrast.double(), len(z), len(contrast)
     losses = []
@@ -41,7 +41,7 @@ def reference_loss(
         def log_not_p(j: int) -> Tensor:  # log(1 - p)
             return -torch.log1p(1 / odds_against(j))
 
-        if len(A) < 2:  # p = 1 whatever the features are: nothing can be learnt from this anchor
+        if len(A) < 2:  # p = 1 for any features, so this anchor gives no gradient
             P, N = [], []
         zero = contrast[i].sum() * 0.0
         pull = sum([torch.exp(gamma * log_not_p(j)) * log_p(j) for j in P], zero)  # Eq. (25), before its 1 / |P_i|

@@ -1,1 +1,1 @@
-"""Networks: encoders, heads, the trained model with its card."""
+"""Networks: encoders, heads, and the trained model with its model card."""

@@ -1,4 +1,4 @@
-"""Encoders: any timm model by name, or an MLP for plain vectors, with weights that cannot run code."""
+"""Encoders: any timm model by name, or an MLP for plain vectors. Weights are safetensors, which cannot run code."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def build_encoder(
 ) -> tuple[nn.Module, int]:
     """Build an encoder and return it with the length of its feature vectors.
 
-    - ``name``: a timm model, or "mlp" for vectors of ``in_features`` numbers, or for images of fixed size, which it
-      flattens.
-    - ``image_size``: side, or height and width, of the images that are to come. When it is given, the encoder is tried
-      on one such image, so that a mismatch is told here and not in the middle of a run.
-    - ``weights``: "none" draws them from ``seed``, "timm" takes those that timm names from the Hugging Face hub, as
-      safetensors only, and a path those of a local safetensors file with the key names of timm or torchvision. A
-      classifier in the file is ignored, and a first convolution of 3 channels becomes one of 1 by summing.
+    - ``name``: a timm model, or "mlp". An mlp takes vectors of ``in_features`` numbers, or flattens images of a fixed
+      size.
+    - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
+      that a mismatch raises here and not in the middle of a run.
+    - ``weights``: "none" draws the weights from ``seed``. "timm" loads timm's weights from the Hugging Face hub, only
+      as safetensors. A path loads a local safetensors file with the key names of timm or torchvision. A classifier in
+      the file is ignored. For 1-channel images, the 3 channels of the first convolution are summed.
 
-    Only ``seed`` decides the initial weights, and the global random state stays as it is.
+    The initial weights depend only on ``seed``. The global random state does not change.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     with seeded_init(seed, "encoder"):
@@ -60,14 +60,14 @@ def build_encoder(
 
 @contextmanager
 def seeded_init(seed: int, *names: str) -> Iterator[None]:
-    """Draw initial weights inside the block from the run's seed and these names; the global state stays as it is."""
+    """Seed the initial weights inside the block by the run's seed and these names. The global state does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "init", *names))
         yield
 
 
 class MLPEncoder(nn.Sequential):
-    """Linear layers, each followed by ReLU, on flattened inputs."""
+    """Linear layers on flattened inputs, each followed by ReLU."""
 
     def __init__(self, in_features: int, hidden: Sequence[int] = MLP_HIDDEN) -> None:
         layers: list[nn.Module] = [nn.Flatten()]
@@ -79,7 +79,7 @@ class MLPEncoder(nn.Sequential):
 
 
 def is_mlp(name: str) -> bool:
-    """Whether a name is that of an MLP, whose layers it tells."""
+    """Return whether a name means an MLP, such as "mlp" or "mlp-512-64"."""
     return _MLP_NAME.fullmatch(name) is not None
 
 
@@ -92,7 +92,7 @@ def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: in
     if in_features is None and size is not None:
         in_features = channels * size[0] * size[1]
     if in_features is None:
-        raise InputError(sentence("an mlp must know the number of its inputs", name, "Set data.image_size."))
+        raise InputError(f"The encoder {name} needs images of a fixed size. Set data.image_size.")
     return MLPEncoder(in_features, hidden)
 
 
@@ -107,13 +107,13 @@ def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
         model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         where = "" if size is None else f" of {size[1]} x {size[0]}"
-        must = f"encoder {name} must take images of {channels} channels{where}"
-        raise InputError(sentence(must, _first_line(error))) from error
+        problem = f"The encoder {name} cannot take images of {channels} channels{where}"
+        raise InputError(f"{problem}: {_first_line(error)}.") from error
     return model
 
 
 def _timm_config(name: str) -> Any:
-    """What timm knows of a model; raises for a name that it does not have, a hub address among them."""
+    """Return timm's configuration of a model. Raise if timm has no such model; hub addresses are not allowed."""
     import timm
 
     if not timm.is_model(name):
@@ -124,7 +124,7 @@ def _timm_config(name: str) -> Any:
         return timm.get_pretrained_cfg(name)
     except RuntimeError as error:
         must = f"the part of encoder.name after the dot must be one of timm's tags for {name.partition('.')[0]}"
-        raise InputError(sentence(must, repr(name.partition(".")[2]), "Leave it out.")) from error
+        raise InputError(sentence(must, repr(name.partition(".")[2]), "Leave this part out.")) from error
 
 
 def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int, int] | None) -> int:
@@ -132,42 +132,46 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
         return encoder.num_features
     if size is None:
         return int(getattr(encoder, "head_hidden_size", None) or encoder.num_features)  # type: ignore[arg-type]
-    must = f"encoder {name} must turn an image of {size[1]} x {size[0]} into one vector"
-    do = "Set data.image_size to another size, or take another encoder."
+    problem = f"The encoder {name} cannot turn an image of {size[1]} x {size[0]} into one feature vector"
+    do = "Set data.image_size to another size, or use another encoder."
     try:
         with torch.no_grad():
             like = next(encoder.parameters(), torch.empty(0))
             features = encoder.eval()(torch.zeros(1, channels, *size, device=like.device))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise InputError(sentence(must, _first_line(error), do)) from error
+        raise InputError(f"{problem}: {_first_line(error)}. {do}") from error
     finally:
         encoder.train()
     if not isinstance(features, Tensor) or features.ndim != 2:
-        got = f"an output of shape {tuple(features.shape)}" if isinstance(features, Tensor) else "several outputs"
-        raise InputError(sentence(must, got, "Take another encoder."))
+        got = (
+            f"its output has shape {tuple(features.shape)}"
+            if isinstance(features, Tensor)
+            else "it has several outputs"
+        )
+        raise InputError(f"{problem}: {got}. Use another encoder.")
     return features.shape[1]
 
 
 def _download(name: str) -> Path:
-    """Fetch timm's weights of a model from the hub, or from its cache, as safetensors and nothing else."""
+    """Download timm's weights of a model, only as safetensors, or find them in the local cache. Return the path."""
     if _MLP_NAME.fullmatch(name):
         raise InputError(sentence('encoder.weights must be "none" or a file for an mlp', '"timm"'))
     config = _timm_config(name)
     do = "Set encoder.weights to a local .safetensors file, or to none."
     if config is None or not config.hf_hub_id:
-        raise InputError(sentence(f"timm must name weights on the hub for {name}", "none", do))
+        raise InputError(f"timm has no weights for {name} on the Hugging Face hub. {do}")
     try:
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repo_id=config.hf_hub_id, filename="model.safetensors"))
-    # The hub raises classes of its own and those of whatever HTTP library it uses; all of them mean "not to be had".
+    # The hub raises its own exceptions and those of its HTTP library. All of them mean that the file is not available.
     except Exception as error:
-        must = f"timm's weights of {name} must be on this machine or on the hub as {config.hf_hub_id}/model.safetensors"
-        raise InputError(sentence(must, f"{type(error).__name__} ({_first_line(error)})", do)) from error
+        problem = f"The weights {config.hf_hub_id}/model.safetensors of {name} could not be downloaded"
+        raise InputError(f"{problem}: {type(error).__name__} ({_first_line(error)}). {do}") from error
 
 
 def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> None:
-    """Load a safetensors file into an encoder; every weight must be there, in the right shape, and nothing else."""
+    """Load a safetensors file into an encoder. The file must hold exactly the encoder's weights, in their shapes."""
     from safetensors.torch import load_file
 
     try:
@@ -182,20 +186,20 @@ def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> N
     problem = _problem(state, own)
     convert = getattr(sys.modules[type(encoder).__module__], "checkpoint_filter_fn", None)
     if problem is not None and convert is not None:
-        # timm keeps what it knows of other key names and of position embeddings of other sizes in this function.
+        # This timm function converts other key names, and position embeddings of other sizes.
         try:
             state = _fitted(convert(dict(found), encoder), own, encoder)
-        except Exception:  # It was written for other files than this one.
+        except Exception:  # The function may fail on files it was not written for.
             state = {}
         problem = problem if _problem(state, own) is not None else None
     if problem is not None:
-        do = "Take a file of this encoder with the key names of timm or torchvision."
-        raise InputError(sentence(f"{path} must hold the weights of {name}", problem, do))
+        do = "Use a file for this encoder with the key names of timm or torchvision."
+        raise InputError(f"{path} does not fit {name}: {problem}. {do}")
     encoder.load_state_dict(state, strict=False)
 
 
 def _fitted(found: Mapping[str, Tensor], own: Mapping[str, Tensor], encoder: nn.Module) -> dict[str, Tensor]:
-    """Leave a classifier out and adapt the first convolution to the channels."""
+    """Return the weights without a classifier, with the first convolution adapted to the number of channels."""
     from timm.models import adapt_input_conv
 
     config = getattr(encoder, "pretrained_cfg", None) or {}
@@ -211,20 +215,20 @@ def _fitted(found: Mapping[str, Tensor], own: Mapping[str, Tensor], encoder: nn.
 
 
 def _problem(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
-    """What keeps a file from fitting: missing, unknown or differently shaped weights; None if nothing does."""
-    # A count of batches is no weight: files that were converted from elsewhere do not have it.
+    """Return why a file does not fit: missing, unknown or broken weights, or other shapes. Return None if it fits."""
+    # A count of batches is not a weight, and converted files often lack it.
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     if missing:
-        return f"a file without {_some(missing)}"
+        return f"it has no {_some(missing)}"
     broken = [key for key, value in state.items() if value.is_complex() or not value.float().isfinite().all()]
     if broken:
-        return f"numbers in {_some(broken)} that are not finite"
+        return f"the numbers in {_some(broken)} are not finite"
     unknown = [key for key in state if key not in own]
     if unknown:
-        return f"a file that also holds {_some(unknown)}"
+        return f"it also holds {_some(unknown)}"
     for key, value in state.items():
         if value.shape != own[key].shape:
-            return f"{key} of shape {tuple(value.shape)}, where {tuple(own[key].shape)} is needed"
+            return f"{key} has shape {tuple(value.shape)}, but must have {tuple(own[key].shape)}"
     return None
 
 

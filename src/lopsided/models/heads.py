@@ -1,4 +1,4 @@
-"""Heads: what is put on an encoder, a projection for the first stage and a linear classifier for the second."""
+"""Heads on top of an encoder: a projection head for the first stage, a linear classifier for the second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lopsided.errors import InputError, sentence
 
 
 class ProjectionHead(nn.Sequential):
-    """Two linear layers with ReLU between them: features to hidden to out, as 512-512-128 in the paper.
+    """Two linear layers with ReLU between them: features to hidden to out, 512-512-128 in the paper.
 
-    The loss normalises the result to length 1. ``hidden="auto"`` is the width of the features.
+    The loss normalises the output to length 1. ``hidden="auto"`` means the width of the features.
     """
 
     def __init__(self, features: int, hidden: int | str = "auto", out: int = 128) -> None:
@@ -22,7 +22,7 @@ class ProjectionHead(nn.Sequential):
 
 
 class ClassifierHead(nn.Linear):
-    """One linear layer from features to a logit per class."""
+    """One linear layer from features to one logit per class."""
 
     def __init__(self, features: int, num_classes: int) -> None:
         if num_classes < 2:

@@ -1,4 +1,4 @@
-"""The machine that a run computes on: its device and its threads."""
+"""Settings of the machine that a run uses: device, threads, memory and compiler."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lopsided.seeds import derive_seed
 
 
 def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
-    """Return the device of this name; "auto" is the first CUDA device if there is one, else the CPU.
+    """Return the device of this name. "auto" means the first CUDA device if there is one, otherwise the CPU.
 
-    Several ranks on one machine have one CUDA device each.
+    If there are several ranks on one machine, each rank gets its own CUDA device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,9 +31,9 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if ranks is not None and ranks.local_size > 1 and name.startswith("cuda"):
         number = torch.cuda.device_count()
         if name != "cuda" or number < ranks.local_size:
-            must = f"{ranks.local_size} ranks on one machine must have a CUDA device each"
+            must = f"{ranks.local_size} ranks on one machine must have one CUDA device each"
             got = f"{number}" if name == "cuda" else repr(name)
-            raise InputError(sentence(must, got, "Start fewer, or set device to cpu."))
+            raise InputError(sentence(must, got, "Start fewer ranks, or set device to cpu."))
         name = f"cuda:{ranks.local_rank}"
     try:
         device = torch.device(name)
@@ -48,14 +48,14 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if not there.get(device.type, False):
         found = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         found += ["mps"] if there["mps"] else []
-        do = 'Use "auto" to take what there is.'
-        raise InputError(sentence(f"device must be one that this machine has, {', '.join(found)}", repr(name), do))
+        do = 'Use "auto" to choose an available device.'
+        raise InputError(sentence(f"device must be available on this machine ({', '.join(found)})", repr(name), do))
     return device
 
 
 @contextmanager
 def threads(number: int | None) -> Iterator[int]:
-    """Compute with so many CPU threads inside the block, None: as torch has it; yields the number."""
+    """Use this number of CPU threads inside the block and yield the number. None keeps torch's setting."""
     before = torch.get_num_threads()
     if number is not None:
         torch.set_num_threads(number)
@@ -68,11 +68,11 @@ def threads(number: int | None) -> Iterator[int]:
 
 @contextmanager
 def flushed_denormals(enabled: bool) -> Iterator[None]:
-    """Let numbers below 1e-38 be 0 inside the block, which some steps are several times faster for.
+    """Replace numbers below 1e-38 by 0 inside the block, which makes some steps several times faster.
 
-    Threads that torch starts inside the block inherit this and keep it afterwards; those it has already started keep
-    what they have: torch sets it for the calling thread alone. It cannot tell what was set before, so that afterwards
-    this thread has what torch starts with, not flushed.
+    torch sets this mode only for the calling thread. Threads that torch starts inside the block inherit the mode and
+    keep it; threads that already run do not change. torch cannot read the mode, so after the block the calling thread
+    has torch's default, which is off.
     """
     flushed = enabled and torch.set_flush_denormal(True)
     try:
@@ -84,9 +84,9 @@ def flushed_denormals(enabled: bool) -> Iterator[None]:
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let freed blocks of up to 32 MiB stay with this process, where its allocator is glibc's; returns whether.
+    """Keep freed memory blocks of up to 32 MiB in this process. Return whether it worked, which needs glibc.
 
-    By itself glibc gives the buffers of a step back to the system and gets them anew in the next, page by page.
+    By default, glibc returns the buffers of a step to the system and requests them again, page by page, in the next.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -97,18 +97,17 @@ def keep_freed_memory() -> bool:
 
 
 def compile_encoder(module: nn.Module, device: torch.device, num_ranks: int) -> None:
-    """Have torch.compile make a program of an encoder when it is first used, in place, with the same state dict."""
+    """Compile an encoder in place with torch.compile, at its first use. The state dict does not change."""
     if num_ranks > 1:
-        do = "Batch norm over ranks is not part of a compiled program."
-        raise InputError(sentence("compile must be false on several ranks", f"true on {num_ranks}", do))
+        do = "A compiled encoder cannot run batch norm over ranks."
+        raise InputError(sentence("compile must be false with several ranks", f"true with {num_ranks} ranks", do))
     if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
-        do = "Install g++, or set compile = false."
-        raise InputError(sentence("compile needs a C++ compiler to be on the path", "none", do))
+        raise InputError("compile = true needs a C++ compiler on the PATH. Install g++, or set compile = false.")
     module.compile()
 
 
 def arrange(module: nn.Module, device: torch.device, shape: tuple[int, ...]) -> None:
-    """Give an encoder of images of this shape the layout and the paths that are fastest on this device, in place."""
+    """Give an encoder, in place, the memory layout and fast paths for images of this shape on this device."""
     module.to(memory_format=torch.channels_last)
     if device.type == "cpu" and use_fast_paths(module):
         lay_out_weights(module, torch.zeros(1, *shape))
@@ -116,7 +115,7 @@ def arrange(module: nn.Module, device: torch.device, shape: tuple[int, ...]) -> 
 
 @contextmanager
 def seeded(device: torch.device, seed: int, *names: str | int) -> Iterator[None]:
-    """Draw what modules draw by themselves, as dropout does, from a named seed; the global state stays as it is."""
+    """Seed random numbers that modules draw inside the block, such as dropout. The global state does not change."""
     cuda = device.type == "cuda"
     index = torch.cuda.current_device() if cuda and device.index is None else device.index
     with torch.random.fork_rng(devices=[index] if cuda else []):

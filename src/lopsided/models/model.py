@@ -1,4 +1,4 @@
-"""The trained model, and its two files: weights as safetensors, everything else as JSON."""
+"""The trained model and its two files: the weights as safetensors, the rest as JSON."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FORMAT = 1
 CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
 _MAX_CARD_BYTES = 100_000_000
 _LEAST = 1e-30
-"""The smallest number by which pixels may be divided: in float32, all below would be infinite."""
+"""The smallest allowed ``std``. Division by a smaller number could overflow float32."""
 
 
 class ModelCard(BaseModel):
-    """What a program must know to use the weights: the content of ``model.json``.
+    """The content of ``model.json``: everything a program needs to use the weights.
 
     Inputs are images in [0, 1], (b, channels, h, w) with (channels, h, w) = ``shape``, or vectors (b, d) with (d,) =
-    ``shape``; the model itself subtracts ``mean`` and divides by ``std``, one number per channel or per column.
-    ``image_size`` is the side to which images are resized; None where they are not square and come as they are.
+    ``shape``. The model itself subtracts ``mean`` and divides by ``std``, one number per channel or per column.
+    ``image_size`` is the side to which images are resized. It is None if the images are not square and not resized.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -50,11 +50,11 @@ class ModelCard(BaseModel):
     classes: tuple[str, ...] = Field(min_length=2)
     features: int
     sha256: str = ""
-    """Of the file of weights, so that two files which do not belong together are noticed."""
+    """SHA-256 of the weights file. It detects a card and a weights file that do not belong together."""
 
 
 class Model(nn.Module):
-    """Encoder and linear classifier; inputs are normalised inside, vectors in double precision."""
+    """Encoder and linear classifier. The model normalises its inputs, vectors in double precision."""
 
     mean: Tensor
     std: Tensor
@@ -70,24 +70,24 @@ class Model(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.classifier = classifier
-        # They stand in the card, so they are no part of the weights.
+        # The card holds mean and std, so they are not part of the weights.
         dtype, shape = (torch.float32, (1, -1, 1, 1)) if kind == "image" else (torch.float64, (1, -1))
         self.register_buffer("mean", torch.tensor(mean, dtype=dtype).view(shape), persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=dtype).view(shape), persistent=False)
 
     def features(self, x: Tensor) -> Tensor:
-        """Feature vectors (n, f) of inputs (n, c, h, w) in [0, 1], or (n, d)."""
+        """Return feature vectors (n, f) of inputs (n, c, h, w) in [0, 1], or (n, d)."""
         features: Tensor = self.encoder(((x - self.mean) / self.std).float())
         return features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
+        """Return logits (n, K)."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
 
 def _build(card: ModelCard) -> Model:
-    """Build the model that a card describes, with weights that are to be replaced."""
+    """Build the model that a card describes. The caller must replace its weights."""
     vector = card.kind == "vector"
     encoder, features = build_encoder(
         card.encoder,
@@ -99,7 +99,7 @@ def _build(card: ModelCard) -> Model:
 
 
 def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
-    """Write ``model.safetensors`` and then ``model.json``, which counts only with the weights it was written for."""
+    """Write ``model.safetensors``, then ``model.json`` with the hash of the weights. Return the card with this hash."""
     from safetensors.torch import save
 
     make_folder(folder)
@@ -112,9 +112,10 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: bool = True) -> tuple[Model, ModelCard]:
-    """Read a model in eval mode; anything that does not fit is one sentence.
+    """Load a model in eval mode. Raise a RunError of one sentence if a file is damaged or does not fit.
 
-    With ``fast`` its encoder takes the paths and layouts of a training with ``fast``, whose numbers it then gives.
+    With ``fast``, the encoder uses the same fast paths and memory layouts as training with ``fast``, so that it
+    computes the same numbers.
     """
     from safetensors.torch import load
 
@@ -125,19 +126,18 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
         check_regular(path)
         content = path.read_bytes()
     except OSError as error:
-        raise RunError(sentence(f"{path} must be readable", error.strerror, "Train the model again.")) from error
+        raise RunError(f"{path} cannot be read ({error.strerror}). Train the model again.") from error
     if hashlib.sha256(content).hexdigest() != card.sha256:
-        must = f"{path} must be the weights that {CARD_NAME} was written for"
-        raise RunError(sentence(must, "a changed or truncated file"))
+        raise RunError(f"{path} does not belong to {CARD_NAME}: the file was changed or truncated.")
     try:
         with reading_tensors():
             state = load(content)
     except ValueError as error:
-        raise RunError(sentence(f"{path} must be a safetensors file", error)) from error
+        raise RunError(f"{path} is not a safetensors file ({error}).") from error
     _check_numbers(state, path)
     _check_head(state, card, path)
     try:
-        if is_mlp(card.encoder):  # Its size is whatever the card says, so that it is compared before it is made.
+        if is_mlp(card.encoder):  # The card may ask for any size, so compare shapes before allocating memory.
             with torch.device("meta"):
                 _check_shapes(_build(card), state, card, path)
         model = _build(card)
@@ -145,68 +145,68 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     except RunError:
         raise
     except LopsidedError as error:
-        raise RunError(f"{folder / CARD_NAME} must describe a model that can be built: {error}") from error
+        raise RunError(f"{folder / CARD_NAME} describes a model that cannot be built: {error}") from error
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         got = " ".join(str(error).splitlines()[1].split()).rstrip(".") if "\n" in str(error) else str(error)
-        raise RunError(sentence(f"{path} must fit the encoder {card.encoder}", got)) from error
-    if fast and card.shape == (card.channels, card.image_size, card.image_size):  # as the encoder was just tried with
+        raise RunError(f"{path} does not fit the encoder {card.encoder}: {got}.") from error
+    if fast and card.shape == (card.channels, card.image_size, card.image_size):  # The size of the check above.
         arrange(model.encoder, torch.device(device), card.shape)
     return model.to(device).eval(), card
 
 
 def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights that are no finite real numbers: all that they answer would be nonsense."""
+    """Raise if the weights are not finite real numbers, because every prediction would be wrong."""
     odd = [key for key, value in state.items() if value.is_complex() or value.is_quantized]
     if odd or not all_finite(value.float() for value in state.values() if value.is_floating_point()):
-        got = f"complex ones in {odd[0]}" if odd else "NaN or infinite ones"
-        raise RunError(sentence(f"{path} must hold finite numbers", got, "Train the model again."))
+        got = f"complex numbers in {odd[0]}" if odd else "NaN or infinite numbers"
+        raise RunError(f"{path} holds {got}. Train the model again.")
 
 
 def _check_head(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
-    """Refuse a classifier of another number of classes before one of the card's number is made, which may be huge."""
+    """Raise if the classifier has another number of classes than the card, before building one of the card's size."""
     weight = state.get("classifier.weight")
     if weight is None or weight.shape[:1] != (len(card.classes),):
         got = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
-        raise RunError(sentence(f"{path} must hold a classifier of the {len(card.classes):,} classes of the card", got))
+        raise RunError(sentence(f"{path} must hold a classifier for {len(card.classes):,} classes", got))
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
-    """Raise for weights of another shape or kind of number; those that are missing are told when they are loaded."""
+    """Raise if a weight has another shape or dtype. Missing weights raise later, when the state is loaded."""
     for key, value in model.state_dict().items():
         if key in state and (state[key].shape != value.shape or state[key].dtype != value.dtype):
             there, needed = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (state[key], value))
-            got = f"{key}, {there}, where {needed} is needed"
-            raise RunError(sentence(f"{path} must fit the encoder {card.encoder:.80}", got))
+            got = f"{key} is {there}, but must be {needed}"
+            raise RunError(f"{path} does not fit the encoder {card.encoder:.80}: {got}.")
 
 
 def load_card(folder: Path) -> ModelCard:
-    """Read ``model.json`` alone."""
+    """Read and check ``model.json`` without the weights."""
     import json
 
     path = folder / CARD_NAME
-    do = "Give the folder that a finished run was written to."
+    do = "Give the folder of a finished run."
     if not path.is_file():
-        raise RunError(sentence(f"a run folder must hold {CARD_NAME}", f"none in {folder}", do))
+        raise RunError(f"{folder} holds no {CARD_NAME}. {do}")
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_CARD_BYTES))
     except OSError as error:
-        raise RunError(sentence(f"{path} must be readable", error.strerror)) from error
+        raise RunError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
-        raise RunError(sentence(f"{path} must be JSON", "other text", do)) from error
+        raise RunError(f"{path} is not valid JSON. {do}") from error
     version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT:
         wrote = content.get("lopsided") if isinstance(content, dict) else None
         do = f"It was written by lopsided {wrote}; use that version." if isinstance(wrote, str) else do
-        raise RunError(sentence(f"{path} must be of format {FORMAT}", f"{version!r:.100}", do))
+        raise RunError(sentence(f"{path} must have format {FORMAT}", f"{version!r:.100}", do))
     try:
         card = ModelCard.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         got = f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise RunError(sentence(f"{path} must hold the fields of a model card", got)) from error
+        raise RunError(f"{path} is not a valid model card: {got}.") from error
     _check_card(card, path)
     return card
 
@@ -223,21 +223,18 @@ def _check_card(card: ModelCard, path: Path) -> None:
         wrong = wrong or not all(abs(value) < 1 / _LEAST for value in card.mean)
     if wrong or min(card.std) <= 0:
         got = f"shape {card.shape!s:.80}, {len(card.mean)} means and {len(card.std)} deviations"
-        raise RunError(
-            sentence(
-                f"{path} must describe the inputs of a model of kind {card.kind}", f"{got} for {card.channels} channels"
-            )
-        )
+        got = f"{got} for {card.channels} channels"
+        raise RunError(f"{path} does not describe valid inputs of a model of kind {card.kind}: {got}.")
     try:
-        "".join(card.classes).encode("utf-8", "surrogateescape")  # A folder's name need not be UTF-8.
+        "".join(card.classes).encode("utf-8", "surrogateescape")  # Folder names may be invalid UTF-8.
     except UnicodeEncodeError:
-        raise RunError(sentence(f"{path} must name classes in Unicode", "half of a pair of surrogates")) from None
+        raise RunError(f"{path} holds a class name that is not valid Unicode (a lone surrogate).") from None
     if len(set(card.classes)) < len(card.classes):
-        raise RunError(sentence(f"{path} must name each class once", f"{len(card.classes)} names, some of them twice"))
+        raise RunError(f"{path} must name each class once, but some of its {len(card.classes)} names are repeated.")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no weight is NaN or infinite."""
+    """Return whether no weight is NaN or infinite."""
     values = [value.detach() for value in tensors if value.is_floating_point() and value.numel()]
-    # The largest absolute value, in one pass over the memory: it is NaN where a weight is.
+    # The largest absolute value needs one pass over the memory, and it is NaN if a weight is NaN.
     return not values or bool(torch.stack([*torch._foreach_norm(values, math.inf)]).isfinite().all())

@@ -1,4 +1,4 @@
-"""What a run is: a validated recipe, read from TOML and written to TOML. Needs no torch."""
+"""Recipes: the validated settings of a run, read from and written to TOML. This package does not need torch."""
 
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.schema import (

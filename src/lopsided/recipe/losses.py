@@ -1,4 +1,4 @@
-"""Losses in a recipe: a table with the loss's name and its own parameters, as the catalogue has them."""
+"""Losses in a recipe: a table with the name of the loss and its parameters from the catalogue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lopsided.recipe.words import RefusedError, listed, phrase_of, shown
 
 
 class LossSettings(Section):
-    """A loss and its parameters. The fields beside ``name`` are those of its entry in the catalogue."""
+    """A loss and its parameters. All fields except ``name`` come from the entry in the catalogue."""
 
-    name: str = Field(description="Name of the loss; `lopsided losses` lists all.")
+    name: str = Field(description="Name of the loss; `lopsided losses` lists all losses.")
 
     @property
     def entry(self) -> Loss:
@@ -27,18 +27,18 @@ class LossSettings(Section):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters by name."""
+        """The values of the parameters, by name."""
         return {name: value for name, value in self if name != "name"}
 
     @property
     def label(self) -> str:
-        """The loss with the parameters that differ from their defaults, for people."""
+        """A readable name: the loss with the parameters that differ from their defaults."""
         return self.entry.describe(self.parameters)
 
     def switched(self, to: object) -> dict[str, Any]:
-        """Return the table of another loss: parameters that were set here go along where the other loss has them.
+        """Return the table of another loss. It keeps the parameters set here that the other loss also has.
 
-        Between a contrastive and a classification loss none do: a gamma of the one is not that of the other.
+        A contrastive and a classification loss share no parameters, because gamma has different meanings in them.
         """
         table = _table(to)
         if table["name"] == self.name:
@@ -55,7 +55,7 @@ class LossSettings(Section):
 
 @cache
 def settings_model(name: str) -> type[LossSettings]:
-    """Return the section of one loss: its name and its parameters, each with its range and description."""
+    """Return the section class of a loss: its name and its parameters with ranges and descriptions."""
     fields: dict[str, Any] = {
         parameter.name: (_annotation(parameter), Field(parameter.default, description=parameter.description))
         for parameter in catalogue.find(name).parameters
@@ -68,7 +68,7 @@ def settings_model(name: str) -> type[LossSettings]:
 
 
 def read_loss(value: object) -> LossSettings:
-    """Make the section of a loss from its name, or from a table with its name and parameters."""
+    """Build the section of a loss from its name, or from a table with its name and parameters."""
     if isinstance(value, LossSettings):
         return value
     table = _table(value)
@@ -89,7 +89,7 @@ def read_loss(value: object) -> LossSettings:
         raise RefusedError(f".{name}", f"must be {phrase_of(model, name)}, got {shown(item['input'])}.") from None
     problem = None if entry.check is None else entry.check(settings.parameters)
     if problem is not None:
-        raise RefusedError("", f"contradicts itself: {problem}")
+        raise RefusedError("", f"is inconsistent: {problem}")
     return settings
 
 
@@ -106,7 +106,7 @@ def _entry(name: str) -> Loss:
     try:
         return catalogue.find(name)
     except CatalogueError as error:
-        raise RefusedError("", f"cannot be used. {error}") from None
+        raise RefusedError("", f"is not valid. {error}") from None
 
 
 def _annotation(parameter: Parameter) -> Any:
@@ -119,7 +119,7 @@ def _annotation(parameter: Parameter) -> Any:
         if limit is not None
     ]
     if kind is float:
-        bounds.append(AfterValidator(lambda x: x + 0.0))  # -0.0 and 0.0 are one recipe
+        bounds.append(AfterValidator(lambda x: x + 0.0))  # -0.0 and 0.0 must give the same recipe.
     return Annotated[(kind, *bounds)] if bounds else kind
 
 

@@ -1,4 +1,4 @@
-"""The base of a recipe's sections."""
+"""The base class of the sections of a recipe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A table of a recipe: frozen, without unknown fields, without conversions between types."""
+    """A table of a recipe. It is frozen, rejects unknown fields, and does not convert between types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Recipes of earlier versions: what their fields are called now."""
+"""Conversion of recipes of earlier versions to the current fields."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _FLAT = {
     "encoder_training": ("eta", "eta_unit", "gamma", "temperature", "normalization", "focal_gamma"),
     "classifier": ("focal_gamma",),
 }
-"""Parameters of losses that stood beside ``loss`` in a stage's own table, whether or not the loss had them."""
+"""Loss parameters that version 0.1 kept beside ``loss`` in the table of the stage, whether or not the loss had them."""
 _UNSAID = {"encoder_training": "afcl", "classifier": "ce"}
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables of a recipe with each loss in a table of its own, as version 0.1 did not have it.
+    """Return the tables of a recipe of version 0.1 with each loss in its own table.
 
-    What a loss does not have is left out if it says nothing, as ``eta = 0`` for CL; otherwise it stays with the loss,
-    where it is refused.
+    A parameter that the loss does not have is dropped if it has no effect, such as ``eta = 0`` for CL. Otherwise it
+    stays in the table of the loss, and validation raises an error.
     """
     return {name: _stage(name, table) if name in _FLAT else table for name, table in values.items()}
 
@@ -35,7 +35,7 @@ def _stage(section: str, table: Any) -> Any:
         known = catalogue.find(loss).defaults() if isinstance(loss, str) else {}
     except CatalogueError:
         known = {}
-    if loss == "focal" and flat.get("gamma", 0) == 0:  # That gamma was of the contrastive losses.
+    if loss == "focal" and flat.get("gamma", 0) == 0:  # In 0.1, gamma belonged to the contrastive losses.
         flat["gamma"] = flat.get("focal_gamma", known["gamma"])
     kept = {name: value for name, value in flat.items() if name in known or (name in ("eta", "gamma") and value != 0)}
     rest = {name: value for name, value in table.items() if name not in flat}

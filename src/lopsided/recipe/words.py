@@ -1,4 +1,4 @@
-"""The words for a recipe: what each field takes, why a value was refused, and the recipe as commented TOML."""
+"""Text about recipes: the values a field takes, the errors for invalid values, and the recipe as commented TOML."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ from pydantic.fields import FieldInfo
 from lopsided.errors import sentence
 
 _SIGNS = {Ge: ("ge", ">="), Gt: ("gt", ">"), Le: ("le", "<="), Lt: ("lt", "<")}
-_WORDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text", tuple: "a list of texts"}
+_WORDS = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string",
+    tuple: "a list of strings",
+}
 
 
 class Phrase(str):
-    """In a field's type, ``Annotated[str, Phrase("...")]``: what the field takes, where its type does not say."""
+    """Describes the values of a field in ``Annotated[str, Phrase("...")]``, if the type alone does not."""
 
 
 class RefusedError(ValueError):
-    """Raised by a validator that words its own message: ``where`` follows the field's name, ``text`` follows that."""
+    """Raised by a validator with its own message: the field's name, then ``where``, then ``text``."""
 
     def __init__(self, where: str, text: str) -> None:
         super().__init__(text)
@@ -33,7 +39,7 @@ class RefusedError(ValueError):
 
 
 def leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo, Any]]:
-    """Yield dotted name, field and value of all plain fields, then those of the sections, as TOML needs them."""
+    """Yield dotted name, field and value of each field. Plain fields come before sections, as TOML requires."""
     sections = []
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
@@ -46,7 +52,7 @@ def leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo,
 
 
 def to_toml(model: BaseModel) -> str:
-    """Write every field below its description; a field without a value is a comment."""
+    """Return TOML with every field below its description. A field without a value becomes a comment."""
     lines: list[str] = []
     for path, field, value in leaves(model):
         section, _, name = path.rpartition(".")
@@ -60,9 +66,9 @@ def to_toml(model: BaseModel) -> str:
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """Yield a sentence for the first field that pydantic refused, and then the names of the others.
+    """Yield a sentence for the first invalid field, and then the names of the other invalid fields.
 
-    pydantic reports a union once for every member.
+    pydantic reports a union once per member, so each field is counted once.
     """
     seen: set[str] = set()
     for item in error.errors(include_url=False):
@@ -86,17 +92,17 @@ def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         elif annotation is None:
             yield unknown(dotted, model)
         else:
-            got = shown(item["input"]) + (" in it" if any(isinstance(part, int) for part in item["loc"]) else "")
+            got = shown(item["input"]) + (" as an entry" if any(isinstance(part, int) for part in item["loc"]) else "")
             yield sentence(f"{dotted} must be {phrase(annotation)}", got)
 
 
 def phrase_of(model: type[BaseModel], name: str) -> str:
-    """Say in words what a field of a section takes."""
+    """Describe the values that a field of a section takes."""
     return phrase(_annotation(model.model_fields[name]))
 
 
 def unknown(path: str, model: type[BaseModel]) -> str:
-    """Say that a field does not exist, and which one may have been meant."""
+    """Return a sentence that a field does not exist, with the most similar field."""
     known = [name for name, _, _ in leaves(model())] + list(model.model_fields)
     by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
     known += [name.removesuffix(".name") for name in known if name.endswith(".loss.name")]
@@ -107,19 +113,19 @@ def unknown(path: str, model: type[BaseModel]) -> str:
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
-    """Ask for the nearest choice, if one is near."""
+    """Return "Did you mean ...?" with the most similar choice, or "" if no choice is similar."""
     close = difflib.get_close_matches(word[:100], choices, n=1)
     return f"Did you mean {close[0]}?" if close else ""
 
 
 def shown(value: object) -> str:
-    """Show a value that anyone may have written, in one short line."""
+    """Return a value from an untrusted file as one short line."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names for a sentence.
+    """Join names with commas and "and".
 
     >>> listed(["eta", "gamma", "temperature"])
     'eta, gamma and temperature'
@@ -128,7 +134,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def phrase(annotation: Any) -> str:
-    """Say in words what a type takes.
+    """Describe the values that a type takes.
 
     >>> phrase(Annotated[int, Ge(1)] | Literal["auto"] | None)
     'an integer >= 1 or "auto"'
@@ -150,7 +156,7 @@ def _is_model(annotation: object) -> bool:
 
 
 def _annotation(field: FieldInfo) -> Any:
-    """Return a field's type with its bounds, which pydantic keeps apart."""
+    """Return a field's type with its bounds, which pydantic stores separately."""
     return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
 
 
@@ -161,7 +167,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _toml(value: object) -> str:
-    """Write a value: JSON's texts, numbers and truth values are TOML's, but for U+007F."""
+    """Return a value as TOML. JSON strings, numbers and booleans are valid TOML, except for U+007F."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

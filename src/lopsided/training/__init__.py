@@ -1,4 +1,4 @@
-"""Training: from a recipe and a source to a model, in two stages or end to end.
+"""Training: turns a recipe and a source into a model, in two stages or end to end.
 
-Importing this package imports nothing else; take what you need from its modules.
+This package imports none of its modules. Import the names you need from the modules.
 """

@@ -1,7 +1,8 @@
-"""Batch statistics under several ranks and chunks, without a change to the encoder.
+"""Batch statistics for several ranks and chunks, without a change to the encoder.
 
-torch's own SyncBatchNorm knows no CPU, and layers of timm that derive from BatchNorm are other classes. So while
-training runs, the layers stay what they are, and the one function that all of them call is answered here.
+torch's SyncBatchNorm does not support the CPU, and it replaces only torch's own classes, not timm's subclasses of
+BatchNorm. So the layers keep their classes. During training, this module replaces the one function that all these
+layers call.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from lopsided.distributed import Ranks
 class BatchStatistics:
     """The batch norm layers of a module that several ranks train together.
 
-    With ``synchronised``, mean and variance are those of the rows of all ranks; without, each rank has its own, and
-    the running ones are averaged over the ranks when an epoch is over, by the batches that each of them saw in it.
+    With ``synchronised``, mean and variance are computed over the rows of all ranks. Otherwise each rank computes its
+    own statistics, and ``average`` averages the running statistics after an epoch. A rank's weight in this average is
+    the number of batches it saw in the epoch.
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks, *, synchronised: bool) -> None:
@@ -31,16 +33,16 @@ class BatchStatistics:
         self.ranks, self.synchronised = ranks, synchronised and ranks.size > 1
         self._before = self._tracked()
         self.ghost = False
-        """Whether the rows at hand stand in for none, and are to be left out of the statistics."""
+        """Whether the current rows are placeholders of a rank without rows; the statistics leave them out."""
 
     @property
     def exchanged(self) -> bool:
-        """Whether ranks must go through the layers together."""
+        """Whether all ranks must run the layers at the same time."""
         return self.synchronised and bool(self.layers)
 
     @contextmanager
     def over_ranks(self) -> Iterator[None]:
-        """Inside the block, an epoch, the layers take their statistics over all ranks, if they are to."""
+        """Inside the block, compute statistics over all ranks if they are synchronised. One block is one epoch."""
         self._before = self._tracked()
         layers = self.layers if self.synchronised else []
         for layer in layers:
@@ -57,7 +59,7 @@ class BatchStatistics:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside the block no running statistic changes."""
+        """Keep the running statistics unchanged inside the block."""
         with ExitStack() as stack:
             for layer in self.layers:
                 stack.callback(setattr, layer, "track_running_stats", layer.track_running_stats)
@@ -65,14 +67,14 @@ class BatchStatistics:
             yield
 
     def _tracked(self) -> list[Tensor | None]:
-        """The batches that each layer has counted so far."""
+        """Return the number of batches that each layer has counted so far."""
         counts = [layer.num_batches_tracked for layer in self.layers]
         return [None if count is None else count.clone() for count in counts]
 
     def average(self) -> None:
-        """Make the running statistics of all ranks one, where each has its own.
+        """Average the running statistics over the ranks if the ranks compute their own.
 
-        A rank counts by its batches since ``over_ranks`` began: one that had no share in any knows nothing.
+        A rank's weight is the number of its batches since ``over_ranks`` began. A rank without batches has weight 0.
         """
         if self.synchronised or self.ranks.size == 1:
             return
@@ -91,7 +93,7 @@ class BatchStatistics:
 
 
 class _OverRanks(TorchFunctionMode):
-    """Answers ``torch.nn.functional.batch_norm`` in training with the statistics of all ranks."""
+    """Replaces ``torch.nn.functional.batch_norm`` in training by a version with the statistics of all ranks."""
 
     def __init__(self, ranks: Ranks, ghost: bool) -> None:
         super().__init__()
@@ -130,22 +132,22 @@ def _batch_norm(
 
 
 class _Normalise(torch.autograd.Function):
-    """weight (x - mean) / sqrt(var + eps) + bias with mean and variance per channel of the rows of all ranks."""
+    """weight (x - mean) / sqrt(var + eps) + bias, with mean and variance per channel over the rows of all ranks."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ranks: Ranks, ghost: bool, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Also returns mean, variance and how many numbers they are of, per channel."""
+        """Return the output and, per channel, the mean, the variance and the number of values behind them."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [dim for dim in range(x.dim()) if dim != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         mean = wide.mean(dims)
-        variance = (wide - mean.view(shape)).square_().mean(dims)  # Ten times as fast as torch.var_mean, and as exact.
+        variance = (wide - mean.view(shape)).square_().mean(dims)  # Ten times as fast as torch.var_mean, equally exact.
         facts = torch.stack([torch.full_like(mean, x.numel() // x.shape[1]), mean, variance])
         if ghost:
             facts.zero_()
-        # Per rank number, mean and variance: a sum of squares less the square of the mean would lose digits.
+        # Combine the number, mean and variance of each rank: E[x^2] - E[x]^2 would lose digits.
         number, means, variances = ranks.gather(facts[None], [1] * ranks.size).unbind(1)
         total = number.sum(0)
         mean = (number * means).sum(0) / total
@@ -161,7 +163,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """With g the gradient of the output and u = (x - mean) scale: weight scale (g - mean(g) - u mean(g u)).
 
-        The means are over all ranks. The rows of a ghost had no part in the statistics, and have no gradient.
+        The means are over all ranks. Placeholder rows (``ghost``) are not part of the statistics and get no gradient.
         """
         x, weight, mean, scale, total = ctx.saved_tensors
         shape = [1, -1] + [1] * (x.dim() - 2)

@@ -1,4 +1,4 @@
-"""What makes the figures of a run worth less than they look, in sentences."""
+"""Warnings about a run: reasons to trust its figures less."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lopsided.data.splits import Leaks
 from lopsided.recipe import Recipe
 
 FEW_TEST, FEW_VAL = 30, 10
-"""Images of a class below which its recall says little on the test split, and picks little on the validation split."""
+"""With fewer images of a class, its recall is uncertain on the test split and a noisy guide on the validation split."""
 
 
 def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
@@ -23,17 +23,17 @@ def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
 
 def _of_splits(prepared: Prepared) -> Iterator[str]:
     if prepared.test is None:
-        yield "There is no test split: nothing is known about images that were not trained on."
+        yield "There is no test split: the run cannot estimate how well the model does on new images."
     else:
         few = _few(prepared, prepared.test, FEW_TEST)
         if few:
-            yield f"The test split holds fewer than {FEW_TEST} images of {few}: mind the width of the intervals."
+            yield f"The test split holds fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
     if prepared.val is None:
-        yield "There is no validation split: the last model is taken, not the best one."
+        yield "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
     else:
         few = _few(prepared, prepared.val, FEW_VAL)
         if few:
-            yield f"The validation split holds fewer than {FEW_VAL} images of {few}: the choice of a model is noisy."
+            yield f"The validation split holds fewer than {FEW_VAL} images of {few}: the choice of the epoch is noisy."
 
 
 def _few(prepared: Prepared, part: Part, least: int) -> str:
@@ -44,17 +44,17 @@ def _few(prepared: Prepared, part: Part, least: int) -> str:
 
 def _of_leaks(leaks: Leaks) -> Iterator[str]:
     if leaks.groups:
-        number = f"{len(leaks.groups):,} groups lie" if len(leaks.groups) > 1 else "One group lies"
+        number = f"{len(leaks.groups):,} groups are" if len(leaks.groups) > 1 else "One group is"
         yield (
-            f"{number} in more than one split, such as {leaks.groups[0]}: figures come out too high. "
+            f"{number} in more than one split, for example {leaks.groups[0]}: the figures will be too high. "
             'Split by group (data.split = "group").'
         )
     if leaks.duplicates:
         first, where, other, there = leaks.duplicates[0]
         number = f"{len(leaks.duplicates):,} images are" if len(leaks.duplicates) > 1 else "One image is"
         yield (
-            f"{number} byte-identical to one in another split, such as {other} in {there} to {first} in {where}: "
-            "figures come out too high."
+            f"{number} byte-identical to an image in another split, for example {other} in {there} and {first} in "
+            f"{where}: the figures will be too high."
         )
 
 
@@ -65,8 +65,8 @@ def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
     features = len(prepared.train) * training.views
     if training.queue > features:
         yield (
-            f"The queue holds up to {training.queue:,} features, more than the {features:,} of all training images: an "
-            "image meets older features of its own as positives. Use a smaller queue (encoder_training.queue)."
+            f"The queue holds up to {training.queue:,} features, but the training images have only {features:,}: older "
+            "features of an image become positives of the same image. Use a smaller queue (encoder_training.queue)."
         )
     if training.sampler == "m-per-class":
         expected = float(training.m_per_class)
@@ -77,7 +77,7 @@ def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
     if expected < 2 and training.views == 1 and not training.queue:
         pushes = training.loss.entry.pushes
         learns = pushes is not None and training.loss.parameters[pushes] > 0
-        does = "its anchors find few positives" if learns else "anchors without a positive do not learn"
+        does = "its anchors have few positives" if learns else "anchors without a positive do not learn"
         yield (
             f"A batch holds {expected:.1f} images of {prepared.classes[prepared.minority]} on average: {does}. "
             "Use larger batches, encoder_training.views = 2, a queue (encoder_training.queue), or "

@@ -1,12 +1,12 @@
-"""The state of an unfinished run, from which it goes on as if nothing had happened.
+"""The state of an unfinished run, from which the run can continue with the same result.
 
-``checkpoint/state.safetensors`` holds the weights in training and the optimizer's state, and in its header, as JSON,
-the rest: one file, so that one rename makes the step from epoch to epoch. ``chosen-STAGE-EPOCH.safetensors`` holds the
-best weights of the stage so far, and ``encoder.safetensors`` the encoder of a finished first stage. Files that the
-state does not name are left over from a killed process and are removed. A finished run keeps the header alone.
+``checkpoint/state.safetensors`` holds the weights and the optimizer's state. Its header holds the rest as JSON. It is
+one file, so that a single rename replaces the state. ``chosen-STAGE-EPOCH.safetensors`` holds the best weights of the
+stage so far, and ``encoder.safetensors`` the encoder of a finished first stage. Weight files that the state does not
+name were left by a killed process and are removed. A finished run keeps only the header.
 
-A state is written after the first epoch, and then after an epoch when writing has taken at most a twentieth of the time
-since: an epoch of a second is not followed by a second of writing.
+The state is written after the first epoch. Later it is written after an epoch only if the last write took at most a
+twentieth of the time since then. So writing stays cheap even if epochs are short.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from lopsided.models.model import all_finite
 FORMAT = 1
 FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "encoder.safetensors"
 TIMES_AS_LONG = 20.0
-"""Seconds of training for a second of writing."""
+"""Least seconds of training per second of writing."""
 _KEY = "lopsided"
 _STAGES = ("encoder", "classifier", "end-to-end")
 _CHOSEN = re.compile(r"chosen-[a-z-]+-\d+\.safetensors")
 _STEP, _MOMENTUM = "step", "momentum_buffer"
-_FIT = "a checkpoint must fit the recipe that it is resumed with"
-_AGAIN = "Remove the checkpoint folder to start the run anew."
+_FIT = "The checkpoint does not fit the recipe"
+_AGAIN = "Remove the checkpoint folder to start again."
 
 
 @dataclass
 class State:
-    """Where a run stands: ``epoch`` epochs of ``stage`` are done."""
+    """The progress of a run: ``epoch`` epochs of ``stage`` are done."""
 
     recipe: str
     data: str
@@ -63,9 +63,9 @@ class State:
 
 
 class Checkpoint:
-    """The checkpoint of a run folder; without a folder nothing is written.
+    """The checkpoint of a run folder. Without a folder, nothing is written.
 
-    Of several ranks the first one alone reads and writes files; the others are told what it has read.
+    If there are several ranks, only the first one reads and writes files. It sends the content to the others.
     """
 
     def __init__(self, folder: Path | None, ranks: Ranks | None = None) -> None:
@@ -75,18 +75,18 @@ class Checkpoint:
         self._saved, self._cost, self._beside = -math.inf, 0.0, 0.0
 
     def due(self) -> bool:
-        """Whether the last writing was long enough ago, measured by what it cost."""
+        """Return whether a new state should be written, given how long the last write took."""
         if self.folder is None:
             return False
         due: bool = self.ranks.told(lambda: perf_counter() - self._saved >= self._cost * TIMES_AS_LONG)
         return due
 
     def exists(self) -> bool:
-        """Whether a state was written."""
+        """Return whether a state was written."""
         return self.folder is not None and (self.folder / STATE_NAME).exists()
 
     def save(self, state: State, tensors: Mapping[str, Tensor]) -> None:
-        """Make ``state`` the one to go on from."""
+        """Write ``state`` and its tensors, and remove weight files that are no longer needed."""
         if self.folder is None:
             return
         begin = perf_counter()
@@ -98,7 +98,7 @@ class Checkpoint:
         self._last = State(**asdict(state))
 
     def tidy(self, state: State) -> None:
-        """Remove the weights that a state does not name, and what a killed process left."""
+        """Remove weight files that the state does not name, and temporary files of a killed process."""
         if self.folder is None or not self.ranks.first:
             return
         kept = set() if state.finished else {state.chosen, ENCODER_NAME if state.stage == "classifier" else None}
@@ -109,14 +109,14 @@ class Checkpoint:
         remove_leftovers(self.folder)
 
     def save_weights(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write weights beside the state, which is to name them next."""
+        """Write weights to a file of their own. The state that is saved next must name this file."""
         if self.folder is not None and self.ranks.first:
             begin = perf_counter()
             self._write(name, tensors, "{}")
             self._beside += perf_counter() - begin
 
     def load(self) -> tuple[State, dict[str, Tensor]] | None:
-        """Read the state and its tensors; None if there is none."""
+        """Read the state and its tensors. Return None if there is no state."""
         if not self.ranks.told(self.exists):
             return None
         tensors, text = self._read(STATE_NAME)
@@ -124,14 +124,14 @@ class Checkpoint:
             content = json.loads(text)
             if content["format"] != FORMAT:
                 got = f"format {content['format']!r:.80}"
-                raise RunError(sentence(f"{self.folder} must be of format {FORMAT}", got, _AGAIN))
+                raise RunError(sentence(f"{self.folder} must have format {FORMAT}", got, _AGAIN))
             state = TypeAdapter(State).validate_python(content)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunError(sentence(f"{self.folder} must hold the state of a run", "another file", _AGAIN)) from error
+            raise RunError(f"{self.folder} does not hold the state of a run. {_AGAIN}") from error
         odd = next(_odd_fields(state), None)
         if odd is not None:
-            got = f"{odd} {getattr(state, odd)!r:.40}"
-            raise RunError(sentence(f"{self.folder} must hold the state of a run", got, _AGAIN))
+            got = f"{odd} = {getattr(state, odd)!r:.40}"
+            raise RunError(f"{self.folder} does not hold the state of a run: {got} is not possible. {_AGAIN}")
         self._last = State(**asdict(state))
         return state, tensors
 
@@ -140,7 +140,7 @@ class Checkpoint:
         return self._read(name)[0]
 
     def last_good(self) -> str:
-        """Say where a run that broke off can be taken up."""
+        """Return a sentence that names the checkpoint from which a failed run can continue."""
         if self.folder is None:
             return "There is no checkpoint, because no folder was given."
         if self._last is None:
@@ -153,7 +153,7 @@ class Checkpoint:
 
         assert self.folder is not None
         make_folder(self.folder)
-        # One key alone: the order of several would differ from process to process.
+        # Only one metadata key: the order of several keys would differ between processes.
         content = save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, {_KEY: text})
         atomic_write(self.folder / name, content)
 
@@ -176,20 +176,20 @@ class Checkpoint:
         try:
             check_regular(path)
             with reading_tensors(), safe_open(path, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  It is no mapping.
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  It is not a mapping.
                 return tensors, (file.metadata() or {}).get(_KEY, "")
         except OSError as error:
-            raise RunError(sentence(f"{path} must be readable", reason(error), _AGAIN)) from error
+            raise RunError(f"{path} cannot be read ({reason(error)}). {_AGAIN}") from error
         except ValueError as error:
-            raise RunError(sentence(f"{path} must be a whole safetensors file", error, _AGAIN)) from error
+            raise RunError(f"{path} is not a complete safetensors file ({error}). {_AGAIN}") from error
 
 
 def _odd_fields(state: State) -> Iterator[str]:
-    """Yield the fields that no run writes so: a folder may come from someone else."""
+    """Yield fields with values that no run writes. A folder may come from someone else, so its content is checked."""
     good = {
         "stage": state.stage in _STAGES,
         "epoch": state.epoch >= 0,
-        "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It is the name of a file to be read.
+        "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It names a file that will be read.
         "seconds": 0 <= state.seconds < math.inf,
         "threads": 1 <= state.threads < 2**31,
         "ranks": 1 <= state.ranks < 2**31,
@@ -198,22 +198,22 @@ def _odd_fields(state: State) -> Iterator[str]:
 
 
 def check_course(state: State, tensors: Mapping[str, Tensor], epochs: Mapping[str, int]) -> None:
-    """Refuse a state that no run comes to whose stages, in this order, have so many epochs."""
+    """Raise if no run with these stages and these numbers of ``epochs`` can reach the state."""
     got = ""
     if state.stage not in epochs:
-        got = f"stage {state.stage}"
+        got = f"it is in stage {state.stage}"
     elif state.epoch > epochs[state.stage]:
-        got = f"epoch {state.epoch!r:.40} of {epochs[state.stage]} in stage {state.stage}"
+        got = f"it is at epoch {state.epoch!r:.40} of {epochs[state.stage]} in stage {state.stage}"
     elif state.epoch and not tensors and not state.finished:
-        got = f"no weights after epoch {state.epoch}"
+        got = f"it holds no weights after epoch {state.epoch}"
     elif not _is_history(state, epochs):
-        got = f"a history of other epochs than {state.epoch} of stage {state.stage} and all before"
+        got = f"its history does not match epoch {state.epoch} of stage {state.stage}"
     if got:
-        raise RunError(sentence(_FIT, got, _AGAIN))
+        raise RunError(f"{_FIT}: {got}. {_AGAIN}")
 
 
 def _is_history(state: State, epochs: Mapping[str, int]) -> bool:
-    """Whether each epoch up to the state's has its line; a stage before may have stopped early."""
+    """Return whether the history has one line per epoch up to the state. Earlier stages may have stopped early."""
     lines = [(line.get("stage"), line.get("epoch")) for line in state.history]
     for name, most in epochs.items():
         done = state.epoch if name == state.stage else sum(stage == name for stage, _ in lines)
@@ -226,7 +226,7 @@ def _is_history(state: State, epochs: Mapping[str, int]) -> bool:
 
 
 def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of what a stage trains and of its optimizer, by name."""
+    """Return all tensors of a module and of its optimizer, by name."""
     tensors = dict(module.state_dict())
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
@@ -234,10 +234,9 @@ def training_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Bring a module and its optimizer into the state that ``training_tensors`` took."""
+    """Load the result of ``training_tensors`` into a module and its optimizer."""
     if not all_finite(tensors.values()):
-        must, got = "a checkpoint must hold finite numbers", "NaN or infinite ones"
-        raise RunError(sentence(must, got, _AGAIN))
+        raise RunError(f"The checkpoint holds NaN or infinite numbers. {_AGAIN}")
     parts = tuple(f"{name}." for name, _ in module.named_children())
     load_strictly(module, {key: value for key, value in tensors.items() if key.startswith(parts)})
     content = optimizer.state_dict()
@@ -247,40 +246,40 @@ def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensor
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             if not index.isdecimal() or int(index) >= len(parameters):
-                raise ValueError(f"a state of weight {index!r:.40} where there are {len(parameters)}")
+                raise ValueError(f"optimizer state for weight {index!r:.40}, but there are {len(parameters)} weights")
             like = parameters[int(index)]
             shape = torch.Size() if name == _STEP else like.shape
             if (value.shape, value.dtype) != (shape, like.dtype):
-                got = f"a state of {value.dtype} and shape {tuple(value.shape)}"
+                got = f"optimizer state of {value.dtype} and shape {tuple(value.shape)}"
                 raise ValueError(f"{got} for a weight of {like.dtype} and shape {tuple(like.shape)}")
-            # In memory as the weight lies there: a vector unit rounds its last elements otherwise than the rest.
+            # Use the memory layout of the weight: SIMD code may round the last elements differently from the rest.
             laid = value if name == _STEP else torch.empty_like(like).copy_(value)
             content["state"].setdefault(int(index), {})[name] = laid
     names = {_MOMENTUM} if isinstance(optimizer, torch.optim.SGD) else {_STEP, "exp_avg", "exp_avg_sq"}
     for index, found in content["state"].items():
         if set(found) != names:
-            raise ValueError(f"other states of weight {index} than {', '.join(sorted(names))}")
+            raise ValueError(f"the optimizer state of weight {index} must be {', '.join(sorted(names))}")
     optimizer.load_state_dict(content)
 
 
 @contextmanager
 def restoring() -> Iterator[None]:
-    """Say in a sentence that what was read from a checkpoint does not fit."""
+    """Turn errors inside the block into a RunError: the content of the checkpoint does not fit."""
     try:
         yield
     except LopsidedError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise RunError(sentence(_FIT, f"another one ({reason(error)})", _AGAIN)) from error
+        raise RunError(f"{_FIT}: {reason(error)}. {_AGAIN}") from error
 
 
 def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load weights that must fit, also in the kind of their numbers: torch would round them without a word."""
+    """Load weights into a module. Names, shapes and dtypes must match; torch alone would convert dtypes silently."""
     for key, value in module.state_dict().items():
         if key in tensors and tensors[key].dtype != value.dtype:
-            got = f"{tensors[key].dtype} for the {value.dtype} of {key}"
-            raise RunError(sentence(_FIT, got, _AGAIN))
+            got = f"{key} is {tensors[key].dtype}, not {value.dtype}"
+            raise RunError(f"{_FIT}: {got}. {_AGAIN}")
     try:
         module.load_state_dict(dict(tensors))
     except RuntimeError as error:
-        raise RunError(sentence(_FIT, "weights of another model", _AGAIN)) from error
+        raise RunError(f"{_FIT}: it holds the weights of another model. {_AGAIN}") from error

@@ -1,21 +1,23 @@
-"""From a recipe and a source to a fitted model: two stages, or end to end.
+"""Fit a model from a recipe and a source: in two stages, or end to end.
 
-**Two stages.** The first trains encoder and projection head with a contrastive loss. The second drops the projection,
-freezes the encoder in eval mode and trains one linear layer on its features; unless ``classifier.augment``, each image
-is encoded once. **End to end** trains encoder and linear layer together for ``encoder_training.epochs``; a baseline of
-the same budget (``Recipe.baseline``) has the epochs of both stages there.
+**Two stages.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
+drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
+``classifier.augment`` is set, each image is encoded once. **End to end** trains the encoder and the linear layer
+together for ``encoder_training.epochs``. A baseline of the same budget (``Recipe.baseline``) sets this field to the
+epochs of both stages.
 
-**Which epoch is taken.** With a validation split, in every stage the epoch whose ``selection.metric`` is highest, the
-later one of equals; training stops early after ``selection.patience`` epochs without a gain. The first stage has no
-classifier, so its epochs are judged by the nearest class mean in the encoder's features, from up to 100 training images
-of each class. Without a validation split the last epoch is taken. The test split is looked at once, at the end.
+**Selection of the epoch.** With a validation split, every stage keeps the epoch with the highest ``selection.metric``.
+If two epochs tie, the later one wins. Training stops early after ``selection.patience`` epochs without an improvement.
+The first stage has no classifier, so a nearest-class-mean classifier on the encoder's features evaluates its epochs.
+The class means come from up to 100 training images per class. Without a validation split, the last epoch is kept. The
+test split is evaluated once, at the end.
 
-**Randomness.** Initial weights, the order of images, augmentation and dropout have seeds by name, stage, epoch and
-step, so that no generator's state needs to be saved: an epoch is the same whenever it is run.
+**Randomness.** Initial weights, the order of images, augmentation and dropout are seeded by name, stage, epoch and
+step. So no generator state needs to be saved, and an epoch gives the same result whenever it runs.
 
-**Ranks.** Several processes train one model: the batches, their augmentation and the loss are those of one process
-with the same recipe, and each rank computes a share (see ``step`` and ``distributed``). Only dropout differs, whose
-masks are drawn by each rank for its own images. Validation and test images are shared, too, each to one rank.
+**Ranks.** Several processes train one model. The batches, their augmentation and the loss are the same as in one
+process with the same recipe. Each rank computes a share (see ``step`` and ``distributed``). Only dropout differs,
+because each rank draws the masks for its own images. Each validation or test image is evaluated by one rank.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from lopsided.data.prepare import split_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
-from lopsided.errors import RunError, sentence
+from lopsided.errors import RunError
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
     Predictions,
@@ -66,12 +68,12 @@ __all__ = [
 ]
 
 _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
-"""Facts of a state that a run may be resumed with others of."""
+"""Fields of the state that may change when a run is resumed."""
 
 
 @dataclass(eq=False)
 class Fitted:
-    """What a run gave. ``history`` holds the facts of each epoch, as they are in the log."""
+    """The result of a run. ``history`` holds the facts of each epoch, as in the log."""
 
     model: Model
     card: ModelCard
@@ -95,17 +97,18 @@ def fit(
     reporter: Reporter | None = None,
     ranks: Ranks | None = None,
 ) -> Fitted:
-    """Train a model on a source that is already drawn by scenario and verified.
+    """Train a model on a source that is already verified and drawn by scenario.
 
-    ``held_out`` is a source of the same classes that has no part in the training; the finished model is judged on it.
+    ``held_out`` is a source of the same classes that is not used in training. The finished model is evaluated on it.
 
-    With ``folder``: ``log.jsonl`` gets a line per event, ``checkpoint/`` is written after an epoch when it is due, and
-    ``model.safetensors`` with ``model.json`` at the end. With ``resume`` a run that was cut off goes on from its
-    checkpoint and ends, on a CPU, with the same bytes as one that never was; a finished one is read back. The caller
-    holds the folder's lock.
+    With ``folder``, ``log.jsonl`` gets a line per event. ``checkpoint/`` is written after an epoch when it is due.
+    ``model.safetensors`` and ``model.json`` are written at the end. The caller must hold the folder's lock.
 
-    With ``ranks``, every rank calls this with the same arguments and gets the same result. The first one alone reads
-    and writes the folder and tells the reporter. A run may be resumed with another number of ranks.
+    With ``resume``, an interrupted run continues from its checkpoint. On a CPU it ends with the same bytes as a run
+    without interruption. A finished run is loaded.
+
+    With ``ranks``, every rank calls this function with the same arguments and gets the same result. Only the first rank
+    reads and writes the folder and calls the reporter. A run may be resumed with another number of ranks.
     """
     ranks = ranks or Ranks()
     device = pick_device(recipe.device, ranks)
@@ -133,7 +136,7 @@ def fit(
         if saved is not None:
             notes += _check_resumable(state, saved[0])
             check_course(*saved, _stage_epochs(recipe))
-            # What the next resume compares with is what this one goes on with.
+            # The next resume must compare with the values of this one.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
         stages = Stages(recipe, prepared, device, log, checkpoint, ranks)
@@ -164,10 +167,10 @@ def fit(
 
 
 def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
-    """Train what is left to train and write the model, or read back the one that is finished."""
+    """Run the remaining training and write the model, or load the model of a finished run."""
     ranks = stages.ranks
     if state.finished and folder is not None:
-        stages.checkpoint.tidy(state)  # It may have been broken off before it came to that.
+        stages.checkpoint.tidy(state)  # The run may have been killed before it did this.
         if ranks.first:
             stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
         if ranks.size > 1:
@@ -186,27 +189,26 @@ def _saved(
 ) -> tuple[State, dict[str, torch.Tensor]] | None:
     if folder is None:
         if resume:
-            raise RunError(sentence("a run must have a folder to be resumed", "none"))
+            raise RunError("A run without a folder cannot be resumed. Give the folder of the run.")
         return None
     if resume:
         return checkpoint.load()
     if ranks.told(lambda: checkpoint.exists() or (folder / CARD_NAME).exists()):
-        raise RunError(
-            sentence("a new run must have a folder of its own", f"{folder}, which holds a run", "Resume it (--resume).")
-        )
+        raise RunError(f"{folder} already holds a run. Choose another folder, or continue that run with --resume.")
     return None
 
 
 def _check_resumable(state: State, saved: State) -> list[str]:
-    do = "Resume with what the run was started with, or start a new one in another folder."
-    for name, what in (("recipe", "recipe"), ("data", "images, labels and splits")):
+    do = "Resume it with the same recipe and data, or start a new run in another folder."
+    for name, what in (("recipe", "another recipe"), ("data", "other images, labels or splits")):
         if getattr(state, name) != getattr(saved, name):
-            raise RunError(sentence(f"a run must be resumed with the same {what}", "others", do))
-    notes = [f"The run goes on after epoch {saved.epoch} of stage {saved.stage}."]
+            raise RunError(f"The run started with {what}. {do}")
+    notes = [f"The run continues after epoch {saved.epoch} of stage {saved.stage}."]
     for name in _MAY_DIFFER:
         then, now = getattr(saved, name), getattr(state, name)
         if then != now:
-            notes.append(f"The run was started with {name} {then} and goes on with {now}: last digits may differ.")
+            change = f"The run started with {name} = {then} and continues with {name} = {now}"
+            notes.append(f"{change}, so the last digits may differ.")
     return notes
 
 
@@ -219,7 +221,7 @@ def _stage_epochs(recipe: Recipe) -> dict[str, int]:
 
 def _unused(source: Source, splits: Splits) -> list[str]:
     number = len(source) - sum(len(rows) for _, rows in splits.parts())
-    return [f"{number:,} images of the given val split are not used because data.val is 0."] if number else []
+    return [f"{number:,} images of the given val split are ignored because data.val is 0."] if number else []
 
 
 def _fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
@@ -254,7 +256,7 @@ def _announce(
         images=counts,
     )
     if device.type != "cpu":
-        log.note(f"On {device} two runs of one recipe can differ in their last digits; on a CPU they do not.")
+        log.note(f"On {device}, two runs of the same recipe may differ in the last digits. On a CPU they do not.")
 
 
 def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:

@@ -1,4 +1,4 @@
-"""The loop over batches that every stage runs, and what it notes down on the way."""
+"""The training loop of a stage, and the figures it collects per epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.errors import RunError, sentence
+from lopsided.errors import RunError
 from lopsided.losses.objective import Objective
 from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.machine import seeded
@@ -30,17 +30,18 @@ from lopsided.training.shares import Batch, Indices, cut
 from lopsided.training.step import Found, Step
 
 _STEPS_PER_LOOK = 20
-"""Steps between two looks at the loss on an accelerator, where each look waits for it; on a CPU every step is seen."""
+"""Steps between two checks of the loss on an accelerator, where a check must wait. On a CPU every step is checked."""
 
 
 @dataclass(eq=False)
 class Stage:
     """One stage of training.
 
-    ``transform`` turns images on the device into what ``output`` takes, with random numbers from a generator; it is
-    told at which image of a batch of how many they start. ``output`` gives one row per image, (n, w) or (n, views, w):
-    the projections, the logits, or both side by side, and ``projected`` is the number of columns that are projections.
-    ``objective`` gives each sample's part of the loss; ``judge`` gives figures on the validation split.
+    ``transform`` turns images on the device into inputs for ``output``. Its arguments are the images, a random
+    generator, the position of the first image in the batch, and the size of the batch. ``output`` returns one row per
+    image, (n, w) or (n, views, w): the projections, the logits, or both side by side. ``projected`` is the number of
+    columns that are projections. ``objective`` returns each sample's part of the loss. ``judge`` returns figures on the
+    validation split.
     """
 
     name: str
@@ -59,29 +60,29 @@ class Stage:
 
     @property
     def training(self) -> EncoderTraining | None:
-        """The settings of a stage that trains an encoder."""
+        """The settings of a stage that trains an encoder, otherwise None."""
         return self.settings if isinstance(self.settings, EncoderTraining) else None
 
     @property
     def trained(self) -> nn.ModuleDict:
-        """All that has parameters to train: the module, and the objective where the loss has some of its own."""
+        """Everything with parameters to train: the module, and the objective, whose loss may have parameters."""
         return nn.ModuleDict({"module": self.module, "objective": self.objective})
 
 
 @dataclass(eq=False)
 class Tally:
-    """Sums of one epoch. What lies on the device is read once, when the epoch is over."""
+    """Sums over one epoch. Sums on the device are read once, at the end of the epoch."""
 
     loss: Tensor
-    """The loss per class, each batch weighted by its images; of this rank's samples."""
+    """The loss of this rank's samples per class; each batch is weighted by its number of images."""
     steps: list[Tensor] = field(default_factory=list)
     """The loss of each batch."""
     images: int = 0
     alone: int = 0
-    """Anchors without a positive: alone of their class in a batch, with a single view, and none in the queue."""
+    """Anchors without a positive: the only sample of its class in the batch, one view, no such class in the queue."""
 
     def add(self, found: Found, labels: npt.NDArray[np.int64], views: int, queued: set[int]) -> None:
-        """Add what was found for a batch with these labels, contrasted with a queue of those."""
+        """Add the result of a batch with these labels. ``queued`` holds the classes in the queue."""
         self.steps.append(found.loss)
         self.loss.index_add_(0, found.labels, found.parts.to(self.loss.dtype) * len(labels))
         self.images += len(labels)
@@ -90,7 +91,7 @@ class Tally:
 
 
 class Loop:
-    """Runs the epochs of a stage, as one of several ranks perhaps."""
+    """Runs the epochs of a stage, on one rank or as one of several."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Loop:
             self.queue = FeatureQueue(settings.queue, balanced=settings.queue_balanced)
         synchronised = settings is not None and settings.batch_norm == "sync"
         self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised)
-        # A linear classifier on finished features gains nothing from less precision.
+        # A linear classifier on computed features does not benefit from lower precision.
         self.precision = Precision("float32" if settings is None else precision, device)
         self._step = Step(
             stage,
@@ -128,25 +129,25 @@ class Loop:
         self._look = 1 if device.type == "cpu" else _STEPS_PER_LOOK
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that an epoch starts from, by name."""
+        """Return all tensors that the next epoch starts from, by name."""
         tensors = training_tensors(self.trained, self.optimizer) | self.precision.tensors()
         return tensors | (self.queue.tensors() if self.queue is not None else {})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bring the loop into the state that ``tensors`` took."""
+        """Load the result of ``tensors`` into the loop."""
         restore_training(self.trained, self.optimizer, tensors)
         self.precision.restore(tensors)
         if self.queue is not None:
             self.queue.restore(tensors, self.device)
 
     def epoch(self, index: int, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Train for one epoch, counted from 0, and return the facts about it."""
+        """Train for one epoch and return its facts. ``index`` counts from 0."""
         stage, begin = self.stage, perf_counter()
         tally = Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
         seen = 0
         self.trained.train()
         batches = list(self._batches(index))
-        # Ranks that drop the same units of different images would make copies of one mask out of one seed.
+        # Each rank gets its own seed. With one seed, all ranks would use the same dropout mask for different images.
         names = (stage.name, index) if self.ranks.size == 1 else (stage.name, index, "rank", self.ranks.rank)
         with seeded(self.device, self.seed, "dropout", *names), self.statistics.over_ranks():
             inputs = stage.part.inputs.batches(map(self._rows, batches))
@@ -166,19 +167,19 @@ class Loop:
         return self._facts(index, tally, perf_counter() - begin)
 
     def _batches(self, index: int) -> Iterator[Batch]:
-        """The batches of an epoch, the same on every rank."""
+        """Yield the batches of an epoch. They are the same on every rank."""
         settings = self.stage.training
         chunk_size = None if settings is None else settings.chunk_size
-        # A rank that takes its own batch statistics cannot take them of one row.
+        # Batch statistics need two rows, so a rank with its own statistics must not get a single row.
         least = 1 if self.statistics.exchanged or not self.statistics.layers else 2
         self.stage.sampler.set_epoch(index)
         for rows in self.stage.sampler:
-            # Batch normalisation cannot use a batch of one, and a contrastive loss has nothing to compare there.
+            # Batch normalisation fails on a batch of one image, and a contrastive loss has nothing to compare.
             if len(rows) >= self.stage.min_batch:
                 yield cut(rows, self.ranks.size, chunk_size=chunk_size, least=least)
 
     def _rows(self, batch: Batch) -> Indices:
-        """The rows of this rank; one that stands in where it has none."""
+        """Return the rows of this rank, or one placeholder row if the rank has none."""
         rows = batch.rows[batch.positions(self.ranks.rank)]
         return rows if len(rows) else batch.rows[:1]
 
@@ -192,24 +193,24 @@ class Loop:
             group["lr"] = rate
 
     def _check(self, tally: Tally, index: int, checkpoint: Checkpoint) -> float:
-        """Return the last loss; raise if one since the last look is not finite."""
+        """Return the last loss. Raise if a loss since the last check is not finite."""
         if not tally.steps:
             return math.nan
         first = max(len(tally.steps) - self._look, 0)
         losses = torch.stack(tally.steps[first:]).tolist()
         for step, loss in enumerate(losses, start=first + 1):
             if not math.isfinite(loss):
-                raise self._broken(f"{loss} in step {step} of epoch {index + 1}", "the loss", checkpoint)
+                raise self._broken(f"{loss} in step {step} of epoch {index + 1}", "The loss is", checkpoint)
         return float(losses[-1])
 
     def check_weights(self, finite: bool, index: int, checkpoint: Checkpoint) -> None:
-        """Raise unless the weights at the end of an epoch are finite, so that no broken ones are ever saved."""
+        """Raise if the weights are not finite after an epoch, so that such weights are never saved."""
         if not finite:
-            raise self._broken(f"NaN or infinite ones after epoch {index + 1}", "the weights", checkpoint)
+            raise self._broken(f"NaN or infinity after epoch {index + 1}", "The weights are", checkpoint)
 
     def _broken(self, got: str, what: str, checkpoint: Checkpoint) -> RunError:
         do = f"Lower {self.stage.section}.lr. {checkpoint.last_good()}"
-        return RunError(sentence(f"{what} must stay finite", f"{got} of stage {self.stage.name}", do))
+        return RunError(f"{what} not finite: {got} of stage {self.stage.name}. {do}")
 
     def _facts(self, index: int, tally: Tally, seconds: float) -> dict[str, Any]:
         by_class = tally.loss.tolist()

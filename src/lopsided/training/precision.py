@@ -1,4 +1,4 @@
-"""In which precision an encoder is trained; its weights, batch statistics and losses are float32 in any case."""
+"""The precision in which an encoder is trained. Its weights, batch statistics and losses are always float32."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SCALE, _GROWTH = "scaler.scale", "scaler.growth"
 class Precision:
     """torch's autocast and, for "fp16", its gradient scaler.
 
-    Gradients of float16 vanish below 6e-8, so that all of them are multiplied by a large number on their way and
-    divided by it at the end. A step in which one of them overflows is left out, and the number halved: several ranks,
-    which have the same sums of gradients, do so together.
+    float16 gradients below 6e-8 become 0. So the gradients are multiplied by a large scale and divided by it at the
+    end. A step in which a gradient overflows is skipped, and the scale is halved. All ranks skip the same steps,
+    because they have the same sums of gradients.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -26,19 +26,19 @@ class Precision:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Compute in this precision inside the block, where torch finds that it is enough."""
+        """Compute in this precision inside the block, for the operations that torch considers safe."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             yield
 
     def scaled(self, grad: Tensor) -> Tensor:
-        """A gradient as it is to be sent through the encoder."""
+        """Return a gradient times the current scale, to send back through the encoder."""
         if self.scaler is None:
             return grad
         scaled: Tensor = self.scaler.scale(grad)
         return scaled
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights from gradients that were ``scaled``."""
+        """Update the weights from gradients that ``scaled`` returned."""
         if self.scaler is None:
             optimizer.step()
             return
@@ -47,7 +47,7 @@ class Precision:
         self.scaler.update()
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it."""
+        """Return the scaler's state for a checkpoint."""
         if self.scaler is None:
             return {}
         state = self.scaler.state_dict()
@@ -57,7 +57,7 @@ class Precision:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what ``tensors`` returned."""
+        """Load the result of ``tensors``."""
         if self.scaler is not None and _SCALE in tensors and _GROWTH in tensors:
             found = {"scale": float(tensors[_SCALE]), "_growth_tracker": int(tensors[_GROWTH])}
             self.scaler.load_state_dict({**self.scaler.state_dict(), **found})

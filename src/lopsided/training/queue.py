@@ -1,4 +1,4 @@
-"""Features of past batches, as contrast samples beside the batch at hand."""
+"""Features of past batches, used as contrast samples in addition to the current batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FEATURES, _LABELS = "queue.features", "queue.labels"
 
 
 class FeatureQueue:
-    """The last ``size`` features with their labels, oldest first; every rank holds the same ones.
+    """The last ``size`` features with their labels, oldest first. Every rank holds the same queue.
 
-    With ``balanced``, what is one too many is the oldest of the class that has most, so that the majority does not fill
-    the queue. A rare class then stays in it for longer, with features of an encoder that has moved on since.
+    With ``balanced``, a full queue drops the oldest feature of its largest class, so that the majority does not fill
+    the queue. Features of a rare class then stay longer, although the encoder has changed since it computed them.
     """
 
     def __init__(self, size: int, *, balanced: bool = False) -> None:
@@ -25,15 +25,15 @@ class FeatureQueue:
         self.labels: Tensor | None = None
 
     def reference(self) -> tuple[Tensor, Tensor] | None:
-        """Features (m, d) and labels (m,) to contrast with; None while there are none."""
+        """Return the features (m, d) and labels (m,), or None if the queue is empty."""
         return None if self.features is None or self.labels is None else (self.features, self.labels)
 
     def classes(self) -> set[int]:
-        """The labels that are in it."""
+        """Return the set of labels in the queue."""
         return set() if self.labels is None else set(self.labels.tolist())
 
     def push(self, features: Tensor, labels: Tensor) -> None:
-        """Take in features (n, d) or (n, views, d) with one label per sample, without their graph."""
+        """Add features (n, d) or (n, views, d) with one label per sample. The features are detached."""
         views = features.shape[1] if features.ndim == 3 else 1
         features, labels = features.detach().reshape(-1, features.shape[-1]), labels.repeat_interleave(views)
         if self.features is not None and self.labels is not None:
@@ -46,7 +46,7 @@ class FeatureQueue:
         if not self.balanced:
             return torch.arange(max(num - self.size, 0), num, device=labels.device)
         newest_first = torch.arange(num - 1, -1, -1, device=labels.device)
-        # How many of the same class are newer: the class is sorted, and counted from where it starts.
+        # For each feature, count the newer features of its class: its position in the class, newest first.
         by_class = torch.argsort(labels[newest_first], stable=True)
         _, counts = torch.unique_consecutive(labels[newest_first][by_class], return_counts=True)
         starts = counts.cumsum(0) - counts
@@ -56,17 +56,17 @@ class FeatureQueue:
         return newest_first[taken].sort().values
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it."""
+        """Return the queue's content for a checkpoint."""
         found = self.reference()
         return {} if found is None else {_FEATURES: found[0], _LABELS: found[1]}
 
     def restore(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take up what ``tensors`` returned."""
+        """Load the result of ``tensors``."""
         if (_FEATURES in tensors) != (_LABELS in tensors):
-            raise RunError(sentence("a checkpoint must hold features and labels of its queue", "one of them"))
+            raise RunError("The checkpoint must hold both the features and the labels of its queue, got only one.")
         if _FEATURES in tensors:
             features, labels = tensors[_FEATURES], tensors[_LABELS]
             if features.ndim != 2 or labels.shape != features.shape[:1] or labels.dtype != torch.int64:
                 got = f"shapes {tuple(features.shape)} and {tuple(labels.shape)} of {labels.dtype}"
-                raise RunError(sentence("a checkpoint must hold one label for each feature of its queue", got))
+                raise RunError(sentence("The checkpoint must hold one label for each feature of its queue", got))
             self.features, self.labels = features.to(device), labels.to(device)

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it, and the log that it writes."""
+"""The events of a run: the interface that receives them, and the log file."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ LOG_NAME = "log.jsonl"
 
 
 class Reporter:
-    """Told what happens in a run; this one keeps silent. Progress bars derive from it."""
+    """Receives the events of a run. This base class ignores them; progress bars override its methods."""
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        """A stage begins: "encoder" and then "classifier", or "end-to-end"."""
+        """Called when a stage starts: "encoder" and then "classifier", or "end-to-end"."""
 
     def step(self, loss: float, images: int) -> None:
-        """So many images went by since the last call; ``loss`` is that of the last batch."""
+        """Called during an epoch with the loss of the last batch and the number of images since the last call."""
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        """An epoch, counted from 1, is over; ``facts`` are those of its line in the log."""
+        """Called after an epoch. ``index`` counts from 1; ``facts`` are the values of its line in the log."""
 
     def note(self, text: str) -> None:
-        """A decision that the run took, in one sentence."""
+        """Called with a sentence about a decision of the run."""
 
     def warn(self, text: str) -> None:
-        """Something that makes the figures worth less, in one sentence."""
+        """Called with a warning: a reason to trust the figures less."""
 
 
 class Log(Reporter):
-    """Writes a line of JSON per event into a run's log, passes everything on, and keeps the warnings.
+    """Writes one line of JSON per event into a run's log, calls another reporter, and keeps the warnings.
 
-    Each line has ``event`` and ``time``. An epoch that was cut off and trained again after a resume is there twice: of
-    the lines with the same ``stage`` and ``epoch`` the last one counts.
+    Each line has ``event`` and ``time``. After a resume, an epoch may be trained again and appear twice. Among lines
+    with the same ``stage`` and ``epoch``, the last one is valid.
     """
 
     def __init__(self, folder: Path | None, reporter: Reporter | None) -> None:
@@ -45,32 +45,32 @@ class Log(Reporter):
         self.warnings: list[str] = []
 
     def event(self, name: str, **facts: Any) -> None:
-        """Write one line."""
+        """Write one line to the log."""
         if self._path is not None:
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             append_line(self._path, json.dumps({"event": name, "time": time, **facts}))
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        """Write and pass on."""
+        """Write a line and call the other reporter."""
         self.event("stage", stage=name, epochs=epochs, steps_per_epoch=steps_per_epoch)
         self._inner.stage(name, epochs, steps_per_epoch)
 
     def step(self, loss: float, images: int) -> None:
-        """Pass on; steps are not logged."""
+        """Call the other reporter; steps are not logged."""
         self._inner.step(loss, images)
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        """Write and pass on."""
+        """Write a line and call the other reporter."""
         self.event("epoch", **facts)
         self._inner.epoch(index, facts)
 
     def note(self, text: str) -> None:
-        """Write and pass on."""
+        """Write a line and call the other reporter."""
         self.event("note", text=text)
         self._inner.note(text)
 
     def warn(self, text: str) -> None:
-        """Write, keep and pass on."""
+        """Write a line, keep the warning and call the other reporter."""
         self.warnings.append(text)
         self.event("warning", text=text)
         self._inner.warn(text)

@@ -1,4 +1,4 @@
-"""Which epoch's weights are taken, judged on the validation split and never on the test split."""
+"""Selection of the epoch whose weights are kept. It uses the validation split, never the test split."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch.nn.functional import normalize
 from lopsided.evaluation.metrics import confusion_figures
 
 MAX_PROBE = 100
-"""The most training inputs of each class that the probe of the first stage takes."""
+"""The largest number of training inputs per class in the probe of the first stage."""
 
 
 @dataclass
 class Selection:
-    """The best epoch so far. Of equals the later one is taken, having been trained longer."""
+    """The best epoch so far. If two epochs tie, the later one wins, because it was trained longer."""
 
     patience: int | None = None
     best: float | None = None
     chosen: int = -1
     rose: int = -1
-    """The epoch in which the figure last rose."""
+    """The epoch in which the figure last improved."""
 
     def update(self, epoch: int, figure: float | None) -> bool:
-        """Take note of an epoch; True when its weights are to be kept. Without a figure the last epoch is taken."""
+        """Record an epoch and return whether to keep its weights. Without a figure, the last epoch is kept."""
         if figure is None or self.best is None or figure > self.best:
             self.best, self.rose = figure, epoch
         elif figure < self.best:
@@ -38,50 +38,50 @@ class Selection:
         return True
 
     def exhausted(self, epochs_done: int) -> bool:
-        """Whether patience ran out."""
+        """Return whether the figure has not improved for ``patience`` epochs."""
         return self.patience is not None and self.best is not None and epochs_done - 1 - self.rose >= self.patience
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """All fields, for JSON."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], patience: int | None, epochs_done: int) -> Selection:
-        """Read what ``to_dict`` wrote after so many epochs."""
+        """Read the result of ``to_dict`` after ``epochs_done`` epochs."""
         try:
             found = TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
             where = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
-            raise ValueError(f"no {where} of a selection") from None
+            raise ValueError(f"the selection has no usable {where}") from None
         if not (-1 <= found.chosen < epochs_done and -1 <= found.rose < epochs_done):
-            raise ValueError(f"a selection of other epochs than {epochs_done}")
+            raise ValueError(f"the selection names an epoch that is not done ({epochs_done} done)")
         return replace(found, patience=patience)
 
 
 def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num_classes: int) -> dict[str, float]:
-    """Accuracy, UWA, macro F1, G-mean and MCC of predicted classes."""
+    """Return accuracy, UWA, macro F1, G-mean and MCC of predicted classes."""
     codes = labels * num_classes + predicted
     return confusion_figures(np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes))
 
 
 def probe_rows(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
-    """Up to ``MAX_PROBE`` training rows of each class, drawn by seed."""
+    """Return up to ``MAX_PROBE`` training rows of each class, drawn with this seed."""
     generator = np.random.default_rng(seed)
     drawn = [generator.permutation(np.flatnonzero(labels == c))[:MAX_PROBE] for c in np.unique(labels)]
     return np.sort(np.concatenate(drawn))
 
 
 def nearest_centroid(features: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> npt.NDArray[np.int64]:
-    """Classify by the nearest class mean among features of length 1.
+    """Classify queries by the nearest class mean, with all features normalised to length 1.
 
-    The first stage has no classifier, so that its epochs are judged by this: it has nothing to fit, and it asks what
-    the second stage needs, whether classes are apart in feature space.
+    The first stage has no classifier, so this function evaluates its epochs. It needs no training. It measures whether
+    the classes are separate in feature space, which is what the second stage needs.
     """
     unit = normalize(features.double(), dim=1)
     sums = unit.new_zeros(num_classes, unit.shape[1]).index_add_(0, labels, unit)
     counts = labels.bincount(minlength=num_classes)
     centroids = sums / counts.clamp(min=1)[:, None]
-    # The squared distance, less the query's own length, which is 1 for all.
+    # The squared distance without the query's squared length, which is 1 for every query.
     distances = centroids.square().sum(dim=1) - 2 * normalize(queries.double(), dim=1) @ centroids.T
     distances[:, counts == 0] = float("inf")
     nearest: npt.NDArray[np.int64] = distances.argmin(dim=1).cpu().numpy()

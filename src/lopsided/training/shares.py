@@ -15,42 +15,43 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of all ranks: ``rows`` of the data, cut into chunks, and each chunk into a share for every rank.
+    """A batch of all ranks: ``rows`` of the data, cut into chunks, and each chunk cut into one share per rank.
 
-    The chunks are the same for any number of ranks, and so is what batch statistics are taken over.
+    The chunks do not depend on the number of ranks, so neither do the rows behind synchronised batch statistics.
     """
 
     rows: Indices
     chunks: tuple[tuple[slice, ...], ...]
-    """For each chunk and rank, where in ``rows`` its share lies; it may be empty."""
+    """For each chunk and rank, the rank's share as a slice of ``rows``. A share may be empty."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def shares(self, rank: int) -> list[slice]:
-        """The shares of a rank, chunk by chunk."""
+        """Return the shares of a rank, one per chunk."""
         return [shares[rank] for shares in self.chunks]
 
     def positions(self, rank: int) -> Indices:
-        """Where in ``rows`` the rows of a rank are, all its chunks together."""
+        """Return the positions in ``rows`` of all rows of a rank."""
         return np.concatenate([np.arange(share.start, share.stop) for share in self.shares(rank)])
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many rows each rank has."""
+        """The number of rows of each rank."""
         return [len(self.positions(rank)) for rank in range(len(self.chunks[0]))]
 
     @cached_property
     def order(self) -> Indices:
-        """Where in ``rows`` the rows are that come together when all ranks' are gathered."""
+        """The positions in ``rows`` of the rows of all ranks, in the order in which they are gathered."""
         return np.concatenate([self.positions(rank) for rank in range(len(self.chunks[0]))])
 
 
 def cut(rows: Indices, num_ranks: int = 1, *, chunk_size: int | None = None, least: int = 1) -> Batch:
-    """Cut a batch into chunks of at most ``chunk_size`` rows, and these into shares of ``least`` rows or none.
+    """Cut a batch into chunks of at most ``chunk_size`` rows, and each chunk into shares of 0 or >= ``least`` rows.
 
-    Chunks are as equal as can be, and none is of one row, which has no batch statistics: three rows in chunks of two
-    are one chunk. The ranks that have a row more than others, or rows at all, take turns from chunk to chunk.
+    The sizes of the chunks differ by at most one row. No chunk has a single row, because one row has no batch
+    statistics: three rows in chunks of two become one chunk. If the shares of a chunk differ in size, the ranks with
+    the larger shares change from chunk to chunk.
     """
     num_chunks = 1 if chunk_size is None else max(min(-(-len(rows) // chunk_size), len(rows) // 2), 1)
     chunks, favoured = [], 0
@@ -63,13 +64,13 @@ def cut(rows: Indices, num_ranks: int = 1, *, chunk_size: int | None = None, lea
 
 
 def _filled(num: int, parts: int, least: int) -> int:
-    """How many parts of ``num`` rows can have ``least``; one in any case."""
+    """Return how many of the parts of ``num`` rows can have ``least`` rows, at least 1."""
     return max(min(parts, num // least), 1)
 
 
 def _split(whole: slice, parts: int, least: int, favoured: int = 0) -> Sequence[slice]:
-    """Parts that follow each other. From ``favoured`` on, and around, the first ones are larger by one; where not all
-    can have ``least``, the last ones are empty.
+    """Split a slice into consecutive parts. The parts are filled in cyclic order, starting at ``favoured``: the first
+    ones get one row more than the others, and the last ones stay empty if there is not enough for ``least`` rows each.
 
     >>> _split(slice(0, 5), 3, 2)
     [slice(0, 3, None), slice(3, 5, None), slice(5, 5, None)]

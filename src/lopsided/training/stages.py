@@ -1,4 +1,4 @@
-"""The stages of a run, built from a recipe and gone through from checkpoint to checkpoint."""
+"""The stages of a run: built from a recipe, trained one after the other, saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lopsided.training.loop import Loop, Stage
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
-_AVERAGED = ", and the running ones are averaged over the ranks after each epoch"
+_AVERAGED = ", and the running statistics are averaged over the ranks after each epoch"
 
 
 class Stages:
@@ -59,7 +59,7 @@ class Stages:
         self._augment = self._choose_augment()
 
     def build(self, *, fresh: bool = True) -> None:
-        """Build the model; weights are loaded only for a fresh run, because a checkpoint brings its own."""
+        """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
         recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
         channels = 1 if vector else prepared.shape[0]
         encoder, features = build_encoder(
@@ -93,26 +93,26 @@ class Stages:
         )
 
     def notes(self) -> Iterator[str]:
-        """Say how a batch is computed, where it is not in one piece."""
+        """Yield a sentence for each setting that changes how a batch is computed."""
         settings, num = self.recipe.encoder_training, self.ranks.size
         norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
         if num > 1:
             yield f"{num} ranks share each batch of {settings.batch_size:,} images."
         if num > 1 and norm:
             over, after = ("all ranks", "") if settings.batch_norm == "sync" else ("each rank's own images", _AVERAGED)
-            yield f'Batch norm takes its statistics over {over}: batch_norm is "{settings.batch_norm}"{after}.'
+            yield f'Batch norm computes its statistics over {over}: batch_norm is "{settings.batch_norm}"{after}.'
         if self.recipe.precision != "float32":
             yield f"The encoder is trained in {self.recipe.precision}; its weights and losses are float32."
         if settings.chunk_size is not None:
-            whose = "each rank's share of them" if num > 1 and settings.batch_norm == "rank" else "each of them"
-            rule = f", {whose} a batch to batch norm" if norm else ""
+            whose = "each rank's share of a chunk" if num > 1 and settings.batch_norm == "rank" else "each chunk"
+            rule = f"; batch norm treats {whose} as a batch" if norm else ""
             yield f"A batch goes through the encoder in chunks of {settings.chunk_size:,} images{rule}."
         if settings.queue:
-            kind = "the same number of each class as far as there are" if settings.queue_balanced else "the last ones"
+            kind = "balanced over the classes" if settings.queue_balanced else "the most recent ones"
             yield f"A batch is also contrasted with up to {settings.queue:,} features of past batches, {kind}."
 
     def run(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Go through the stages, from the one that ``state`` is in; ``state`` follows."""
+        """Run the remaining stages, starting at ``state``. ``state`` is updated in place."""
         self._begin = perf_counter() - state.seconds
         if state.stage == "end-to-end":
             self._run_stage(self._end_to_end(), state, tensors)
@@ -148,7 +148,7 @@ class Stages:
                 if state.chosen is not None:
                     best = self.checkpoint.load_weights(state.chosen)
                     if selection.best is None or not all_finite(best.values()):
-                        raise ValueError("chosen weights that were never judged, or are not finite")
+                        raise ValueError("the chosen weights were never evaluated, or are not finite")
         written = state.chosen
         self.log.stage(stage.name, epochs, len(stage.sampler))
         while state.epoch < epochs and not selection.exhausted(state.epoch):
@@ -156,10 +156,10 @@ class Stages:
             facts = loop.epoch(index, self.checkpoint)
             due = self.checkpoint.due()
             now = loop.tensors()
-            if due or stage.judge is not None or index + 1 == epochs:  # Else the next epoch's loss would tell.
+            if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
                 loop.check_weights(all_finite(now.values()), index, self.checkpoint)
             found = stage.judge() if stage.judge is not None else {}
-            found = self.ranks.told(partial(dict, found))  # Which epoch is taken must not hang on a rounding.
+            found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
             facts |= {f"val_{name}": value for name, value in found.items()}
             if selection.update(index, found.get(self.recipe.selection.metric)) and stage.judge is not None:
                 best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
@@ -175,16 +175,16 @@ class Stages:
                 self.checkpoint.save(state, now)
         if best:
             load_strictly(stage.module, best)
-            text = f"Stage {stage.name} takes epoch {selection.chosen + 1} of {state.epoch}"
+            text = f"Stage {stage.name} keeps epoch {selection.chosen + 1} of {state.epoch}"
             self.log.note(f"{text}, validation {self.recipe.selection.metric} {selection.best:.4f}.")
 
     def _encoder_stage(self) -> Stage:
-        """The first of two stages: encoder and projection head, and a linear layer if the loss needs logits, too."""
+        """Return the first of two stages: encoder, projection head, and a linear layer if the loss needs logits."""
         val = self.prepared.val
         return self._network_stage("encoder", None if val is None else self._probe(val))
 
     def _end_to_end(self) -> Stage:
-        """The only stage: encoder and linear layer, and a projection head if the loss needs projections, too."""
+        """Return the only stage: encoder, linear layer, and a projection head if the loss needs projections."""
         val = self.prepared.val
 
         def judge() -> dict[str, float]:
@@ -196,7 +196,7 @@ class Stages:
         return self._network_stage("end-to-end", None if val is None else judge)
 
     def _network_stage(self, name: str, judge: Callable[[], dict[str, float]] | None) -> Stage:
-        """A stage that trains the encoder, with the heads that its loss needs."""
+        """Return a stage that trains the encoder and the heads that its loss needs."""
         settings, views = self.recipe.encoder_training, self.recipe.encoder_training.views
         needs = settings.loss.entry.needs
         module, heads = self._module(name, needs)
@@ -225,7 +225,7 @@ class Stages:
         )
 
     def _module(self, name: str, needs: frozenset[str]) -> tuple[nn.Module, list[nn.Module]]:
-        """What a stage trains, and the heads whose outputs its loss takes: the projections' first."""
+        """Return the module to train, and the heads that feed the loss, the projection head first."""
         if "projections" not in needs:
             return self.model, [self.model.classifier]
         with seeded_init(self.recipe.seed, "projection"):
@@ -233,7 +233,7 @@ class Stages:
         if "logits" not in needs:
             return nn.ModuleDict({"encoder": self.model.encoder, "projection": projection}), [projection]
         classifier = self.model.classifier
-        if name == "encoder":  # The second stage trains the model's own from the start.
+        if name == "encoder":  # The second stage trains the model's own classifier from the start.
             with seeded_init(self.recipe.seed, "joint"):
                 classifier = ClassifierHead(self.card.features, self.num_classes)
         parts = {"encoder": self.model.encoder, "classifier": classifier, "projection": projection}
@@ -288,7 +288,7 @@ class Stages:
         )
 
     def _probe(self, val: Part) -> Callable[[], dict[str, float]]:
-        """Judge an encoder by nearest class means, from training images as they are."""
+        """Return a function that evaluates the encoder by nearest class means of training images, not augmented."""
         train = self.prepared.train
         rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
         labels = torch.from_numpy(train.labels[rows]).to(self.device)
@@ -301,7 +301,7 @@ class Stages:
         return judge
 
     def _features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
-        """The features of inputs, not augmented, in the order of ``rows``; each rank computes a share of them."""
+        """Return the features of inputs, not augmented, in the order of ``rows``. Each rank computes a share."""
         size = self.recipe.encoder_training.batch_size
         rows = np.arange(len(inputs)) if rows is None else rows
         share, sizes = share_rows(len(rows), self.ranks)

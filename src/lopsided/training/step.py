@@ -1,16 +1,19 @@
-"""From a batch to gradients: shared among ranks, in chunks, with the loss of the whole batch.
+"""Compute the gradients of a batch: shared among ranks, in chunks, with the loss of the whole batch.
 
-A step goes by way of the features. The encoder turns a rank's share of the batch into features; the features of all
-ranks come together; each rank takes its own as anchors and all the others as ``reference``, which gives its part of the
-loss and the gradient of this part with respect to every feature. Summed over the ranks this is the gradient of the
-whole loss, and each rank sends that of its own features back through its encoder. The gradients of the weights, summed
-over the ranks, are then those of one process with the whole batch.
+A step has four parts:
 
-**Chunks.** With ``chunk_size`` the features are first made chunk by chunk without a graph, and once their gradient is
-known, each chunk goes through the encoder again, with a graph that lives as long as the chunk. This is exact for an
-encoder without batch statistics. Batch norm takes each chunk for a batch: both passes see the same chunk and hence the
-same statistics, and the running ones move in the second pass alone. Dropout is seeded anew for each chunk, so that both
-passes drop the same.
+1. Each rank encodes its share of the batch, and the features of all ranks are gathered.
+2. Each rank uses its own features as anchors and all other features as ``reference``. This gives its part of the loss,
+   and the gradient of this part with respect to every feature.
+3. These gradients are summed over the ranks, which gives the gradient of the whole loss. Each rank sends the gradient
+   of its own features back through its encoder.
+4. The gradients of the weights are summed over the ranks. They equal the gradients of one process with the whole batch.
+
+**Chunks.** With ``chunk_size``, the features are first computed chunk by chunk without a graph. Once their gradient is
+known, each chunk goes through the encoder again, with a graph that is freed after the chunk. This is exact for an
+encoder without batch statistics. Batch norm treats each chunk as a batch. Both passes use the same chunk and therefore
+the same statistics; only the second pass changes the running statistics. Dropout is seeded for each chunk, so that both
+passes use the same masks.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a step found: the loss of the whole batch, and each sample's part of it for this rank's ``labels``."""
+    """The result of a step: the loss of the whole batch, and the part of each sample of this rank with its label."""
 
     loss: Tensor
     parts: Tensor
@@ -66,9 +69,9 @@ class Step:
         self.of_objective = [parameter for parameter in stage.objective.parameters() if parameter.requires_grad]
 
     def gradients(self, batch: Batch, inputs: Tensor, epoch: int, step: int) -> Found:
-        """Leave the gradients of the loss of a whole batch in the parameters of every rank.
+        """Compute the gradients of the loss of the whole batch and store them in the parameters of every rank.
 
-        ``inputs`` are those of this rank's rows; one of any row where it has none.
+        ``inputs`` are the inputs of this rank's rows, or one placeholder input if the rank has no rows.
         """
         names = (self.stage.name, epoch, step)
         whole = torch.from_numpy(self.stage.part.labels[batch.rows]).to(self.device)
@@ -99,7 +102,7 @@ class Step:
         return Found(loss, parts, whole[positions])
 
     def _forward(self, x: Tensor, share: slice, total: int, names: tuple[str | int, ...], chunk: int | None) -> Tensor:
-        """The outputs of a share of a batch of ``total`` images."""
+        """Return the outputs of a share of a batch of ``total`` images."""
         stage, absent = self.stage, share.stop == share.start
         start, total = (0, len(x)) if absent else (share.start, total)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", *names))
@@ -107,7 +110,7 @@ class Step:
             if chunk is not None:
                 stack.enter_context(seeded(self.device, self.seed, "dropout", *names, self.ranks.rank, chunk))
             if absent and not self.statistics.exchanged:
-                stack.enter_context(evaluating(stage.module))  # for the shape of nothing
+                stack.enter_context(evaluating(stage.module))  # Only the shape is used.
             self.statistics.ghost = absent
             x = stage.transform(x.to(self.device), generator, start, total)
             with self.precision.autocast():
@@ -115,7 +118,7 @@ class Step:
         return outputs[:0] if absent else outputs
 
     def _loss(self, outputs: Tensor, whole: Tensor, batch: Batch, epoch: int) -> tuple[Tensor, Tensor]:
-        """Each sample's part of the loss of the whole batch, and the gradient of that loss, for this rank's outputs."""
+        """Return, for this rank's outputs, each sample's part of the whole loss and the gradient of the whole loss."""
         width = self.stage.projected
         order = torch.from_numpy(batch.order).to(self.device)
         before = sum(batch.sizes[: self.ranks.rank])
@@ -145,7 +148,7 @@ class Step:
     def _evaluate(
         self, outputs: Tensor, y: Tensor, whole: Tensor, others: tuple[Tensor, Tensor], epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """The sum of this rank's parts of the loss, with its graph, and the parts."""
+        """Return the sum of this rank's parts of the loss, with its graph, and the parts."""
         width = self.stage.projected
         samples = Samples(
             y,
@@ -160,7 +163,7 @@ class Step:
         return found if isinstance(found, tuple) else (found.sum(), found)
 
     def _reference(self, others: Tensor, y_others: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The other ranks' features and those of the queue."""
+        """Return the features of the other ranks and of the queue, with labels, or None if there are none."""
         past = None if self.queue is None else self.queue.reference()
         if not len(others):
             return past
@@ -169,20 +172,21 @@ class Step:
         return (others, y_others) if past is None else (torch.cat([others, past[0]]), torch.cat([y_others, past[1]]))
 
     def _sum_gradients(self, loss: Tensor) -> None:
-        """Sum the gradients of all ranks, and the loss with them."""
+        """Sum the gradients and the loss over all ranks."""
         if self.ranks.size == 1:
             return
         there = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float32, device=self.device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.ranks.sum_([*grads, there, loss])
         if any(p.grad is None for p in self.parameters):
-            # A rank without a share has none; a weight that no rank used keeps none, and the optimizer passes it over.
+            # A rank without a share has no gradients. If no rank used a weight, its gradient stays None, so that the
+            # optimizer skips it.
             for parameter, grad, used in zip(self.parameters, grads, there.tolist(), strict=True):
                 parameter.grad = grad if used else None
 
 
 def _wide(outputs: Tensor) -> Tensor:
-    """Outputs without their graph, in float32 at least, in which losses are computed."""
+    """Return the outputs detached and in float32 or wider, because losses are computed in that precision."""
     return outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
 
 

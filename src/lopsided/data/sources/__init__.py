@@ -1,4 +1,4 @@
-"""Where images come from: folders, tables and known data sets, all opened as a ``Source``."""
+"""Sources of images: folders, tables and known data sets, all opened as a ``Source``."""
 
 from lopsided.data.sources.registry import SOURCE_NAMES, name_of
 from lopsided.data.sources.source import Source, check_splits, open_source, source_from_arrays

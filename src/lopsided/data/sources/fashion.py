@@ -1,4 +1,4 @@
-"""Fashion-MNIST: all of it from IDX files, and the embedded tops."""
+"""Fashion-MNIST: the whole data set from IDX files, and the embedded T-shirts and shirts."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CLASSES = (
 )
 ALIASES = {"t-shirt": "T-shirt/top", "top": "T-shirt/top", **{str(i): name for i, name in enumerate(CLASSES)}}
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the four files."""
+"""The folder in which Debian's package dataset-fashion-mnist installs the four files."""
 
 TOPS_CLASSES = ("T-shirt/top", "Shirt")
 TOPS_PER_CLASS = 2000
 TOPS_COLUMNS = 80
 TOPS_SHA256 = "39fdbac06e484e413f432b5a37a3504ee2d8fb2510143b625eeb36b2da8bb50f"
-"""Of the pixels of the embedded images, in order; the PNG around them may be packed anew."""
+"""SHA-256 of the pixels of the embedded images, in order. It does not depend on the compression of the PNG."""
 
 _FILES = {"train": "train", "test": "t10k"}
 _SIDE = 28
@@ -54,9 +54,7 @@ def list_tops() -> Listing:
     with Image.open(BytesIO(packed), formats=("PNG",)) as sheet:
         pixels = from_sheet(np.asarray(sheet))
     if hashlib.sha256(pixels.tobytes()).hexdigest() != TOPS_SHA256:
-        raise DataError(
-            sentence("the embedded images must be those of the package", "others", "Install the package anew.")
-        )
+        raise DataError("The embedded images do not match their checksum. Install the package again.")
     return Listing(
         name="fashion-mnist-tops",
         where="fashion-mnist-tops",
@@ -69,27 +67,27 @@ def list_tops() -> Listing:
 
 
 def to_sheet(pixels: Pixels) -> Pixels:
-    """Lay images (n, 28, 28) out on one sheet, row by row, as the embedded PNG holds them."""
+    """Arrange images (n, 28, 28) on one sheet, row by row, as in the embedded PNG."""
     rows = len(pixels) // TOPS_COLUMNS
     grid = pixels.reshape(rows, TOPS_COLUMNS, _SIDE, _SIDE).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(grid).reshape(rows * _SIDE, TOPS_COLUMNS * _SIDE)
 
 
 def from_sheet(sheet: Pixels) -> Pixels:
-    """The inverse of ``to_sheet``."""
+    """Return the images (n, 28, 28) of a sheet: the inverse of ``to_sheet``."""
     rows = sheet.shape[0] // _SIDE
     grid = sheet.reshape(rows, _SIDE, TOPS_COLUMNS, _SIDE).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(grid).reshape(-1, _SIDE, _SIDE)
 
 
 def list_fashion(folder: Path | None = None, *, download: bool = True) -> Listing:
-    """List all of Fashion-MNIST, 60,000 images to train on and 10,000 to test on, from ``folder`` or wherever it is.
+    """List the whole of Fashion-MNIST, 60,000 training and 10,000 test images, from ``folder`` or a known folder.
 
-    Files that are nowhere on the machine are fetched, unless ``download`` is off.
+    If no known folder holds the files, they are downloaded, unless ``download`` is False.
     """
     folder = folder or find_folder()
     if folder is None and not download:
-        raise DataError(sentence("fashion-mnist must be on this machine", f"no files in {_cache()}", _repair()))
+        raise DataError(f"fashion-mnist is not on this machine: {_cache()} does not hold its files. {_repair()}")
     folder = folder or _download()
     parts = {split: read_pair(folder, split) for split in _FILES}
     labels = np.concatenate([y for _, y in parts.values()])
@@ -106,7 +104,7 @@ def list_fashion(folder: Path | None = None, *, download: bool = True) -> Listin
 
 
 def holds_fashion(folder: Path) -> bool:
-    """Whether a folder holds the four IDX files, packed or not."""
+    """Return whether a folder holds the four IDX files, compressed or not."""
     return all(
         any((folder / f"{prefix}-{kind}-ubyte{suffix}").is_file() for suffix in ("", ".gz"))
         for prefix in _FILES.values()
@@ -122,18 +120,18 @@ def read_pair(folder: Path, split: str) -> tuple[Pixels, Pixels]:
     x, y = read_idx(images), read_idx(labels)
     if x.shape[1:] != (_SIDE, _SIDE) or y.shape != x.shape[:1] or (len(y) and y.max() >= len(CLASSES)):
         got = f"{x.shape} and {y.shape} in {images} and {labels}"
-        raise DataError(sentence("images must be 28 x 28 with one label below 10 each", got))
+        raise DataError(sentence("images must be 28 x 28, each with one label below 10", got))
     return x, y
 
 
 def read_idx(path: Path) -> Pixels:
-    """Read an IDX file of unsigned bytes, packed by gzip or not; its size must be what its header says."""
+    """Read an IDX file of unsigned bytes, plain or gzip. Its size must match its header."""
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= 4:
-                raise DataError(sentence("an IDX file must start with 00 00 08 and its rank", f"{path}"))
+                raise DataError(f"{path} is not an IDX file: an IDX file starts with 00 00 08 and its rank.")
             header = file.read(4 * magic[3])
             shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4))
             size = math.prod(shape)
@@ -142,10 +140,10 @@ def read_idx(path: Path) -> Pixels:
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = " ".join(str(error).split())
-        raise DataError(sentence("an IDX file must be readable", f"{path} ({reason})", "Fetch it again.")) from error
+        raise DataError(f"Cannot read the IDX file {path} ({reason}). Download it again.") from error
     if len(header) != 4 * magic[3] or len(content) != size:
         what = "fewer" if len(content) <= size else "more"
-        raise DataError(sentence("an IDX file must be as long as its header says", f"{what} bytes in {path}"))
+        raise DataError(f"{path} has {what} bytes than its header declares. Download it again.")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
@@ -167,12 +165,12 @@ def _cache() -> Path:
 
 
 def find_folder() -> Path | None:
-    """The first of the known places that holds the files."""
+    """Return the first known folder that holds the files, or None."""
     return next((folder for folder in _candidates() if holds_fashion(folder)), None)
 
 
 def _download() -> Path:
-    """Fetch the files with torchvision, which checks their checksums, and move them to the cache when all are there."""
+    """Download the files with torchvision, which verifies checksums. Move them to the cache when all are complete."""
     cache = _cache()
     try:
         from torchvision.datasets import FashionMNIST
@@ -185,7 +183,7 @@ def _download() -> Path:
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            sentence("fashion-mnist must be on this machine or downloadable", f"neither ({reason})", _repair())
+            f"fashion-mnist is not on this machine and cannot be downloaded ({reason}). {_repair()}"
         ) from error
     return cache
 

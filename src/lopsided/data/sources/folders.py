@@ -1,4 +1,4 @@
-"""A folder with one sub-folder per class, or with such folders under train/, val/ and test/."""
+"""A folder with one sub-folder per class, or with the class folders under train/, val/ and test/."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from lopsided.errors import DataError, sentence
 
 
 def list_folder(folder: Path) -> Listing:
-    """List the images of a folder; hidden files and files without an image's suffix are passed over.
+    """List the images of a folder. Hidden files and files without an image suffix are ignored.
 
-    The folder counts as split when it holds a folder ``train`` beside nothing but ``val`` and ``test`` (or their longer
-    names), or nothing but ``val`` and ``test`` with folders and no images in them; a class may be called so otherwise.
+    ``train``, ``val`` and ``test`` (or their longer names) are split folders in two cases: the folder holds ``train``
+    and another split folder, or only ``train``; or it holds split folders only, and these hold folders and no images.
+    Otherwise they are classes.
     """
     below = _folders(folder)
     splits = {child: SPLIT_NAMES[child.name.lower()] for child in below if child.name.lower() in SPLIT_NAMES}
@@ -24,11 +25,13 @@ def list_folder(folder: Path) -> Listing:
         return _listing(folder, rows, None)
     others = [child.name for child in below if child not in splits]
     if others:
-        got = f"{others[0]!r} beside {', '.join(sorted(child.name for child in splits))} in {folder}"
-        raise DataError(sentence("a folder must hold either splits or classes", got, "Move one of them elsewhere."))
+        names = ", ".join(sorted(child.name for child in splits))
+        raise DataError(
+            f"{folder} holds both splits ({names}) and a class ({others[0]!r}). Move one of them elsewhere."
+        )
     if len(set(splits.values())) < len(splits):
         got = f"{', '.join(sorted(child.name for child in splits))} in {folder}"
-        raise DataError(sentence("each split must have one folder", got))
+        raise DataError(sentence("each split must have only one folder", got))
     rows, marks = [], []
     for child, split in splits.items():
         found = _class_rows(child, (folder, child))
@@ -52,7 +55,7 @@ def _folders(folder: Path) -> list[Path]:
     try:
         children = sorted(folder.iterdir())
     except OSError as error:
-        raise DataError(sentence("a folder must be readable", f"{folder} ({error.strerror})")) from error
+        raise DataError(f"Cannot read the folder {folder} ({error.strerror}).") from error
     return [child for child in children if child.is_dir() and not child.name.startswith(".")]
 
 
@@ -69,15 +72,15 @@ def _class_rows(folder: Path, above: tuple[Path, ...]) -> list[tuple[Path, str]]
     if loose:
         got = f"{len(loose)} directly in {folder}, the first {loose[0]}"
         repair = "Put each image in the folder of its class."
-        raise DataError(sentence("images must lie in one sub-folder per class", got, repair))
+        raise DataError(sentence("images must be in one sub-folder per class", got, repair))
     rows = []
     for child in _folders(folder):
         images = list(walk_images(child, above))
         if not images:
-            repair = f"Put images in it or remove it (known suffixes: {' '.join(sorted(SUFFIXES))})."
+            repair = f"Add images or remove the folder (known suffixes: {' '.join(sorted(SUFFIXES))})."
             raise DataError(sentence("every class folder must hold at least one image", f"none in {child}", repair))
         rows += [(path, child.name) for path in images]
     if not rows:
-        repair = "Put each class's images in a folder of its own."
+        repair = "Put the images of each class in a separate sub-folder."
         raise DataError(sentence("a folder of images must hold one sub-folder per class", f"none in {folder}", repair))
     return rows

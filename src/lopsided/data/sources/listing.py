@@ -1,4 +1,4 @@
-"""What a folder, a table or a known data set holds, as it was found, before classes are chosen and checked."""
+"""The images of a folder, a table or a known data set, before classes are chosen and checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lopsided.data.images import Images
-from lopsided.errors import DataError, sentence
+from lopsided.errors import DataError
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -20,12 +20,12 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
-"""How folders and tables may call the three splits, in any case of letters."""
+"""Names of the three splits in folders and tables, in upper or lower case."""
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """Images with the class name of each; ``order`` is the order of the classes where the source has one."""
+    """Images with their class names. ``order`` is the order of the classes if the source defines one."""
 
     name: str
     where: str
@@ -38,7 +38,7 @@ class Listing:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def classes(self) -> tuple[str, ...]:
-        """The classes that occur, in the source's order, or sorted: as numbers when all of them are numbers."""
+        """Return the classes that occur, in the order of the source, or sorted: as numbers if all are numbers."""
         found = set(self.labels)
         if self.order is not None:
             return tuple(name for name in self.order if name in found)
@@ -48,8 +48,7 @@ class Listing:
 
 
 def check_files(paths: Sequence[Path], where: Path) -> None:
-    """Raise when files that a table names are missing, with the first of them and their number."""
-    missing = [path for path in paths if not os.path.isfile(path)]  # Unlike a Path's method it raises for no name.
+    """Raise if files of a table are missing. The message gives their number and the first file."""
+    missing = [path for path in paths if not os.path.isfile(path)]  # Unlike Path.is_file, this never raises.
     if missing:
-        got = f"{len(missing)} missing of {len(paths)}, the first {missing[0]}"
-        raise DataError(sentence(f"every image that {where} names must exist", got))
+        raise DataError(f"{where} lists missing images: {len(missing)} of {len(paths)}, the first {missing[0]}.")

@@ -16,7 +16,7 @@ from lopsided.errors import DataError, InputError, sentence
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a source beside where it is; see ``open_source``."""
+    """Options for opening a source; see ``open_source``."""
 
     classes: Sequence[str] | None = None
     group: str | None = None
@@ -29,9 +29,8 @@ class Asked:
 class Kind:
     """A kind of source.
 
-    ``list`` lists the images of a path, or of the source that goes by ``name`` where the path is None. ``holds`` says
-    whether a path is of this kind. ``find`` says whether a source with a name is on this machine, and where it is or
-    what to do about it.
+    ``list`` lists the images of a path, or of the source called ``name`` if the path is None. ``holds`` returns whether
+    a path is of this kind. ``find`` returns whether a named source is on this machine, and its place or how to get it.
     """
 
     list: Callable[[Path | None, Asked], Listing]
@@ -51,13 +50,13 @@ def _find_isic() -> tuple[bool, str]:
     try:
         return True, str(isic.find_isic())
     except DataError:
-        return False, f"unpack the official archives and set LOPSIDED_DATA to what holds {isic.INPUT}"
+        return False, f"unpack the official archives and set LOPSIDED_DATA to the folder that holds {isic.INPUT}"
 
 
 def _find_fashion() -> tuple[bool, str]:
     folder = fashion.find_folder()
     if folder is None:
-        return False, "downloaded when it is first used, or put below $LOPSIDED_DATA"
+        return False, "downloaded at the first use; or put the files below $LOPSIDED_DATA"
     return True, str(folder)
 
 
@@ -102,17 +101,17 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
     path = None if data in SOURCE_NAMES else Path(data)
     kind = _kind(data)
     if kind is None:
-        exists = "which is neither" if Path(data).exists() else "which does not exist"
+        exists = "which is none of these" if Path(data).exists() else "which does not exist"
         must = f"DATA must be a folder, a CSV or Parquet table, or one of {', '.join(SOURCE_NAMES)}"
         raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
     if asked.group is not None and not kind.has_groups:
-        repair = "Use a table with columns path, label and group."
-        raise InputError(sentence("groups come from a table or from isic2018", f"{asked.group!r} for {data}", repair))
+        repair = "Use a table with the columns path, label and group."
+        raise InputError(f"Only a table or isic2018 can have groups, so {data} has no group {asked.group!r}. {repair}")
     return kind.list(path, asked)
 
 
 def name_of(data: str | os.PathLike[str]) -> str:
-    """Return the name that a source has once it is opened; what is not there is called by its last part."""
+    """Return the name of a source without opening it; for a missing path, the last part of the path."""
     kind, path = _kind(data), Path(data)
     if kind is not None and kind.name is not None:
         return kind.name
@@ -122,6 +121,6 @@ def name_of(data: str | os.PathLike[str]) -> str:
 
 
 def _kind(data: str | os.PathLike[str]) -> Kind | None:
-    """Return the kind of a source; a source's name always means that source."""
+    """Return the kind of a source. The name of a source always means that source, never a path."""
     named = data in SOURCE_NAMES
     return next((kind for kind in KINDS if (kind.name == data if named else kind.holds(Path(data)))), None)

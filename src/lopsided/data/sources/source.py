@@ -1,4 +1,4 @@
-"""Sources: labelled images by name, from a folder, from a table or from arrays, behind one face."""
+"""Sources: labelled images from a known data set, a folder, a table or arrays, with one interface."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Source:
         return len(self.labels)
 
     def subset(self, indices: npt.ArrayLike) -> Source:
-        """The images at ``indices``, in that order, with the same classes."""
+        """Return the images at ``indices``, in that order, with the same classes."""
         rows = np.asarray(indices, dtype=np.int64)
         return replace(
             self,
@@ -49,16 +49,16 @@ class Source:
         )
 
     def counts(self) -> dict[str, int]:
-        """The number of images of each class."""
+        """Return the number of images of each class."""
         numbers = np.bincount(self.labels[self.labels >= 0], minlength=len(self.classes))
         return dict(zip(self.classes, numbers.tolist(), strict=True))
 
     def relabel(self, classes: Sequence[str]) -> Source:
-        """Count labels in ``classes``, as those of a trained model; every class that occurs must be among them."""
+        """Return the source with labels as indices into ``classes``, for example the classes of a trained model."""
         places = {name: i for i, name in enumerate(classes)}
         unknown = [name for name, number in self.counts().items() if number and name not in places]
         if unknown:
-            must = f"labels must be among the classes of the model, {', '.join(classes)}"
+            must = f"labels must be classes of the model ({', '.join(classes)})"
             raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}"))
         table = np.array([places.get(name, -1) for name in self.classes] + [-1], dtype=np.int64)
         return replace(self, labels=table[self.labels], classes=tuple(classes))
@@ -71,11 +71,11 @@ class Source:
         workers: int = 0,
         progress: Progress | None = None,
     ) -> Source:
-        """Decode every image once, so that training does not meet a broken one after an hour.
+        """Decode every image once, so that training does not fail on a broken image after an hour.
 
-        The first unreadable image raises, and the message says how many there are; with ``skip_unreadable`` they are
-        left out of the returned source and listed in its ``unreadable``. ``same_size`` also checks that all images
-        agree in size, as loading them in their own size needs.
+        Unreadable images raise an error with the first image and their number. With ``skip_unreadable`` the returned
+        source omits unreadable images and lists them in its ``unreadable``. ``same_size`` also checks that all images
+        have the same size, as loading without resizing requires.
         """
         broken = self.images.unreadable(workers=workers, progress=progress)
         if broken and not skip_unreadable:
@@ -86,7 +86,7 @@ class Source:
         source = self if not broken else self.subset(rows)
         emptied = [name for name, number in source.counts().items() if not number and self.counts()[name]]
         if emptied:
-            got = f"none in {emptied[0]} of {self.name} (such as {broken[0][1].path}: {broken[0][1].reason})"
+            got = f"none in {emptied[0]} of {self.name} (for example {broken[0][1].path}: {broken[0][1].reason})"
             raise DataError(sentence("every class must hold a readable image", got))
         if same_size and isinstance(source.images, FileImages):
             source.images.check_sizes()
@@ -107,13 +107,13 @@ def open_source(
 ) -> Source:
     """Open a source by name, or a folder or table by path.
 
-    A source name always means that source, wherever the command is run; write ``./fashion-mnist`` for a folder of that
+    The name of a source always means that source, in any working folder. Write ``./fashion-mnist`` for a folder of that
     name. A folder with the official layout of ISIC 2018 or the IDX files of Fashion-MNIST is opened as that source.
 
-    ``classes`` chooses classes and their order, in any case of letters. ``group`` names a table's column of groups.
-    Pixels are not read here, unless ``skip_unreadable``: then every image is decoded once, and the broken ones are left
-    out and listed. ``Source.verify`` does the same with threads and progress; ``missing_ok`` leaves the files that a
-    table names and that are not there to it. Without ``download`` nothing is fetched that is not on the machine.
+    ``classes`` selects classes and their order; upper and lower case do not matter. ``group`` names the group column of
+    a table. Pixels are not read, except with ``skip_unreadable``: then every image is decoded once, and unreadable
+    images are omitted and listed. ``Source.verify`` does the same with threads and progress. With ``missing_ok``,
+    missing files of a table do not raise here but in ``Source.verify``. With ``download=False`` nothing is downloaded.
     """
     check = not (skip_unreadable or missing_ok)
     listing = list_data(data, Asked(classes, group, allow_outside, check, download))
@@ -148,7 +148,7 @@ def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:
 
 def _choose(asked: Sequence[str], found: Sequence[str], aliases: Mapping[str, str], where: str) -> tuple[str, ...]:
     lowered = {name.lower(): name for name in found}
-    if len(lowered) < len(found):  # Two classes differ in case alone: only exact names can tell them apart.
+    if len(lowered) < len(found):  # Two classes differ only in case, so only exact names are accepted.
         lowered = {}
     chosen: list[str] = []
     for name in asked:
@@ -157,17 +157,17 @@ def _choose(asked: Sequence[str], found: Sequence[str], aliases: Mapping[str, st
             raise DataError(sentence(f"classes must be among {', '.join(found)}", f"{name!r} for {where}"))
         chosen.append(match)
     if len(set(chosen)) < len(chosen):
-        raise InputError(sentence("classes must be named once each", ", ".join(asked)))
+        raise InputError(sentence("each class must be named only once", ", ".join(asked)))
     return tuple(chosen)
 
 
 def check_splits(source: Source, where: str) -> None:
-    """Raise unless a source that comes split can be trained on so: it holds train, and the same classes everywhere."""
+    """Raise unless a source with splits can be trained on: it has a train split, and the same classes in all splits."""
     if source.splits is None:
         return
     held = {split: set(source.labels[source.splits == split].tolist()) for split in SPLITS if split in source.splits}
     if "train" not in held:
-        raise DataError(sentence("a source that comes split must hold train", f"{', '.join(held)} in {where}"))
+        raise DataError(sentence("a source with splits must have a train split", f"only {', '.join(held)} in {where}"))
     for split, labels in held.items():
         for index in sorted(labels ^ held["train"]):
             only = split if index in labels else "train"
@@ -183,11 +183,11 @@ def source_from_arrays(
     groups: Any = None,
     name: str = "arrays",
 ) -> Source:
-    """Make a source of an array or tensor of images: (n, h, w), (n, h, w, c) or (n, c, h, w), c being 1 or 3.
+    """Make a source from an array or tensor of images: (n, h, w), (n, h, w, c) or (n, c, h, w), with c = 1 or 3.
 
-    Values are uint8, or floats in [0, 1], which are rounded to 8 bits. Where both the second and the last axis could be
-    channels, a tensor is read as (n, c, h, w) and an array as (n, h, w, c). ``y`` holds one label per image; with
-    ``classes`` given, integers are indices into it and anything else is a class name.
+    Values are uint8, or floats in [0, 1], which are rounded to 8 bits. If both the second and the last axis can be
+    channels, a tensor is read as (n, c, h, w) and an array as (n, h, w, c). ``y`` holds one label per image. If
+    ``classes`` is given, integer labels are indices into ``classes`` and other labels are class names.
     """
     pixels = _pixels(x)
     n = len(pixels)
@@ -195,7 +195,7 @@ def source_from_arrays(
     if y is not None:
         labels, names = _labels(y, n, classes)
     if groups is not None and len(groups) != n:
-        raise DataError(sentence(f"groups must hold one entry per image, {n}", len(groups)))
+        raise DataError(sentence(f"groups must hold one entry per image ({n})", len(groups)))
     return Source(
         name=name,
         images=ArrayImages(pixels),
@@ -207,7 +207,7 @@ def source_from_arrays(
 
 
 def _numpy(values: Any) -> npt.NDArray[Any]:
-    # A tensor may sit on another device and hold a gradient; torch need not be imported to ask.
+    # A tensor may be on another device and require a gradient. The attribute is checked without importing torch.
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     return np.asarray(values)
@@ -215,7 +215,7 @@ def _numpy(values: Any) -> npt.NDArray[Any]:
 
 def _pixels(x: Any) -> Pixels:
     array = _numpy(x)
-    must = "images must be an array (n, h, w), (n, h, w, c) or (n, c, h, w) with c 1 or 3"
+    must = "images must be an array (n, h, w), (n, h, w, c) or (n, c, h, w) with c = 1 or 3"
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4:
@@ -234,7 +234,7 @@ def _pixels(x: Any) -> Pixels:
         raise DataError(sentence("images must be uint8 or float", array.dtype))
     low, high = float(array.min()), float(array.max())
     if not (low >= 0.0 and high <= 1.0):  # Written so that NaN fails.
-        raise DataError(sentence("images of floats must lie in [0, 1]", f"values from {low:g} to {high:g}"))
+        raise DataError(sentence("float images must be in [0, 1]", f"values from {low:g} to {high:g}"))
     return np.ascontiguousarray(np.rint(array * 255.0).astype(np.uint8))
 
 

@@ -20,10 +20,10 @@ TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
 def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bool) -> Listing:
     """List the images of a table.
 
-    Relative paths are relative to the table. A path that is absolute, climbs out of the table's folder or leads out of
-    it through a link needs ``allow_outside``, because a table may come from someone else. Labels are text: 01 and 1
-    are two classes. ``group`` names the column of the groups; without it the column ``group`` is used when there is
-    one.
+    Relative paths are relative to the folder of the table. A path outside that folder needs ``allow_outside``,
+    because a table may come from a stranger: an absolute path, a path with ``..``, or a path through a link. Labels are
+    text: 01 and 1 are two classes. ``group`` names the group column; the default is
+    the column ``group``, if the table has it.
     """
     columns, lines = _read(table, {"path", "label", group or "group", "split"})
     needed = ["path", "label"] + ([group] if group else [])
@@ -56,40 +56,40 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
 
 
 def read_columns(table: Path) -> dict[str, list[str]]:
-    """Read a table as text, column by column; empty cells are empty strings."""
+    """Return the columns of a table as text. Empty cells are empty strings."""
     return _read(table)[0]
 
 
 def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, list[str]], Sequence[int]]:
-    """Columns, and the line of the file on which each row ends; rows of Parquet count as if below a header.
+    """Return the columns, and the line of the file on which each row ends. The first row of Parquet is line 2.
 
-    Of a Parquet table only the columns that are ``used``, all if None, become text; the others are empty.
+    Of a Parquet table, only the columns in ``used`` (all if None) are converted to text; the other columns are empty.
     """
     if table.suffix.lower() in (".parquet", ".pq"):
         columns = _read_parquet(table, used)
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     try:
         check_regular(table)
-        text = table.read_bytes().decode("utf-8-sig")  # A line break inside a cell stays what it is.
+        text = table.read_bytes().decode("utf-8-sig")  # Line breaks inside cells are kept.
     except OSError as error:
-        raise DataError(sentence("a table must be readable", f"{table} ({error.strerror})")) from error
+        raise DataError(f"Cannot read the table {table} ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise DataError(sentence("a CSV table must be UTF-8", f"byte {error.start} of {table}")) from error
+        raise DataError(f"The CSV table {table} is not UTF-8: byte {error.start} is invalid.") from error
     header = next(iter(text.splitlines()), "")
     delimiter = next((mark for mark in ",;\t" if mark in header), ",")
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise DataError(sentence("a CSV table must be well formed", f"{table} ({error})")) from error
+        raise DataError(f"The CSV table {table} is not well formed ({error}).") from error
     if not numbered:
-        raise DataError(sentence("a CSV table must start with a line of column names", f"{table}, which is empty"))
+        raise DataError(f"The CSV table {table} is empty. Its first line must hold the column names.")
     header_row = [name.strip() for name in numbered[0][1]]
     _check_different(table, header_row)
     for line, row in numbered:
         if len(row) != len(header_row):
             got = f"{len(row)} cells in line {line} of {table}"
-            raise DataError(sentence(f"every line must have {len(header_row)} cells, as the first", got))
+            raise DataError(sentence(f"every line must have {len(header_row)} cells, like the first line", got))
     body = numbered[1:]
     columns = {name: [row[i].strip() for _, row in body] for i, name in enumerate(header_row)}
     return columns, [line for line, _ in body]
@@ -109,7 +109,7 @@ def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[s
         import pyarrow.parquet
     except ImportError as error:
         repair = "Run pip install pyarrow, or write the table as CSV."
-        raise MissingDependencyError(sentence("reading Parquet needs pyarrow", "no such package", repair)) from error
+        raise MissingDependencyError(f"Reading Parquet needs pyarrow, which is not installed. {repair}") from error
     try:
         check_regular(table)
         content = pyarrow.parquet.read_table(table, memory_map=False)
@@ -119,10 +119,10 @@ def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[s
         }
     except DataError:
         raise
-    # Text that is not UTF-8, dates that Python does not have and unknown time zones are told in classes of Python's.
+    # Invalid UTF-8, dates outside the range of Python and unknown time zones raise built-in exceptions.
     except (OSError, ValueError, LookupError, OverflowError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
-        raise DataError(sentence("a Parquet table must be readable", f"{table} ({reason:.200})")) from error
+        raise DataError(f"Cannot read the Parquet table {table} ({reason:.200}).") from error
 
 
 def _texts(column: Any) -> list[str]:
@@ -134,9 +134,9 @@ def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequ
         if not value:
             got = f"an empty cell in line {line} of {table}"
             raise DataError(sentence(f"the column {column} must be filled in every line", got))
-        if "\0" in value:  # No file is called so, and a name would end there in some programs and not in others.
+        if "\0" in value:  # No file name contains NUL, and some programs would cut the text there.
             got = f"one in line {line} of {table}"
-            raise DataError(sentence(f"the column {column} must hold no NUL", got))
+            raise DataError(sentence(f"the column {column} must not contain NUL characters", got))
 
 
 def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
@@ -148,7 +148,7 @@ def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
 
 
 def _check_links(table: Path, names: Sequence[str], lines: Sequence[int]) -> None:
-    """Raise when a link on the way to a file leads out of the table's folder; each folder is looked at once."""
+    """Raise if a link in a path leads out of the folder of the table. Each folder is resolved only once."""
     root = os.path.realpath(table.parent)
     folders: dict[str, str] = {}
     for line, name in zip(lines, names, strict=True):
@@ -164,7 +164,7 @@ def _check_links(table: Path, names: Sequence[str], lines: Sequence[int]) -> Non
 
 def _outside(table: Path, line: int, what: str) -> DataError:
     repair = (
-        "Move the table above its images, or allow it: --allow-outside, allow_outside in Python, or "
+        "Move the table above its images, or allow outside paths: --allow-outside, allow_outside in Python, or "
         "data.allow_outside = true in a recipe."
     )
     got = f"{what} in line {line} of {table}"
@@ -176,7 +176,7 @@ def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> No
     for line, name in zip(numbers, names, strict=True):
         if name in lines:
             got = f"{name} in lines {lines[name]} and {line} of {table}"
-            raise DataError(sentence("each image must be listed once", got))
+            raise DataError(sentence("each image must be listed only once", got))
         lines[name] = line
 
 

@@ -1,4 +1,4 @@
-"""The optimizers of a stage, in torch's fused form where there is one."""
+"""The optimizers of a stage, in torch's fused form where it exists."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from lopsided.models.fast.small_maps import used_taps
 from lopsided.recipe import Classifier, EncoderTraining
 
 MOMENTUM = 0.9
-"""Of the optimizer "sgd"."""
+"""Momentum of the optimizer "sgd"."""
 
 
 Kind = TypeVar("Kind", torch.optim.Adam, torch.optim.AdamW)
 
 
 def in_memory_order(optimizer: Kind) -> Kind:
-    """Have an optimizer hand torch's fused kernel every weight in the order in which it lies in memory; return it.
+    """Make an optimizer pass every weight to torch's fused kernel in its memory order, and return the optimizer.
 
-    The kernel copies the gradient of a weight that is not contiguous, such as a channels-last one, in every step. The
-    update is elementwise, so that a contiguous view of the same memory gives the same numbers without the copy. Taps of
-    a kernel that have met no map so far (``small_maps.used_taps``) have had no gradient, so that without weight decay
-    nothing can change there, and they are left out. Such views are the optimizer's parameters and state while it steps;
-    the first step of a weight, which makes its state, is torch's own.
+    In every step, the kernel copies the gradient of a weight that is not contiguous, such as a channels-last weight.
+    The update is elementwise, so a contiguous view of the same memory gives the same numbers without the copy. Unused
+    taps of a convolution kernel (``small_maps.used_taps``) never had a gradient. Without weight decay they cannot
+    change, so they are left out.
+
+    The views replace the optimizer's parameters and state during a step. The first step of a weight creates its state
+    and is torch's own.
     """
     kept: list[list[Tensor]] = []
 
@@ -50,7 +52,7 @@ def _view(weight: Tensor, state: dict[Tensor, Any], skips: bool) -> Tensor:
     """Return a view of a weight with its gradient and state, or the weight itself if it has none."""
     if weight.grad is None:
         return weight
-    # The kernel takes it for granted that all lies as the weight does, which loaded moments need not.
+    # The kernel assumes that gradient and moments have the memory layout of the weight. Loaded moments may differ.
     weight.grad = _laid_like(weight, weight.grad)
     if weight not in state:
         return weight
@@ -87,7 +89,7 @@ def _views_of_taps(tensors: tuple[Tensor, ...], used: slice) -> tuple[Tensor, ..
 def make_optimizer(
     module: nn.Module, settings: EncoderTraining | Classifier, device: torch.device
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a stage; the fused form where torch has it."""
+    """Return the optimizer of a stage, in its fused form on devices that support it."""
     fused = device.type in ("cpu", "cuda")
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,12 +1,13 @@
 """Exact fast paths for convolutions over small feature maps.
 
-A padded 3x3 convolution over a 2x2 map touches mostly padding, and the library's backward for it is slow. The same
-numbers come from a few matrix products without padding: for each position of the output, and each row of the kernel
-that meets the map there, the run of input positions under that row times the run of taps above it. Channels-last maps
-and weights that lie in memory as (kernel rows, kernel columns, channels in, channels out) make every such run a slice,
-so that nothing is copied. A 1x1 convolution is one product over all positions.
+A padded 3x3 convolution over a 2x2 map reads mostly padding, and torch's backward pass for it is slow. A few matrix
+products without padding give the same numbers. There is one product for each output position and each kernel row that
+overlaps the map there. It multiplies a run of neighbouring input positions by the run of kernel taps that cover them.
 
-The state dict keeps its keys, shapes and numbers; only the order of the weights in memory changes.
+If the map is channels-last and the weights lie in memory as (kernel rows, kernel columns, channels in, channels out),
+every run is a slice and nothing is copied. A 1x1 convolution is one product over all positions.
+
+The state dict keeps its keys, shapes and numbers. Only the order of the weights in memory changes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from torch import Tensor, nn
 
 Pair = tuple[int, int]
 MOST_RUNS = 24
-"""Products per pass up to which they beat the library's convolution: all of a 3x3 map, but not of a 4x4 map."""
+"""The largest number of products for which they are faster than torch's convolution: a 3x3 map, but not a 4x4 map."""
 MOST_POINTS = 64
-"""Positions of the input up to which a 1x1 convolution is better one product; with a stride it always is."""
+"""The largest input for which a 1x1 convolution is faster as one product. With a stride, the product always is."""
 
 
 _USED = "used_taps"
 
 
 class Run(NamedTuple):
-    """A product: output position, first input position and first tap under it, and their number."""
+    """One product: output position, first input position, first tap, and the number of positions and taps."""
 
     out: int
     start: int
@@ -38,12 +39,12 @@ class Run(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All products of a convolution, and the size of the map that they give."""
+    """All products of a convolution, and the size of the output map."""
 
     runs: tuple[Run, ...]
     size_out: Pair
     taps: Pair
-    """The first and the last tap that any of them uses."""
+    """The first and the last tap that the products use."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -61,21 +62,21 @@ def _plan(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair)
 
 
 def _meetings(size: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[Pair]]:
-    """Along one axis, for each output position: the input positions inside the map, each with the tap that meets it."""
+    """Return, for one axis and each output position, the pairs of input position and tap that lie inside the map."""
     num_out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     met = [[(out * stride - padding + tap * dilation, tap) for tap in range(kernel)] for out in range(num_out)]
     return [[(position, tap) for position, tap in pairs if 0 <= position < size] for pairs in met]
 
 
 def _neighbours(pairs: list[Pair], dilation: int) -> list[list[Pair]]:
-    """Part positions into runs of neighbours: with a dilation every position is alone."""
+    """Split positions into runs of neighbours. With a dilation, every run has one position."""
     if dilation > 1:
         return [[pair] for pair in pairs]
     return [pairs] if pairs else []
 
 
 class _SmallMap(torch.autograd.Function):
-    """The products of a plan, and their transposes backward."""
+    """Compute the products of a plan. The backward pass uses their transposes."""
 
     @staticmethod
     def forward(
@@ -100,7 +101,7 @@ class _SmallMap(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         plan, stride, padding, dilation, has_bias = ctx.facts
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], has_bias and ctx.needs_input_grad[2])
-        if torch.is_grad_enabled():  # This pass is itself to be differentiated: the library's knows how.
+        if torch.is_grad_enabled():  # For double backward, use torch's own differentiable gradient.
             sizes = [len(grad[0])] if has_bias else None
             rest = (sizes, stride, padding, dilation, False, (0, 0), 1, needs)
             return (*torch.ops.aten.convolution_backward(grad, x, weight, *rest), None, None, None)
@@ -126,7 +127,7 @@ class _SmallMap(torch.autograd.Function):
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Positions side by side, (n, positions x channels): no copy where x is channels-last."""
+    """Return x as (n, positions x channels), without a copy if x is channels-last."""
     return x.permute(0, 2, 3, 1).reshape(len(x), -1)
 
 
@@ -140,21 +141,21 @@ def _slices(run: Run, channels: int) -> tuple[slice, slice]:
 def small_map_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair = (1, 1)
 ) -> Tensor:
-    """``torch.nn.functional.conv2d`` with one group and zeros around the map, as matrix products."""
+    """Compute ``torch.nn.functional.conv2d`` with one group and zero padding, as matrix products."""
     return _SmallMap.apply(x, weight, bias, stride, padding, dilation)  # type: ignore[no-any-return]
 
 
 def point_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
-    """``torch.nn.functional.conv2d`` with a 1x1 kernel and no padding, as one matrix product."""
+    """Compute ``torch.nn.functional.conv2d`` with a 1x1 kernel and no padding, as one matrix product."""
     y = nn.functional.linear(x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1), weight.flatten(1), bias)
     return y.permute(0, 3, 1, 2)
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A convolution that takes a fast path where the map it meets is small enough."""
+    """A convolution that uses a fast path if its input map is small enough."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As in the parent, to rounding."""
+        """Return the same result as the parent class, up to rounding."""
         path = self.path(x)
         if torch.is_grad_enabled():
             _note_taps(self.weight, self.plan(x) if path == "runs" else None)
@@ -169,24 +170,24 @@ class SmallMapConv2d(nn.Conv2d):
         return small_map_conv2d(x, weight, bias, _pair(self.stride), _pair(self.padding), _pair(self.dilation))
 
     def path(self, x: Tensor) -> str | None:
-        """Which fast path an input takes: "point" (1x1 kernel), "runs", or None, as always in a compiled program."""
+        """Return the fast path for an input: "point" (1x1 kernel), "runs", or None. Compiled code gets None."""
         if self.groups != 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return None
         if x.dim() != 4 or x.device.type != "cpu" or not len(x) or torch.compiler.is_compiling():
             return None
         if x.shape[1] != self.in_channels or not (x.dtype == self.weight.dtype or torch.is_autocast_enabled("cpu")):
-            return None  # The library says what is wrong with it.
+            return None  # torch raises the error for this input.
         height, width = x.shape[2:]
         if self.kernel_size == (1, 1):
             small = height * width <= MOST_POINTS or self.stride != (1, 1)
             return "point" if small and self.padding == (0, 0) else None
-        if height * width > MOST_RUNS:  # Each position is in a run at least once: spares most maps a plan.
+        if height * width > MOST_RUNS:  # Such a map needs too many runs. The check avoids most plans.
             return None
         plan = self.plan(x)
         return "runs" if min(plan.size_out) > 0 and len(plan.runs) <= MOST_RUNS else None
 
     def plan(self, x: Tensor) -> Plan:
-        """The products that stand for this convolution of ``x``."""
+        """Return the products that compute this convolution of ``x``."""
         facts = (x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation)
         return _plan(*(_pair(fact) for fact in facts))
 
@@ -197,7 +198,7 @@ def _pair(value: Sequence[int] | str) -> Pair:
 
 
 def use_fast_paths(module: nn.Module, enabled: bool = True) -> int:
-    """Give every plain convolution of a module its fast path, in place, or take it away; returns how many changed."""
+    """Turn fast paths on or off for every plain convolution of a module, in place. Return how many changed."""
     old, new = (nn.Conv2d, SmallMapConv2d) if enabled else (SmallMapConv2d, nn.Conv2d)
     changed = [child for child in module.modules() if type(child) is old]
     for child in changed:
@@ -206,9 +207,9 @@ def use_fast_paths(module: nn.Module, enabled: bool = True) -> int:
 
 
 def lay_out_weights(module: nn.Module, example: Tensor) -> int:
-    """Order the weights of those convolutions in memory that ``example`` leads over small maps; returns their number.
+    """Reorder in memory the weights of convolutions that use the path "runs" for ``example``. Return their number.
 
-    The other weights become channels-last. Run it before an optimizer has seen the module.
+    All other weights become channels-last. Call this function before creating an optimizer for the module.
     """
     small: list[SmallMapConv2d] = []
 
@@ -235,7 +236,7 @@ def lay_out_weights(module: nn.Module, example: Tensor) -> int:
     }
     for conv in small:
         taps = conv.weight.detach().permute(2, 3, 1, 0)
-        # Strides of axes of length 1 are anyone's guess after contiguous(): here they are those of the shape.
+        # contiguous() may leave any stride on axes of length 1. A new tensor has the strides of its shape.
         conv.weight.data = taps.new_empty(taps.shape).copy_(taps).permute(3, 2, 0, 1)
         if id(conv.weight) not in elsewhere:
             setattr(conv.weight, _USED, slice(0, 0))
@@ -243,17 +244,18 @@ def lay_out_weights(module: nn.Module, example: Tensor) -> int:
 
 
 def used_taps(weight: Tensor) -> slice | None:
-    """Which taps, counted row by row, may have had a gradient other than 0; None if all, or if that is not known.
+    """Return the taps, counted row by row, that may have had a nonzero gradient. None means all taps, or unknown.
 
-    A 3x3 kernel over a 1x1 map uses one: eight ninths of the largest weights of a ResNet on small images have no part.
-    It is noted at each use for weights that ``lay_out_weights`` has ordered, and a tap that was used once stays noted.
+    A 3x3 kernel over a 1x1 map uses one tap, so eight ninths of the largest weights of a ResNet on small images are
+    unused. The taps are recorded at each use, for weights that ``lay_out_weights`` reordered. A tap that was used once
+    stays recorded.
     """
     used: slice | None = getattr(weight, _USED, None)
     return used
 
 
 def _note_taps(weight: Tensor, plan: Plan | None) -> None:
-    """Note the taps that a convolution uses; None: all of them."""
+    """Record the taps that a convolution uses. Without a plan, all taps are used."""
     used: slice | None = getattr(weight, _USED, None)
     if used is None:
         return
