@@ -24,19 +24,10 @@ from lopsided.evaluation.intervals import mean_interval, paired_difference
 from lopsided.paper.compare import Comparison, Protocol, compare, select
 from lopsided.paper.figures import write_figures
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
-from lopsided.paper.tables import (
-    MISSING,
-    blocks,
-    difference_text,
-    markdown_table,
-    mean_text,
-    notes,
-    runs_text,
-    title,
-    verdict_rows,
-)
+from lopsided.paper.tables import blocks, notes, title, verdict_rows
 from lopsided.recipe import Recipe
 from lopsided.runs.records import Record, read_records
+from lopsided.sweeps.tables import MISSING, difference_text, markdown_table, mean_text, runs_text
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -95,8 +86,7 @@ class Part:
         """Return the records that it is made of."""
         kept = select(read_records(self.path)[0], self.table, Protocol.of(self._base()))
         if self.losses is None:
-            shown = {(setting.eta, setting.gamma) for setting in self._plan().settings}
-            kept = [record for record in kept if (record.eta, record.gamma) in shown]
+            kept = [record for record in kept if Setting.of(record) in self._plan().settings]
         return kept
 
     def comparison(self) -> Comparison:
@@ -166,7 +156,8 @@ Runs: TypeAlias = Mapping[tuple[str | None, Setting, int], Record]
 
 def runs_of(part: Part) -> Runs:
     """Return the records of a part by scenario, loss and seed."""
-    return {(run.scenario, Setting(run.eta, run.gamma), run.seed): run for run in part.records()}
+    found = {(run.scenario, Setting.of(run), run.seed): run for run in part.records()}
+    return {(scenario, setting, seed): run for (scenario, setting, seed), run in found.items() if setting is not None}
 
 
 def tops() -> Runs:

@@ -177,7 +177,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
     def in_process() -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(always_due())
-            stack.enter_context(patch("lopsided.cli.reproduce._engine", lambda *_: InProcess()))
+            stack.enter_context(patch("lopsided.cli.sweeping.make_engine", lambda *_: InProcess()))
             yield
 
     @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from lopsided.paper.protocol import Setting, base_recipe, published
-from lopsided.runs.records import Figures, Record, epochs_of, family_of
+from lopsided.runs.records import Figures, LossTable, Record, epochs_of, family_of
 from lopsided.seeds import derive_seed
 
 PAPER = {fashion: base_recipe("eta" if fashion else "isic") for fashion in (True, False)}
@@ -29,20 +29,24 @@ def figures(recalls: tuple[float, float], share: float, images: int = 300) -> Fi
     )
 
 
+def loss_table(setting: Setting, normalization: str = "paper") -> LossTable:
+    """The loss of a setting, as a record has it."""
+    return LossTable.read({**setting.table, "temperature": 0.07, "normalization": normalization})
+
+
 def record(
     scenario: str | None, setting: Setting, seed: int, test: Figures, held_out: Figures | None = None, **more: object
 ) -> Record:
-    """A record of the paper's protocol, but for what ``more`` says."""
+    """A record of the paper's protocol, but for what ``more`` says, the ``normalization`` of its loss included."""
     fashion = scenario is not None
+    loss = loss_table(setting, str(more.get("normalization", "paper")))
     fields: dict[str, object] = {
         "cell": f"{derive_seed(seed, str(scenario), str(setting), repr(sorted(more.items()))):016x}",
         "source": "fashion-mnist-tops" if fashion else "isic2018",
         "scenario": scenario,
         "method": "two-stage",
-        "loss": setting.loss,
-        "eta": setting.eta,
-        "gamma": setting.gamma,
-        "normalization": "paper",
+        "loss": loss,
+        "classifier_loss": LossTable("ce"),
         "encoder": "resnet18" if fashion else "resnet50",
         "image_size": 28 if fashion else 128,
         "split": "random",
@@ -54,10 +58,12 @@ def record(
         "threads": 1,
         "lopsided": "0",
         "torch": "2",
+        "data": f"{derive_seed(seed, str(scenario)):016x}",
         "family": FAMILIES[fashion][0],
         "epochs": FAMILIES[fashion][1],
     }
-    return Record(**{**fields, **more})  # type: ignore[arg-type]
+    fields |= {name: value for name, value in more.items() if name != "normalization"}
+    return Record(**fields)  # type: ignore[arg-type]
 
 
 def make_records(

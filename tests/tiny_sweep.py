@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Failure, Figures, Record
+from lopsided.runs.records import Failure, Figures, Record, proportion, treatment_of
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended
 from lopsided.sweeps.sweep import View
 
@@ -30,12 +30,11 @@ def tiny_recipe(photos: Path, epochs: int = 1, **changes: Any) -> Recipe:
 
 def record_of(recipe: Recipe, uwa: float = 0.75) -> Record:
     """The record that a cell might have come to."""
-    cell, loss = Cell.of(recipe), recipe.encoder_training.loss
-    eta, gamma = (loss.parameters.get(name, 0.0) for name in ("eta", "gamma"))
     figures = Figures(20, 5, 0.8, uwa, (0.9, 0.6), 0.85, 0.75)
+    method, loss, classifier_loss, family = treatment_of(recipe)
     return Record(
-        cell.key, "photos", recipe.data.scenario, "two-stage", loss.name, eta, gamma, "paper",
-        "mlp", None, "auto", "none", recipe.seed, figures, None, 1.5, 1, "0.1.0", "2.6.0",
+        Cell.of(recipe).key, "photos", proportion(recipe.data.scenario), recipe.seed, method, loss, classifier_loss,
+        "mlp", None, "auto", "none", figures, None, 1.5, 1, "0.1.0", "2.6.0", f"data-{recipe.seed}", family,
     )  # fmt: skip
 
 
@@ -95,7 +94,6 @@ class Heard(View):
     """Keeps what it was told."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.notes: list[str] = []
         self.failures: list[tuple[Failure, bool]] = []
         self.reasons: list[str] = []

@@ -6,13 +6,14 @@ import csv
 import json
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_cli_bad_input import assert_refused
 
 from lopsided.paper.protocol import CL, Setting, base_recipe
-from lopsided.runs.records import Record, epochs_of, family_of
+from lopsided.runs.records import LossTable, Record, epochs_of, family_of
 from synthetic_records import make_records
 from tiny import write_photos
 from tiny_command import Call, Ended, command, names_below, start
@@ -168,10 +169,7 @@ def test_a_failing_cell_is_named_and_the_others_go_on(recipe: Path, call: Call, 
     out = tmp_path / "sweep"
     ended = reproduce(mine, out, "--scenarios", "50:50,98:2", "--values", "0", "--runs", "1", run=call)
     assert ended.code == 1
-    assert (
-        "98:2 cl eta 0 gamma 0 seed 0 failed: 98:2,total=100 needs cat 98, dog 2, but the source has cat 60, dog 60."
-        in ended.out
-    )
+    assert "98:2 CL seed 0 failed: 98:2,total=100 needs cat 98, dog 2, but the source has cat 60, dog 60." in ended.out
     assert "1 cell has no run (-): 98:2 CL." in ended.out
     assert (out / "tables" / "eta-mine.md").is_file()
 
@@ -278,6 +276,19 @@ def test_runs_of_another_recipe_are_left_out_and_said(call: Call, tmp_path: Path
     assert json.loads(ended.out)["protocol"].endswith("20 + 10 epochs, recipe paper-fmnist")
     alone = write_records(tmp_path / "alone.jsonl", short)
     assert_refused(call("reproduce", "eta", "--records", alone), "1 + 1 epochs, recipe 01234567")
+
+
+def test_runs_with_a_loss_that_is_none_of_the_papers_are_left_out_and_said(call: Call, tmp_path: Path) -> None:
+    own = make_records("eta", runs=2, scenarios=["90:10"])
+    zero = (("eta", 0.0), ("gamma", 0.0), ("normalization", "paper"), ("temperature", 0.07))
+    other = LossTable("proxy", zero)  # As much like CL as a loss can be that is another.
+    others = [replace(record, cell=f"{record.seed:016x}", loss=other) for record in own[:2]]
+    mixed = write_records(tmp_path / "records.jsonl", [*others, *own])
+    ended = call("reproduce", "eta", "--records", mixed, "--json")
+    assert ended.code == 0, ended.err
+    alone = call("reproduce", "eta", "--records", write_records(tmp_path / "own.jsonl", own), "--json")
+    assert json.loads(ended.out)["entries"] == json.loads(alone.out)["entries"]
+    assert "2 records of losses that are none of the paper's were left out: proxy(eta=0.0, gamma=0.0, " in ended.err
 
 
 def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_asked_for(
@@ -388,7 +399,7 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("eta", "--losses", "acl"), "a loss must be named with its parameters, got 'acl'."),
         (("eta", "--runs", "0"), "Invalid value for '--runs'"),
         (("eta", "--preset", "small"), "--preset is for the table isic"),
-        (("eta", "--normalization", "mine"), "encoder_training.normalization must be one of"),
+        (("eta", "--normalization", "mine"), "encoder_training.loss.normalization must be one of"),
         (("eta", "--engine", "cloud", "--out", "x"), "--engine must be one of local, ray, got 'cloud'."),
         (("eta", "--address", "there", "--out", "x"), "--address is for --engine ray, got it with --engine local."),
         (("eta", "--records", "none.jsonl"), "none.jsonl"),
@@ -433,14 +444,14 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
 
 
 def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lopsided.runs.records import Failure
+    from lopsided.runs.records import Failure, LossTable
     from lopsided.sweeps import sweep
 
-    failure = Failure("0123", "98:2", "cl", 0.0, 0.0, 3, "it broke.")
+    failure = Failure("0123", "98:2", LossTable("cl"), 3, "it broke.")
     monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--json")
     assert ended.code == 1
-    named = [{"cell": "0123", "name": "98:2 cl eta 0 gamma 0 seed 3", "error": "it broke."}]
+    named = [{"cell": "0123", "name": "98:2 CL seed 3", "error": "it broke."}]
     assert json.loads(ended.out)["failed"] == named
 
 

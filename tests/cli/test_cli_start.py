@@ -9,7 +9,20 @@ import pytest
 
 from tiny_command import Call, command, environment
 
-VERBS = ("demo", "fit", "evaluate", "predict", "export", "report", "reproduce", "recipes", "losses", "data", "doctor")
+VERBS = (
+    "demo",
+    "fit",
+    "evaluate",
+    "predict",
+    "export",
+    "compare",
+    "report",
+    "reproduce",
+    "recipes",
+    "losses",
+    "data",
+    "doctor",
+)
 HEAVY = ("torch", "sklearn", "scipy", "pydantic", "numpy", "timm", "PIL", "lopsided.recipe")
 
 

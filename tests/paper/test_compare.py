@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,12 @@ from lopsided.errors import InputError
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.paper.compare import Comparison, Entry, Protocol, compare, select
 from lopsided.paper.protocol import CL, CLASSES, Setting, base_recipe
-from lopsided.runs.records import Record
+from lopsided.runs.records import LossTable, Record, read_records
 from synthetic_records import figures, make_records, record
 
 FMNIST = Protocol.of(base_recipe("eta"))
 ACL = Setting(300.0, 0.0)
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def of(records: list[Record], table: str = "eta") -> Comparison:
@@ -102,7 +105,7 @@ def test_rows_and_columns_without_a_run_are_left_out_and_cells_between_them_are_
     records = [
         r
         for r in make_records("eta", scenarios=["50:50", "90:10"])
-        if r.eta in (0, 300) and (r.scenario, r.eta) != ("50:50", 300)
+        if Setting.of(r) in (CL, ACL) and (r.scenario, Setting.of(r)) != ("50:50", ACL)
     ]
     comparison = of(records)
     assert comparison.scenarios == ("50:50", "90:10")
@@ -145,6 +148,44 @@ def test_runs_of_another_protocol_are_not_mixed_in() -> None:
     lesion = Protocol.of(base_recipe("isic", split="lesion"))
     assert select(others, "isic", lesion) == []
     assert "split by group" in str(lesion)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": LossTable("proxy", (("eta", 0.0), ("gamma", 0.0)))},
+        {"loss": LossTable("proxy")},
+        {"loss": LossTable("ce"), "method": "end-to-end"},
+        {"loss": LossTable("acl", (("eta", 0.5), ("eta_unit", "parity")))},
+    ],
+    ids=["eta and gamma are 0", "no parameters", "end to end", "eta in another unit"],
+)
+def test_a_loss_that_is_none_of_the_papers_is_never_taken_for_one(changes: dict[str, Any]) -> None:
+    own = at_90_10(CL, [0.6, 0.7])
+    others = [replace(run, cell=f"{run.cell[:-1]}x", **changes) for run in at_90_10(CL, [0.1, 0.2])]
+    assert {Setting.of(run) for run in others} == {None}
+    assert select([*others, *own], "eta", FMNIST) == own
+    assert of([*others, *own]).entries == of(own).entries
+
+
+def test_another_temperature_is_another_protocol() -> None:
+    own = at_90_10(CL, [0.6])
+    other = replace(own[0], loss=LossTable("cl", (("normalization", "paper"), ("temperature", 0.5))))
+    assert select([other, *own], "eta", FMNIST) == own
+    warm = Protocol.of(base_recipe("eta").override(**{"encoder_training.loss.temperature": 0.5}))
+    assert select([other, *own], "eta", warm) == [other]
+    assert ", temperature 0.5, 20 + 10 epochs" in str(warm)
+
+
+def test_records_of_version_0_1_belong_to_the_recipes_of_today() -> None:
+    for file, table, options, runs in (
+        ("fmnist", "eta", {}, 484),
+        ("isic-small", "isic", {"preset": "small"}, 20),
+        ("isic-small", "isic", {"preset": "small", "split": "lesion"}, 20),
+        ("isic-paper", "isic", {"weights": "resnet50_imagenet.safetensors"}, 1),
+    ):
+        records, _ = read_records(RESULTS / f"{file}.jsonl")
+        assert len(select(records, table, Protocol.of(base_recipe(table, **options)))) == runs
 
 
 def test_the_protocol_of_a_record_is_that_of_its_recipe() -> None:
@@ -264,7 +305,7 @@ def test_the_cells_of_the_papers_table_that_have_a_run_are_counted() -> None:
 
 def test_two_runs_for_one_place_are_refused() -> None:
     twice = [*at_90_10(ACL, [0.6]), record("90:10", ACL, 0, figures((0.9, 0.5), 0.9), cell="0123456789abcdef")]
-    with pytest.raises(InputError, match="a table must have one run of 90:10 acl eta 300 gamma 0 seed 0, got those of"):
+    with pytest.raises(InputError, match=r"a table must have one run of 90:10 ACL\(eta=300, .*\) seed 0, got those of"):
         of(twice)
 
 

@@ -60,7 +60,7 @@ def test_the_misprinted_row_is_not_drawn() -> None:
 
 
 def test_missing_cells_leave_a_gap_and_one_run_has_no_bar() -> None:
-    records = [r for r in make_records("eta", runs=1) if (r.scenario, r.eta) != ("90:10", 120)]
+    records = [r for r in make_records("eta", runs=1) if (r.scenario, Setting.of(r)) != ("90:10", Setting(120, 0))]
     comparison = compare(records, "eta", Protocol.of(base_recipe("eta")))
     bar = bars(panels(comparison, "uwa")["90:10"])[0]
     means = list(bar.lines[0].get_ydata())  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def text(request: pytest.FixtureRequest) -> str:
         )
         return "".join(to_latex(table, "mine") for table in tables)
     if request.param == "holes":
-        records = [r for r in make_records("gamma", runs=1) if (r.scenario, r.gamma) != ("55:45", 4)]
+        records = [r for r in make_records("gamma", runs=1) if (r.scenario, Setting.of(r)) != ("55:45", Setting(0, 4))]
         return to_latex(compare(records, "gamma", Protocol.of(base_recipe("gamma"))), "gamma")
     return to_latex(of(request.param), request.param)
 

@@ -10,11 +10,12 @@ from statistics import fmean
 import pytest
 
 from lopsided.evaluation.intervals import mean_interval, paired_difference
-from lopsided.paper.protocol import Setting, published
+from lopsided.paper.page import sweep_page
+from lopsided.paper.protocol import CL, Setting, published
 from lopsided.reports.report import RunReports, write_report, write_run_reports
 from lopsided.runs.records import Failure, Record
 from made_runs import Open, make_run
-from synthetic_records import make_records
+from synthetic_records import loss_table, make_records
 
 pytestmark = pytest.mark.slow
 
@@ -38,17 +39,18 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) -> Pa
     folder.mkdir()
     (folder / "sweep.json").write_text(json.dumps({"format": 1, "lopsided": "0"}))
     (folder / "records.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
-    failed = Failure("feedbeef", "90:10", "afcl", 10.0, 2.0, 5, 'the loss must stay finite, got <nan> & "more".')
-    late = Failure(records[0].cell, "60:40", "cl", 0.0, 0.0, 0, "the worker died.")
+    loss = loss_table(Setting(10.0, 2.0))
+    failed = Failure("feedbeef", "90:10", loss, 5, 'the loss must stay finite, got <nan> & "more".')
+    late = Failure(records[0].cell, "60:40", loss_table(CL), 0, "the worker died.")
     (folder / "failures.jsonl").write_text("".join(f.to_json() + "\n" for f in (late, failed, failed)))
     make_run(folder / "cells" / records[0].cell)
     assert write_run_reports(folder) == RunReports(1, ())
-    write_report(folder)
+    write_report(folder, sweep_page=sweep_page)
     return folder
 
 
 def uwas(records: list[Record], scenario: str, setting: Setting, split: str) -> list[float]:
-    found = [r for r in records if (r.scenario, r.eta, r.gamma) == (scenario, setting.eta, setting.gamma)]
+    found = [r for r in records if (r.scenario, Setting.of(r)) == (scenario, setting)]
     found.sort(key=lambda record: record.seed)
     return [100 * (r.test if split == "test" else r.held_out or r.test).uwa for r in found]
 
@@ -145,7 +147,7 @@ def test_failed_cells_are_listed_with_their_errors_and_those_that_ended_later_ar
     rows = page.locator("#failures tbody tr")
     assert rows.count() == 1
     assert rows.first.locator("td, th").all_inner_texts() == [
-        "90:10 afcl eta 10 gamma 2 seed 5", "2", 'the loss must stay finite, got <nan> & "more".',
+        "90:10 AFCL(eta=10, eta_unit=absolute) seed 5", "2", 'the loss must stay finite, got <nan> & "more".',
     ]  # fmt: skip
     assert "1 cell failed" in page.inner_text(".warnings")
 
@@ -186,7 +188,7 @@ def test_without_a_script_all_figures_are_there_at_once_and_nothing_sticks_out(s
 
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path, show: Open) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "lopsided": "0"}))
-    page = show(write_report(tmp_path).path)
+    page = show(write_report(tmp_path, sweep_page=sweep_page).path)
     assert "No run has come to its end yet." in page.inner_text("main")
 
 
@@ -198,7 +200,7 @@ def test_runs_on_other_data_are_not_set_beside_the_papers_values(
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "lopsided": "0"}))
     others = [replace(record, source="<i>mine</i>") for record in records]
     (tmp_path / "records.jsonl").write_text("".join(record.to_json() + "\n" for record in others))
-    page = show(write_report(tmp_path).path)
+    page = show(write_report(tmp_path, sweep_page=sweep_page).path)
     assert page.locator("circle.hollow").count() == 0
     assert page.locator(".verdicts").count() == 0
     assert "<i>mine</i>" in page.inner_text("#view-1-1")

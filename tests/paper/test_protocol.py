@@ -90,9 +90,9 @@ def test_a_loss_reads_back_from_its_name_and_parameters(name: str, eta: float, g
     else:
         setting = parse_setting(f"AFCL:{eta!r}:{gamma!r}")
         assert setting == Setting(eta, gamma)
-        changes = {"encoder_training.loss": setting.loss, "encoder_training.eta_unit": "absolute"}
-        values = {"encoder_training.eta": eta, "encoder_training.gamma": gamma}
-        Recipe().override(**changes, **values)  # The narrowest loss takes these parameters.
+        loss = Recipe().override(**{"encoder_training.loss": setting.table}).encoder_training.loss
+        given = {name: value for name, value in (("eta", eta), ("gamma", gamma)) if name in loss.parameters}
+        assert {name: loss.parameters[name] for name in given} == given  # The narrowest loss takes what it has.
 
 
 def test_one_loss_has_one_recipe_whatever_it_is_called() -> None:
@@ -127,16 +127,9 @@ def test_a_cell_differs_from_the_papers_recipe_in_scenario_loss_and_seed_alone()
     base = named_recipe("paper-fmnist")
     cell = cell_recipe(base_recipe("gamma"), "80:20", Setting(0.0, 4.0), 2)
     assert cell.data.scenario == "80:20,total=1000"
-    assert (cell.encoder_training.loss, cell.encoder_training.eta, cell.encoder_training.gamma) == ("afcl", 0, 4)
-    back = cell.override(
-        **{
-            "seed": 0,
-            "data.scenario": base.data.scenario,
-            "encoder_training.loss": "acl",
-            "encoder_training.eta": 300.0,
-            "encoder_training.gamma": 0.0,
-        }
-    )
+    assert cell.encoder_training.loss.label == "AFCL(eta=0, eta_unit=absolute, gamma=4)"
+    loss = {"name": "acl", "eta": 300.0}
+    back = cell.override(seed=0, **{"data.scenario": base.data.scenario, "encoder_training.loss": loss})
     assert back == base
 
 
@@ -156,7 +149,8 @@ def test_both_fashion_tables_share_the_cells_of_cl() -> None:
 def test_the_small_preset_changes_encoder_head_and_size_alone() -> None:
     small, paper = base_recipe("isic", preset="small"), named_recipe("paper-isic")
     assert (small.encoder.name, small.data.image_size, small.head.hidden) == ("resnet18", 64, "auto")
-    assert small.override(**{"encoder.name": "resnet50", "data.image_size": 128, "head.hidden": 2048}) == paper
+    sizes = {"encoder.name": "resnet50", "data.image_size": 128, "head.hidden": 2048}
+    assert small.override(**sizes, **{"encoder_training.loss": paper.encoder_training.loss}) == paper
 
 
 def test_a_split_by_lesion_is_one_by_group() -> None:
@@ -166,7 +160,7 @@ def test_a_split_by_lesion_is_one_by_group() -> None:
 
 def test_the_other_normalization_is_another_cell() -> None:
     released = base_recipe("eta", normalization="released")
-    assert released.encoder_training.normalization == "released"
+    assert released.encoder_training.loss.parameters["normalization"] == "released"
     assert cell_key(released) != cell_key(base_recipe("eta"))
 
 
@@ -175,7 +169,7 @@ def test_a_recipe_of_ones_own_takes_the_papers_place(tmp_path: Path) -> None:
     path.write_text('[data]\nscenario = "90:10,total=40"\n[encoder]\nname = "mlp"\n')
     cell = cell_recipe(base_recipe("eta", recipe=path), "60:40", Setting(60.0, 0.0), 1)
     assert (cell.encoder.name, cell.data.scenario) == ("mlp", "60:40,total=40")
-    assert (cell.encoder_training.eta, cell.encoder_training.eta_unit) == (60.0, "absolute")
+    assert cell.encoder_training.loss.label == "ACL(eta=60, eta_unit=absolute)"
 
 
 def test_a_choice_of_scenarios_and_values_keeps_the_papers_order() -> None:
@@ -256,7 +250,7 @@ def test_a_choice_that_the_table_does_not_have(table: str, options: dict[str, st
         ("eta", {"preset": "small"}, "--preset is for the table isic, got small for the table eta."),
         ("gamma", {"split": "lesion"}, "--split is for the table isic, got lesion for the table gamma."),
         ("eta", {"data": "photos"}, "--data is for the table isic, got photos for the table eta."),
-        ("eta", {"normalization": "mine"}, "encoder_training.normalization must be one of"),
+        ("eta", {"normalization": "mine"}, "encoder_training.loss.normalization must be one of"),
         ("isic", {"weights": "x.pth"}, "encoder.weights must be"),
     ],
 )

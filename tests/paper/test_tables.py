@@ -25,7 +25,8 @@ def ragged() -> Comparison:
     records = [
         r
         for r in make_records("gamma", lambda c, s: s.gamma)
-        if (r.scenario, r.gamma) != ("55:45", 4) and (r.scenario, r.gamma, r.seed) != ("50:50", 1, 3)
+        if (r.scenario, Setting.of(r)) != ("55:45", Setting(0, 4))
+        and (r.scenario, Setting.of(r), r.seed) != ("50:50", Setting(0, 1), 3)
     ]
     return compare(records, "gamma", Protocol.of(base_recipe("gamma")))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from killed import predict, run, sweep
 
 from forked import forked
 from lopsided.errors import RunError
+from lopsided.paper.page import sweep_page
+from lopsided.paper.protocol import Setting
+from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
 from lopsided.runs.records import append_record, read_records
 from lopsided.runs.run import run_recipe
@@ -152,16 +156,19 @@ def test_a_sweep_killed_before_a_write_trains_no_recorded_cell_again_and_leaves_
     assert "model.safetensors" in RUN_FILES
 
 
-@pytest.mark.parametrize(("eta", "gamma"), [(0.0, 0.0), (0.5, 0.0), (0.0, 7.0), (0.5, 7.0)])
+@pytest.mark.parametrize("page", [arms_page, sweep_page])
+@pytest.mark.parametrize(
+    "setting", [Setting(0.0, 0.0), Setting(60.0, 0.0), Setting(0.0, 7.0), Setting(60.0, 7.0)], ids=str
+)
 def test_a_report_asked_for_while_a_sweep_is_in_work_is_a_page_of_what_is_done(
-    photos: Path, tmp_path: Path, eta: float, gamma: float
+    photos: Path, tmp_path: Path, setting: Setting, page: Callable[[Path, Path], str]
 ) -> None:
-    loss = {"encoder_training.loss.eta": eta, "encoder_training.loss.gamma": gamma, "data.scenario": "60:40,total=20"}
+    loss = {"encoder_training.loss": setting.table, "data.scenario": "60:40,total=20"}
     cells = [tiny_recipe(photos, seed=seed, **loss) for seed in range(2)]
     engine, pages = Scripted(slots=1), list[str]()
 
     def look() -> None:
-        write_report(tmp_path)
+        write_report(tmp_path, sweep_page=page)
         pages.append((tmp_path / "report.html").read_text())
 
     engine.before_wait = look
@@ -170,7 +177,7 @@ def test_a_report_asked_for_while_a_sweep_is_in_work_is_a_page_of_what_is_done(
         records.write('{"format":1,"cell":"0')  # What a reader may see of a line that is being written.
     look()
     told = ["No run has come to its end yet.", "1 run on photos", "2 runs on photos"]
-    assert [text in page for text, page in zip(told, pages, strict=True)] == [True] * 3
+    assert [text in written for text, written in zip(told, pages, strict=True)] == [True] * 3
     assert not list(tmp_path.rglob(".*"))
 
 

@@ -23,13 +23,16 @@ from lopsided.runs import records
 from lopsided.runs.records import (
     Failure,
     Figures,
+    LossTable,
     Record,
     append_failure,
     append_record,
+    data_key,
     family_of,
     read_failures,
     read_records,
     renew_records,
+    treatment_of,
 )
 from lopsided.runs.run import Run, settle
 from tiny_command import environment
@@ -49,16 +52,20 @@ figures = st.builds(
     auroc=shares | st.none(),
     majority_vote=shares,
 )
+values = st.floats(-1e6, 1e6) | st.integers(-9, 9) | st.booleans() | names
+losses = st.builds(
+    lambda name, parameters: LossTable.read({**parameters, "name": name}),
+    names,
+    st.dictionaries(st.sampled_from(["eta", "eta_unit", "gamma", "temperature"]), values),
+)
 any_record = st.builds(
     Record,
     cell=st.text("0123456789abcdef", min_size=16, max_size=16),
     source=names,
     scenario=st.sampled_from(["50:50", "98:2", "long-tail:100,step"]) | st.none(),
     method=st.sampled_from(["two-stage", "end-to-end"]),
-    loss=st.sampled_from(["cl", "fcl", "acl", "afcl", "weighted-ce"]),
-    eta=st.floats(0, 1000),
-    gamma=st.floats(0, 10),
-    normalization=st.sampled_from(["paper", "released"]),
+    loss=losses,
+    classifier_loss=losses | st.none(),
     encoder=names,
     image_size=st.integers(1, 512) | st.none(),
     split=st.sampled_from(["auto", "random", "group"]),
@@ -70,6 +77,8 @@ any_record = st.builds(
     threads=st.integers(1, 512),
     lopsided=st.just("0.1.0"),
     torch=st.just("2.15.0+cpu"),
+    data=st.text("0123456789abcdef", min_size=16, max_size=16),
+    arm=names | st.none(),
     family=st.text("0123456789abcdef", min_size=16, max_size=16) | st.none(),
     epochs=st.tuples(st.integers(1, 9999), st.integers(1, 9999)) | st.none(),
 )
@@ -90,7 +99,7 @@ def write_records(path: Path, number: int) -> list[Record]:
 def test_a_record_is_one_short_line_of_json_that_gives_the_same_record(record: Record) -> None:
     line = record.to_json()
     assert "\n" not in line
-    assert len(line.encode()) < 760
+    assert len(line.encode()) < 1200
     assert Record.from_json(line) == Record.from_json(line.encode()) == record
 
 
@@ -132,9 +141,9 @@ RECIPE = settle(
             "data.image_size": 64,
             "encoder.weights": "/some/where/w.safetensors",
             "encoder_training.loss": "acl",
-            "encoder_training.eta": 300.0,
-            "encoder_training.eta_unit": "absolute",
-            "encoder_training.normalization": "released",
+            "encoder_training.loss.eta": 300.0,
+            "encoder_training.loss.eta_unit": "absolute",
+            "encoder_training.loss.normalization": "released",
         },
     )
 )
@@ -146,11 +155,14 @@ def test_a_record_holds_the_figures_of_a_run_and_no_path(tmp_path: Path) -> None
     assert "where" not in record.to_json()
     assert record.cell == RECIPE.content_hash()[:16]
     assert (record.source, record.scenario, record.weights, record.split) == ("photos", "90:10", "file", "random")
-    assert (record.loss, record.eta, record.gamma, record.seed) == ("acl", 300.0, 0.0, 3)
-    assert (record.normalization, record.encoder, record.image_size) == ("released", "resnet18", 64)
+    parameters = {"eta": 300.0, "eta_unit": "absolute", "normalization": "released", "temperature": 0.07}
+    assert (record.loss.to_dict(), record.seed) == ({"name": "acl", **parameters}, 3)
+    assert (record.classifier_loss, record.encoder, record.image_size) == (LossTable("ce"), "resnet18", 64)
+    assert (record.treatment, record.arm) == (treatment_of(RECIPE), None)
     assert (record.seconds, record.threads, record.lopsided, record.torch) == (123.46, 2, "0.1.0", "2.6.0")
     assert (record.family, record.epochs) == (family_of(RECIPE), (30, 10))
-    assert record.name == "90:10 acl eta 300 gamma 0 seed 3"
+    assert record.name == "90:10 ACL(eta=300, eta_unit=absolute, normalization=released) seed 3"
+    assert replace(record, arm="mine").name == "90:10 mine seed 3"
     # Of the coats at 4, 5 and 6 the one at 5 is recognised; shirts, the rarest in the draw, are not in the test split.
     assert (record.test.images, record.test.minority) == (7, 0)
     assert record.test.recalls[0] == 1.0
@@ -167,8 +179,8 @@ def test_a_record_holds_the_figures_of_a_run_and_no_path(tmp_path: Path) -> None
     [
         {"seed": 7},
         {"threads": 3, "description": "mine", "device": "cpu"},
-        {"encoder_training.loss": "afcl", "encoder_training.eta": 60.0, "encoder_training.gamma": 7.0},
-        {"encoder_training.normalization": "paper"},
+        {"encoder_training.loss": {"name": "afcl", "eta": 60.0, "gamma": 7.0}},
+        {"encoder_training.loss.normalization": "paper", "encoder_training.loss.temperature": 0.5},
         {"data.scenario": "50:50,total=1000"},
         {"data.source": "/else/where/pictures", "encoder.weights": "/else/where/w.safetensors"},
         {"encoder_training.queue": 0, "precision": "float32"},
@@ -189,6 +201,8 @@ def test_what_a_table_compares_leaves_a_recipe_in_its_family(changes: dict[str, 
         {"augment.rotation": 5.0},
         {"encoder.weights": "/some/where/other.safetensors"},
         {"encoder_training.queue": 64},
+        {"classifier.loss": "focal"},
+        {"encoder_training.loss": "ce"},
     ],
 )
 def test_whatever_else_decides_a_run_makes_another_family(changes: dict[str, Any]) -> None:
@@ -210,14 +224,6 @@ def test_a_record_has_the_name_of_what_was_opened_and_its_classes(tmp_path: Path
     assert (record.source, record.classes) == ("caf\ufffd", ("a\ufffd", *CLASSES[1:]))
 
 
-def test_a_family_that_earlier_versions_mixed_weights_into_is_none() -> None:
-    run = replace(some_records(1)[0], weights="file", family=family_of(RECIPE))
-    assert run.has_family
-    assert not replace(run, family="0123456789abcdef").has_family
-    assert replace(run, family="0123456789abcdef", weights="none").has_family
-    assert not replace(run, family=None).has_family
-
-
 def test_a_scenario_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
     first, second = (record.to_json() for record in some_records(2))
     path = tmp_path / "records.jsonl"
@@ -227,17 +233,114 @@ def test_a_scenario_that_is_none_is_refused_with_its_line(tmp_path: Path) -> Non
         read_records(path)
 
 
-def test_fields_that_come_later_leave_families_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = family_of(RECIPE)
-    monkeypatch.setattr(records, "LATER_FIELDS", records.LATER_FIELDS - {"precision"})
-    assert family_of(RECIPE) != before  # So that the field is left out, and not merely unknown.
+FORMAT_1 = {
+    "format": 1,
+    "cell": "0123456789abcdef",
+    "source": "photos",
+    "scenario": "90:10",
+    "method": "two-stage",
+    "loss": "acl",
+    "eta": 300.0,
+    "gamma": 0.0,
+    "normalization": "released",
+    "encoder": "resnet18",
+    "image_size": 28,
+    "split": "random",
+    "weights": "none",
+    "seed": 2,
+    "test": {
+        "images": 20, "minority": 5, "accuracy": 0.8, "uwa": 0.75, "recalls": [0.9, None], "auroc": None,
+        "majority_vote": 0.75,
+    },
+    "held_out": None,
+    "seconds": 1.5,
+    "threads": 1,
+    "lopsided": "0.1.0",
+    "torch": "2.6.0",
+}  # fmt: skip
 
 
-def test_lines_of_earlier_versions_have_no_family_and_no_epochs() -> None:
-    values = json.loads(some_records(1)[0].to_json())
-    del values["family"], values["epochs"]
-    record = Record.from_json(json.dumps(values))
-    assert (record.family, record.epochs) == (None, None)
+def format_1(**changes: Any) -> Record:
+    return Record.from_json(json.dumps({**FORMAT_1, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss"),
+    [
+        ({}, {"name": "acl", "eta": 300.0, "normalization": "released"}),
+        ({"loss": "cl", "eta": 0.0}, {"name": "cl", "normalization": "released"}),
+        ({"loss": "fcl", "eta": 0.0, "gamma": 1.0}, {"name": "fcl", "gamma": 1.0, "normalization": "released"}),
+        ({"loss": "ce", "eta": 0.0}, {"name": "ce"}),
+        ({"loss": "focal", "eta": 0.0}, {"name": "focal"}),  # Its gamma was kept elsewhere, and not recorded.
+        ({"loss": "lost"}, {"name": "lost", "eta": 300.0, "gamma": 0.0, "normalization": "released"}),
+    ],
+)
+def test_a_line_of_format_1_becomes_a_record_whose_loss_has_its_own_parameters(
+    changes: dict[str, Any], loss: dict[str, Any]
+) -> None:
+    record = format_1(**changes)
+    assert record.loss.to_dict() == loss
+    assert (record.family, record.epochs, record.classes, record.classifier_loss) == (None, None, None, None)
+    assert not record.is_complete
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_the_data_of_a_line_of_format_1_are_its_source_scenario_split_and_seed() -> None:
+    same = format_1(loss="cl", eta=0.0, cell="fedcba9876543210", encoder="resnet50").data
+    assert same == format_1().data
+    for change in ({"source": "other"}, {"scenario": None}, {"split": "group"}, {"seed": 3}):
+        assert format_1(**change).data != same
+
+
+def test_a_failure_of_format_1_is_read() -> None:
+    line = {"format": 1, "cell": "0123", "scenario": "98:2", "loss": "afcl", "eta": 300.0, "gamma": 7.0, "seed": 3}
+    failure = Failure.from_json(json.dumps({**line, "error": "it broke."}))
+    assert failure.name == "98:2 AFCL(eta=300, gamma=7) seed 3"
+    assert Failure.from_json(failure.to_json()) == failure
+
+
+def test_a_loss_of_a_package_that_is_not_here_is_named_with_all_its_parameters() -> None:
+    assert LossTable("proxy", (("margin", 0.5), ("tail", True))).label == "proxy(margin=0.5, tail=True)"
+    assert LossTable("acl", (("eta", "much"),)).label == "acl(eta=much)"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder_training.loss": "ce"},
+        {"encoder.name": "resnet50", "data.image_size": 32, "data.channels": 1},
+        {"data.held_out": False, "data.skip_unreadable": True},
+        {"data.source": "/else/where/photos"},
+    ],
+)
+def test_what_is_done_to_images_does_not_change_which_they_are(changes: dict[str, Any]) -> None:
+    metrics = {**metrics_of(RECIPE, [0, 1, 2]), "source_name": "photos"}
+    assert data_key(RECIPE.override(**changes), metrics) == data_key(RECIPE, metrics)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 4},
+        {"data.scenario": "90:10,total=500"},
+        {"data.test": 0.3},
+        {"data.val": 0.2},
+        {"data.split": "stratified"},
+        {"data.group": "patient"},
+        {"data.classes": ("top", "shirt", "coat")},
+    ],
+)
+def test_whatever_draws_or_splits_images_makes_other_data(changes: dict[str, Any]) -> None:
+    metrics = metrics_of(RECIPE, [0, 1, 2])
+    assert data_key(RECIPE.override(**changes), metrics) != data_key(RECIPE, metrics)
+
+
+def test_data_are_the_same_for_all_seeds_that_do_not_draw_anew_and_others_once_images_were_added() -> None:
+    metrics, still = metrics_of(RECIPE, [0, 1, 2]), RECIPE.override(**{"data.redraw": False})
+    assert data_key(still, metrics) == data_key(still.override(seed=9), metrics)
+    assert data_key(still, metrics) == data_key(RECIPE.override(seed=0), metrics)
+    counts = {**metrics["counts"], "train": {"top": 71, "shirt": 7, "coat": 20}}
+    assert data_key(still, {**metrics, "counts": counts}) != data_key(still, metrics)
 
 
 def test_renewed_records_take_the_place_of_those_of_their_cells_and_others_are_added(tmp_path: Path) -> None:
@@ -356,7 +459,8 @@ def test_of_two_records_of_a_cell_the_first_counts(tmp_path: Path) -> None:
         ("{", r"a line must be a record of a sweep, got '\{'\."),
         ("[]", r"a line must be a record of a sweep, got '\[\]'\."),
         ('{"a": 1}', r"a line must be a record of a sweep, got '\{\"a\": 1\}'\."),
-        ('{"format": 2}', r"a line must be of format 1, got 2\. Read it with the version of lopsided that wrote it\."),
+        ('{"format": 3}', r"a line must be of format 2, got 3\. Read it with the version of lopsided that wrote it\."),
+        ('{"format": 2}', r"a line must be a record of a sweep, got .* at cell\."),
         ('{"format": 1}', r"a line must be a record of a sweep, got .* at cell\."),
     ],
 )
@@ -371,7 +475,10 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: 
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", "3"), ("eta", None), ("test", {}), ("cell", 1), ("seed", 1.5)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", "3"), ("loss", "cl"), ("loss", {"name": "cl", "eta": None}), ("test", {}), ("cell", 1), ("seed", 1.5)],
+)
 def test_a_field_of_another_kind_is_named(name: str, value: object) -> None:
     values = {**json.loads(some_records(1)[0].to_json()), name: value}
     with pytest.raises(RunError, match=rf"^a line must be a record of a sweep, got .* at {name}"):
@@ -402,7 +509,7 @@ def test_failures_are_kept_in_their_order_and_their_torn_line_is_repaired(tmp_pa
     attempts = [Failure.of(RECIPE, error) for error in ("one.", 'two: "\n\x1b".', "three.")]
     for attempt in attempts[:2]:
         append_failure(path, attempt)
-    assert attempts[0].name == "90:10 acl eta 300 gamma 0 seed 3"
+    assert attempts[0].name == "90:10 ACL(eta=300, eta_unit=absolute, normalization=released) seed 3"
     path.write_bytes(path.read_bytes() + b'{"format":1,"cell"')
     append_failure(path, attempts[2])
     assert read_failures(path) == attempts

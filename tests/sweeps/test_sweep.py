@@ -24,7 +24,7 @@ from lopsided.runs.records import Failure, Record, append_failure, append_record
 from lopsided.runs.run import Run, run_recipe
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import LOST, Cell
-from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, open_sweep, renew_sweep, run_sweep
+from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, about_sweep, open_sweep, renew_sweep, run_sweep
 from made_runs import make_run
 from tiny import write_photos
 from tiny_command import environment, names_below
@@ -157,7 +157,7 @@ def test_records_that_are_lost_or_of_an_earlier_version_are_read_from_the_run_fo
     expected = [Record.from_run(run_recipe(recipe, folder / "cells" / key(recipe))) for recipe in cells[:3]]
     path = folder / "records.jsonl"
     gone = record_of(cells[3])
-    old = replace(expected[1], family=None, epochs=None)
+    old = replace(expected[1], classifier_loss=None, family=None, epochs=None)
     path.write_text(f"{gone.to_json()}\n{old.to_json()}\n")
     (folder / "cells" / key(cells[2]) / "recipe.toml").unlink()  # What cannot be read stays out.
     assert renew_sweep(folder) == 2
@@ -168,6 +168,84 @@ def test_records_that_are_lost_or_of_an_earlier_version_are_read_from_the_run_fo
     outcome = run_sweep(cells[1:2], folder, engine=engine)
     assert (engine.submitted, outcome.done) == ([], [expected[1]])
     assert {record.cell for record in read_records(path)[0]} == {expected[0].cell, expected[1].cell}
+
+
+@pytest.fixture
+def of_version_0_1(cells: list[Recipe], tmp_path: Path) -> tuple[Path, list[Record]]:
+    """A sweep of two runs whose folders and records bear other names than their recipes now, and what they are now."""
+    folder = open_sweep(tmp_path / "old")
+    now = [Record.from_run(run_recipe(recipe, folder / "cells" / f"old-{i}")) for i, recipe in enumerate(cells[:2])]
+    old = [replace(record, cell=f"old-{i}", classifier_loss=None, family="0123") for i, record in enumerate(now)]
+    (folder / "records.jsonl").write_text("".join(f"{record.to_json()}\n" for record in old))
+    return folder, now
+
+
+def test_runs_of_version_0_1_are_found_by_their_recipes_and_not_trained_again(
+    of_version_0_1: tuple[Path, list[Record]], cells: list[Recipe]
+) -> None:
+    folder, now = of_version_0_1
+    engine, view = Scripted(), Heard()
+    outcome = run_sweep(cells[:3], folder, engine=engine, view=view)
+    assert (engine.submitted, outcome.skipped, view.notes) == ([2], 2, [])
+    assert outcome.done[:2] == now
+    assert {path.name for path in (folder / "cells").iterdir()} == set(map(key, cells[:3]))
+    assert read_records(folder / "records.jsonl")[0][:2] == now
+
+
+def test_records_of_version_0_1_without_a_run_folder_are_kept_and_said(
+    of_version_0_1: tuple[Path, list[Record]], cells: list[Recipe]
+) -> None:
+    folder, now = of_version_0_1
+    shutil.rmtree(folder / "cells" / "old-0")
+    engine, view = Scripted(), Heard()
+    outcome = run_sweep(cells[:2], folder, engine=engine, view=view)
+    assert (engine.submitted, outcome.skipped) == ([0], 1)
+    assert view.notes == [
+        "1 record is of lopsided 0.1 and without a run folder: such cells are trained again if asked for."
+    ]
+    assert [record.cell for record in read_records(folder / "records.jsonl")[0]] == ["old-0", now[1].cell, now[0].cell]
+
+
+@pytest.mark.parametrize("what", ["link", "lock", "taken"])
+def test_a_run_of_version_0_1_is_left_where_it_is_if_something_is_in_its_way(
+    of_version_0_1: tuple[Path, list[Record]], tmp_path: Path, what: str
+) -> None:
+    folder, now = of_version_0_1
+    run = folder / "cells" / "old-0"
+    if what == "link":
+        run.rename(tmp_path / "elsewhere")
+        run.symlink_to(tmp_path / "elsewhere")
+    elif what == "lock":
+        (run / files.LOCK_NAME).write_text("{}")
+    else:
+        (folder / "cells" / now[0].cell).mkdir()
+    assert renew_sweep(folder) == 1
+    assert run.exists()
+    assert [record.cell for record in read_records(folder / "records.jsonl")[0]] == ["old-0", now[1].cell]
+
+
+def test_records_and_failures_bear_the_name_of_their_arm(cells: list[Recipe], tmp_path: Path) -> None:
+    engine = Scripted({1: ["it broke."]})
+    outcome = run_sweep([Cell.of(recipe, f"arm {i}") for i, recipe in enumerate(cells[:2])], tmp_path, engine=engine)
+    assert [record.arm for record in outcome.done] == ["arm 0"]
+    assert outcome.failed[0].name == "all images arm 1 seed 1"
+    assert read_records(tmp_path / "records.jsonl")[0] == outcome.done
+
+
+def test_a_sweep_says_what_it_is_about_and_keeps_other_kinds_out(cells: list[Recipe], tmp_path: Path) -> None:
+    engine = Scripted()
+    run_sweep(cells[:1], tmp_path, engine=engine)
+    assert about_sweep(tmp_path).get("kind") is None  # Whoever comes first says.
+    run_sweep(cells[:1], tmp_path, engine=engine, about={"kind": "compare", "arms": ["a"]})
+    run_sweep(cells[:1], tmp_path, engine=engine, about={"kind": "compare", "arms": ["a", "b"]})
+    run_sweep(cells[:1], tmp_path, engine=engine)
+    assert about_sweep(tmp_path)["arms"] == ["a", "b"]
+    told = (
+        r"^the sweep must be one of `lopsided reproduce`, got .*, which is one of `lopsided compare`\. Choose another"
+    )
+    with pytest.raises(RunError, match=told):
+        run_sweep(cells, tmp_path, engine=engine, about={"kind": "reproduce"})
+    assert engine.submitted == [0]
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,13 @@ CELLS = [
             **{
                 "data.source": "fashion-mnist-tops",
                 "data.scenario": "90:10",
-                "encoder_training.eta_unit": "absolute",
-                "encoder_training.eta": 300.0,
-                "encoder_training.gamma": 7.0,
+                "encoder_training.loss.gamma": 7.0,
             },
         )
     )
     for seed in range(20)
 ]
-NAME = "90:10 afcl eta 300 gamma 7 seed"
+NAME = "90:10 AFCL(gamma=7) seed"
 
 
 class Clock:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.cli import look, report, reproduce, train, use
+from lopsided.cli import compare, look, report, reproduce, train, use
 from lopsided.cli.output import StoppedError
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory, sentence
 from lopsided.progress import printable
@@ -56,6 +56,7 @@ def lopsided(
       lopsided predict run inbox --out answers.csv
       lopsided export run --to onnx
       lopsided report run --open          look at its mistakes
+      lopsided compare photos --arms weighted-ce,cl,afcl --seeds 3 --out CMP
       lopsided reproduce eta --out sweep --quick
     """
 
@@ -66,6 +67,7 @@ for verb in (
     use.evaluate,
     use.predict,
     use.export,
+    compare.compare,
     report.report,
     reproduce.reproduce,
     look.recipes,

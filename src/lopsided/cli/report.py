@@ -38,8 +38,10 @@ def report(
 
     Of a run: what it does with the rare class, its mistakes as pictures, a
     threshold to move, a map of the features, learning curves, the recipe. Of
-    a sweep: figures over eta and gamma with intervals, verdicts, differences
-    between paired runs. The page loads nothing and can be sent as it is.
+    a sweep: its arms side by side with intervals, and the differences
+    between paired runs; of one that repeats a table of the paper, figures
+    over eta and gamma, and verdicts. The page loads nothing and can be sent
+    as it is.
 
     With --runs, a run whose folder cannot be read is named and passed over;
     all other pages are written, and the command ends with exit code 1.
@@ -50,16 +52,21 @@ def report(
       lopsided report run --map tsne --out for-a-friend.html --open
       lopsided report sweep --runs
     """
+    from lopsided.paper.page import is_of_paper, sweep_page
+    from lopsided.reports.arms_page import arms_page
     from lopsided.reports.report import RunReports, write_report, write_run_reports
+    from lopsided.sweeps.sweep import SWEEP
 
     check_out(out)
+    of_paper = (folder / SWEEP).is_file() and is_of_paper(folder)
     pages = RunReports(0, ())
     if runs:
         from lopsided.progress import counter
 
         with counter("writing pages", quiet=quiet) as progress:
             pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
-    written = write_report(folder, out, kind=map_kind, allow_outside=allow_outside)
+    page = sweep_page if of_paper else arms_page
+    written = write_report(folder, out, kind=map_kind, allow_outside=allow_outside, sweep_page=page)
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}
         if runs:

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.cli.output import Json, Quiet, StoppedError, say, show, show_json
-from lopsided.errors import DataError, InputError, sentence
+from lopsided.cli import sweeping
+from lopsided.cli.output import Json, Quiet, say, show, show_json
+from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK, option, words
+from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from lopsided.paper.compare import Comparison, Protocol
     from lopsided.paper.protocol import Plan
-    from lopsided.recipe import Recipe
     from lopsided.runs.records import Failure, Record
-    from lopsided.sweeps.engines import Engine
 
-CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
 TABLES_FOLDER, FIGURES_FOLDER = "tables", "figures"
-PLAIN_WIDTH = 160
-"""Columns of output that no terminal limits."""
-
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
-
-
-def _words(*words: str) -> Any:
-    """Return a completion with these words."""
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def reproduce(
@@ -41,69 +28,56 @@ def reproduce(
         typer.Argument(
             metavar="TABLE",
             help="eta or gamma (Fashion-MNIST over eleven imbalances), or isic (five losses on ISIC 2018).",
-            autocompletion=_words("eta", "gamma", "isic"),
+            autocompletion=words("eta", "gamma", "isic"),
             show_default=False,
         ),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="SWEEP", help="The folder of the sweep; started again, it goes on.")
     ] = None,
-    scenarios: Annotated[str | None, _option(CHOICE, "Some of the imbalances, such as 50:50,90:10.")] = None,
-    values: Annotated[str | None, _option(CHOICE, "Some of the table's values of eta or gamma, such as 0,300.")] = None,
+    scenarios: Annotated[str | None, option(CHOICE, "Some of the imbalances, such as 50:50,90:10.")] = None,
+    values: Annotated[str | None, option(CHOICE, "Some of the table's values of eta or gamma, such as 0,300.")] = None,
     losses: Annotated[
-        str | None, _option(CHOICE, "Any losses in place of the values, such as cl,fcl,acl:300,afcl:300:7.")
+        str | None, option(CHOICE, "Any losses in place of the values, such as cl,fcl,acl:300,afcl:300:7.")
     ] = None,
-    runs: Annotated[int | None, _option(CHOICE, "Runs of each cell, seeds 0 and up; 4 as in the paper.", min=1)] = None,
+    runs: Annotated[int | None, option(CHOICE, "Runs of each cell, seeds 0 and up; 4 as in the paper.", min=1)] = None,
     quick: Annotated[
-        bool, _option(CHOICE, "A small part of the table: ten minutes or so of two cores, 25 for isic.", "--quick")
+        bool, option(CHOICE, "A small part of the table: ten minutes or so of two cores, 25 for isic.", "--quick")
     ] = False,
     normalization: Annotated[
         str | None,
-        _option(
+        option(
             PROTOCOL,
             "paper, or released for the loss of the authors' code.",
-            autocompletion=_words("paper", "released"),
+            autocompletion=words("paper", "released"),
         ),
     ] = None,
     preset: Annotated[
         str | None,
-        _option(
-            PROTOCOL, "isic: small for ResNet-18 at 64 pixels, else paper.", autocompletion=_words("paper", "small")
-        ),
+        option(PROTOCOL, "isic: small for ResNet-18 at 64 pixels, else paper.", autocompletion=words("paper", "small")),
     ] = None,
     split: Annotated[
         str | None,
-        _option(
+        option(
             PROTOCOL,
             "isic: image as in the paper, or lesion, so that no lesion is on both sides.",
-            autocompletion=_words("image", "lesion"),
+            autocompletion=words("image", "lesion"),
         ),
     ] = None,
-    data: Annotated[Path | None, _option(PROTOCOL, "isic: the folder that holds the official folders.")] = None,
-    weights: Annotated[str | None, _option(PROTOCOL, "none, timm, or a .safetensors file to start from.")] = None,
+    data: Annotated[Path | None, option(PROTOCOL, "isic: the folder that holds the official folders.")] = None,
+    weights: Annotated[str | None, option(PROTOCOL, "none, timm, or a .safetensors file to start from.")] = None,
     recipe: Annotated[
         str | None,
-        _option(PROTOCOL, "A recipe in place of the paper's; loss, scenario and seed are still the table's."),
+        option(PROTOCOL, "A recipe in place of the paper's; loss, scenario and seed are still the table's."),
     ] = None,
-    engine: Annotated[
-        str | None,
-        _option(WORK, "local processes, or ray for an existing cluster.", autocompletion=_words("local", "ray")),
-    ] = None,
-    address: Annotated[str | None, _option(WORK, "ray: where the cluster is.")] = None,
-    workers: Annotated[
-        int | None,
-        _option(
-            WORK,
-            "Processes; as many as have cores for their threads unless given. Give fewer where memory is short: with a "
-            "ResNet-50 at 128 pixels each needs some gigabytes.",
-            min=1,
-        ),
-    ] = None,
-    threads: Annotated[int | None, _option(WORK, "Threads of each process; 1 unless given.", min=1)] = None,
-    keep_models: Annotated[bool, _option(WORK, "Keep the models of all runs.", "--keep-models")] = False,
+    engine: sweeping.EngineName = None,
+    address: sweeping.Address = None,
+    workers: sweeping.Workers = None,
+    threads: sweeping.Threads = None,
+    keep_models: sweeping.KeepModels = False,
     records: Annotated[
         Path | None,
-        _option(
+        option(
             WORK,
             "Train nothing: make tables, figures and verdicts of this file of records, or of the records of this "
             "SWEEP, of which those that are lost or of an earlier version are read from its run folders again.",
@@ -127,6 +101,7 @@ def reproduce(
       lopsided reproduce eta --out other --normalization released --scenarios 50:50,90:10 --losses cl,afcl:300:7
       lopsided reproduce eta --records sweep/records.jsonl
     """
+    from lopsided.paper.page import KIND
     from lopsided.paper.protocol import base_recipe, make_plan
 
     if quick and table == "isic" and preset is None and recipe is None:
@@ -145,7 +120,9 @@ def reproduce(
     failed: Sequence[Failure] = ()
     if records is not None:
         training = {"--runs": runs, "--quick": quick, "--engine": engine, "--address": address, "--workers": workers}
-        _refuse({**training, "--threads": threads, "--keep-models": keep_models}, "is for training", "--records")
+        sweeping.refuse(
+            {**training, "--threads": threads, "--keep-models": keep_models}, "is for training", "--records"
+        )
         columns = "--values" if values else "--losses" if losses else ""
         comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
     else:
@@ -153,9 +130,9 @@ def reproduce(
             raise InputError(sentence("--out must name the folder of the sweep", "none", "Such as --out sweep."))
         if not quiet and plan.left_out:
             say(plan.left_out)
-        source = _check_data(plan.recipe)
-        worker = _engine(engine or "local", address, workers, threads)
-        failed = _train(plan, out, worker, keep_models=keep_models, quiet=quiet)
+        source = sweeping.check_data(plan.recipe)
+        worker = sweeping.make_engine(engine or "local", address, workers, threads)
+        failed = sweeping.train(plan.cells(), out, worker, about={"kind": KIND}, keep_models=keep_models, quiet=quiet)
         comparison = _from_sweep(out, plan, source, only_asked=bool(losses))
     written = [] if out is None else write_tables(comparison, out, stem)
     _show(comparison, written, failed, plan.left_out, out, as_json)
@@ -166,6 +143,7 @@ def reproduce(
 def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, recipe: str | None) -> str:
     """Name the files of a table, so that several protocols may share a folder."""
     base = plan.recipe
+    normalization = str(base.encoder_training.loss.parameters["normalization"])
     parts = [
         table,
         "losses" if losses is not None else "",
@@ -173,57 +151,9 @@ def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, rec
         "small" if preset == "small" else "",
         "lesion" if base.data.split == "group" else "",
         "" if base.encoder.weights == "none" else "pretrained",
-        "" if base.encoder_training.normalization == "paper" else base.encoder_training.normalization,
+        "" if normalization == "paper" else normalization,
     ]
     return "-".join(part for part in parts if part)
-
-
-def _refuse(options: dict[str, Any], what: str, other: str) -> None:
-    for name, value in options.items():
-        if value not in (None, False):
-            raise InputError(sentence(f"{name} {what}", f"it with {other}", "Leave one of them out."))
-
-
-def _check_data(base: Recipe) -> str:
-    """Look for images and weights once, before every cell of a sweep would fail to find them; name the images."""
-    from lopsided.data.sources import open_source
-    from lopsided.runs.run import settle
-
-    settled = settle(base)
-    weights = settled.encoder.weights
-    if weights not in ("none", "timm") and not Path(weights).is_file():
-        raise InputError(sentence("--weights must be a file of weights", f"{weights}, which does not exist"))
-    data = settled.data
-    source = open_source(data.source or "", classes=data.classes, group=data.group, allow_outside=data.allow_outside)
-    if settled.data.split == "group" and source.groups is None:
-        got = f"none for {source.name}"
-        raise DataError(sentence("a split by lesion needs the table of lesions", got, "Use --split image."))
-    return source.name
-
-
-def _engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
-    if name == "local":
-        from lopsided.sweeps.engines import LocalEngine
-
-        _refuse({"--address": address}, "is for --engine ray", "--engine local")
-        return LocalEngine(workers, threads or 1)
-    if name == "ray":
-        from lopsided.sweeps.ray_engine import RayEngine
-
-        _refuse({"--workers": workers}, "is for --engine local", "--engine ray")
-        return RayEngine(address or "auto", threads=threads or 1)
-    raise InputError(sentence("--engine must be one of local, ray", repr(name)))
-
-
-def _train(plan: Plan, out: Path, engine: Engine, *, keep_models: bool, quiet: bool) -> list[Failure]:
-    from lopsided.sweeps.sweep import run_sweep
-    from lopsided.sweeps.view import sweep_view
-
-    try:
-        with sweep_view(quiet=quiet) as view:
-            return run_sweep(plan.cells(), out, engine=engine, view=view, keep_models=keep_models).failed
-    except KeyboardInterrupt:
-        raise StoppedError(f"interrupted. Start the same command again to go on in {out}.") from None
 
 
 def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comparison:
@@ -237,7 +167,9 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
     def is_of_plan(record: Record) -> bool:
         if (record.scenario is None) != (plan.table == "isic"):
             return False
-        setting = Setting(record.eta, record.gamma)
+        setting = Setting.of(record)
+        if setting is None:
+            return False
         return record.cell == cell_key(settle(cell_recipe(plan.recipe, record.scenario, setting, record.seed)))
 
     path = out / RECORDS
@@ -245,7 +177,7 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
     there = [replace(record, source=source) for record in known if is_of_plan(record)]  # It is in the cell's hash.
     whole = published(plan.table)
     rows = {record.scenario for record in there} | set(plan.scenarios)
-    columns = {Setting(record.eta, record.gamma) for record in there} | set(plan.settings)
+    columns = {Setting.of(record) for record in there} | set(plan.settings)
     return compare(
         there,
         plan.table,
@@ -276,7 +208,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
         do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
         raise InputError(sentence(f"{path} must hold runs of the table {plan.table} by {protocol}", others, do))
     _check_there(rows, plan.scenarios, [record.scenario for record in kept], path)
-    _check_there(columns, plan.settings, [Setting(record.eta, record.gamma) for record in kept], path)
+    _check_there(columns, plan.settings, [Setting.of(record) for record in kept], path)
     chosen = plan.scenarios if rows else None, plan.settings if columns else None
     comparison = compare(kept, plan.table, Protocol.of(kept[0]), scenarios=chosen[0], settings=chosen[1])
     if not quiet:
@@ -311,18 +243,24 @@ def _check_there(option: str, asked: Sequence[object], there: Sequence[object], 
 def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: Protocol) -> list[str]:
     """Say which runs of like protocols were left out because their recipe is another one, or not known."""
     from lopsided.paper.compare import Protocol
+    from lopsided.paper.protocol import Setting
 
     alike = [record for record in records if Protocol.of(record).is_like(protocol)]
-    others = [record for record in alike if record.family != kept[0].family]
-    sources = [record.source for record in alike if record.family == kept[0].family and record.source != kept[0].source]
+    family, source = Protocol.of(kept[0]).family, kept[0].source
+    others = [record for record in alike if Protocol.of(record).family != family]
+    sources = [r.source for r in alike if Protocol.of(r).family == family and r.source != source]
+    losses = [record.loss.label for record in alike if Setting.of(record) is None]
     found = []
-    if kept[0].family is None and protocol.family is not None:
+    if family is None and protocol.family is not None:
         found.append(f"The records do not say by which recipe they were made; they are taken for runs by {protocol}.")
     if others:
         named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
         found.append(f"{len(others)} records of other recipes, or that do not say theirs, were left out: {named}.")
     if sources:
         found.append(f"{len(sources)} records of other data were left out: {', '.join(dict.fromkeys(sources))}.")
+    if losses:
+        named = ", ".join(dict.fromkeys(losses))
+        found.append(f"{len(losses)} records of losses that are none of the paper's were left out: {named}.")
     return found
 
 
@@ -360,17 +298,14 @@ def _show(
                 "out": None if out is None else str(out),
                 **comparison.to_dict(),
                 "left_out": left_out,
-                "failed": [{"cell": f.cell, "name": f.name, "error": f.error} for f in failed],
+                "failed": sweeping.failed_dict(failed),
                 "files": [str(path) for path in written],
             }
         )
         return
-    from rich.console import Console
-
     from lopsided.paper.tables import print_table
 
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    print_table(comparison, console)
+    print_table(comparison, sweeping.wide_console())
     lines = [left_out] if left_out else []
     lines += [f"{failure.name} failed: {failure.error}" for failure in failed]
     if out is not None:

@@ -40,6 +40,7 @@ from typing import Any, Literal, TypeAlias
 from lopsided.evaluation.intervals import Figure, mean_interval
 from lopsided.paper.protocol import CL, Setting, published
 from lopsided.runs.records import ROUNDING
+from lopsided.sweeps.compare import ALPHA, WORDS
 
 Key: TypeAlias = tuple[str | None, Setting, str, str]
 """Scenario, loss, split, figure."""
@@ -49,11 +50,8 @@ Values: TypeAlias = Mapping[Key, Mapping[int, float]]
 
 Decision: TypeAlias = Literal["supported", "contradicted", "cannot tell"]
 
-ALPHA = 0.05
 FEWEST = 3
 """Paired runs without which there is no verdict."""
-
-WORDS = {"uwa": "UWA", "accuracy": "accuracy", "test": "test", "held_out": "held-out"}
 
 RULE = (
     "Supported: the interval of every comparison that the claim makes lies above 0 (where there are several ways for "

@@ -1,80 +1,99 @@
 """From the records of a sweep to a table of the paper: intervals, paired differences, verdicts. Needs no torch.
 
 An entry is the mean over the runs of one cell, in per cent, with Student's 95 % interval over the runs, and its
-difference to CL over the seeds that both have. ``verdicts.py`` has the rule by which the paper's claims are judged.
+difference to CL over the seeds that both have: within one protocol and source, runs of one scenario and seed saw the
+same data. ``claims.py`` has the rule by which the paper's claims are judged.
 
-Two sets of images judge each model: ``test``, the paper's 30 %, and ``held_out``, as many images of each class as the
-scenario left in the pool. Held-out accuracy is the mean of the recalls, weighted by the scenario's proportions: the
-accuracy on a large set that is as lopsided as the scenario, which is what the paper's accuracy estimates.
+Of the two sets of images, ``test`` is the paper's 30 %. Held-out accuracy, weighted by the scenario's proportions, is
+what the paper's accuracy estimates.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import resources
 from typing import Any
 
-from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
 from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
 from lopsided.recipe import Recipe, named_recipe, named_recipes
-from lopsided.recipe.words import shown
-from lopsided.runs.records import ROUNDING, WITH_WEIGHTS, Record, epochs_of, family_of
+from lopsided.runs.records import ROUNDING, WITH_WEIGHTS, LossTable, Record, epochs_of, family_of
+from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
-SPLITS = ("test", "held_out")
+TEMPERATURE = 0.07
+"""The paper's, which records of version 0.1 do not say."""
 
 
 @dataclass(frozen=True)
 class Protocol:
     """What the runs of one table have in common, beside their losses, scenarios and seeds.
 
-    ``family`` stands for all of their recipes that the other fields do not say; records of earlier versions have none.
+    ``family`` stands for all of their recipes that the other fields do not say; the first records had none.
     """
 
     method: str
-    normalization: str
+    normalization: str | None
     encoder: str
     image_size: int | None
     split: str
     weights: str
     family: str | None = None
     epochs: tuple[int, ...] | None = None
+    temperature: float | None = TEMPERATURE
 
     @classmethod
     def of(cls, run: Recipe | Record) -> Protocol:
         """Return the protocol of a recipe or of a record."""
         if isinstance(run, Record):
-            facts = (run.method, run.normalization, run.encoder, run.image_size, run.split, run.weights)
-            return cls(*facts, run.family, run.epochs)
-        weights = run.encoder.weights
+            loss, family = run.loss, _family_now(run.family)
+            facts = run.method, loss.get("normalization"), run.encoder, run.image_size, run.split, run.weights
+            return cls(*facts, family, run.epochs, loss.get("temperature", TEMPERATURE))
+        loss, weights = LossTable.of(run.encoder_training.loss), run.encoder.weights
         return cls(
             run.method,
-            run.encoder_training.normalization,
+            loss.get("normalization"),
             run.encoder.name,
             run.data.image_size,
             run.data.split,
             weights if weights in ("none", "timm") else "file",
             family_of(run),
             epochs_of(run),
+            loss.get("temperature", TEMPERATURE),
         )
 
     def is_like(self, other: Protocol) -> bool:
         """Whether two protocols agree in all that records of any version say of them."""
-        return replace(self, family=None, epochs=None) == replace(other, family=None, epochs=None)
+        one, two = (replace(each, family=None, epochs=None, temperature=None) for each in (self, other))
+        return one == two
 
     def __str__(self) -> str:
         size = "its own size" if self.image_size is None else f"{self.image_size} px"
         start = {"none": "scratch", "timm": "timm's weights", "file": "weights of a file"}.get(self.weights, "?")
         by = {"group": "split by group", "random": "split by image"}.get(self.split, f"split {self.split}")
-        text = f"{self.encoder} at {size} from {start}, {by}, {self.normalization} normalization"
+        text = f"{self.encoder} at {size} from {start}, {by}"
+        if self.normalization is not None:
+            text += f", {self.normalization} normalization"
+        if self.temperature != TEMPERATURE:
+            text += f", temperature {self.temperature:g}"
         if self.epochs is not None:
             text += f", {' + '.join(map(str, self.epochs))} epochs"
         return f"{text}, recipe {'not recorded' if self.family is None else _recipe_name(self.family)}"
+
+
+@cache
+def _family_now(family: str | None) -> str | None:
+    """Return what a family is called now: ``families.toml`` has those of version 0.1."""
+    text = (resources.files("lopsided.paper") / "families.toml").read_text(encoding="utf-8")
+    before, plus, weights = (family or "").partition(WITH_WEIGHTS)
+    known = tomllib.loads(text).get(before)
+    return family if known is None else f"{family_of(paper.base_recipe(**known))}{plus}{weights}"
 
 
 @cache
@@ -211,18 +230,18 @@ class Comparison:
 
 
 def select(records: Iterable[Record], table: str, protocol: Protocol) -> list[Record]:
-    """Return the records of a table's kind that were made by a protocol.
+    """Return the records of a table's kind that were made by a protocol with the paper's losses.
 
     Records that do not say their recipe are a family of their own, which is taken if there are none of the protocol's.
     """
-    has_scenario = table != "isic"
     alike = [
-        record
+        (record, own)
         for record in records
-        if (record.scenario is not None) == has_scenario and Protocol.of(record).is_like(protocol)
+        if (record.scenario is not None) == (table != "isic") and Setting.of(record) is not None
+        if (own := Protocol.of(record)).is_like(protocol)
     ]
-    own = [record for record in alike if record.family == protocol.family]
-    return own or [record for record in alike if record.family is None]
+    same = [record for record, own in alike if (own.family, own.temperature) == (protocol.family, protocol.temperature)]
+    return same or [record for record, own in alike if own.family is None]
 
 
 def compare(
@@ -237,11 +256,12 @@ def compare(
     """Lay the records of one protocol out as a table of the paper, and judge the claims that it is for.
 
     Without ``scenarios`` or ``settings``, those of the paper's table that have a run are shown; the verdicts see all.
+    Runs with a loss that is none of the paper's are in none of its cells.
     ``source`` names the data where the records do not, or not as they are called now.
     """
     check_table(table)
     whole = published(table)
-    own = _source_of(records)
+    own = source_of(records)
     if source is None:
         source = paper.SOURCES[table][0] if own is None else own
     is_of_paper = _is_of_paper(table, source, records)
@@ -280,15 +300,6 @@ def _is_of_paper(table: str, source: str, records: Iterable[Record]) -> bool:
     return source in paper.SOURCES[table] and classes <= {paper.CLASSES[table]}
 
 
-def _source_of(records: Iterable[Record]) -> str | None:
-    """Return the data that all records are of; those of several cannot be put into one table."""
-    sources = dict.fromkeys(record.source for record in records)
-    if len(sources) > 1:
-        do = "Keep the records of one, or name its data in a recipe."
-        raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
-    return next(iter(sources), None)
-
-
 def _entry(values: Values, table: str | None, key: Key) -> Entry:
     """Make one entry; ``table`` is that of the paper beside which it is put, if there is one."""
     scenario, setting, split, figure = key
@@ -310,7 +321,9 @@ def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
     found: dict[Key, dict[int, float]] = {}
     cells: dict[tuple[str | None, Setting, int], Record] = {}
     for record in sorted(records, key=lambda record: record.seed):
-        setting = Setting(record.eta, record.gamma)
+        setting = Setting.of(record)
+        if setting is None:
+            continue
         other = cells.setdefault((record.scenario, setting, record.seed), record)
         if other is not record:
             must = f"a table must have one run of {record.name}"
@@ -318,23 +331,10 @@ def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
             raise InputError(sentence(must, f"those of the cells {other.cell} and {record.cell}", do))
         for split in SPLITS:
             for figure in FIGURES:
-                value = _value(record, split, figure)
+                value = value_of(record, split, figure)
                 if value is not None:
                     found.setdefault((record.scenario, setting, split, figure), {})[record.seed] = value
     return found
-
-
-def _value(record: Record, split: str, figure: str) -> float | None:
-    figures = record.test if split == "test" else record.held_out
-    if figures is None:
-        return None
-    if figure == "uwa":
-        return 100 * figures.uwa
-    shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
-    if split == "test" or shares is None or len(shares) != len(figures.recalls):
-        return 100 * figures.accuracy
-    value = math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
-    return None if math.isnan(value) else value
 
 
 def _majority(records: Sequence[Record]) -> float | None:

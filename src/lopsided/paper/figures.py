@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from lopsided import files
 from lopsided.evaluation.intervals import UNDEFINED
-from lopsided.paper.claims import WORDS
 from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import FIGURES
-from lopsided.paper.tables import axis, column_names, shown_interval, title
+from lopsided.paper.tables import axis, column_names, title
+from lopsided.sweeps.compare import WORDS
+from lopsided.sweeps.tables import shown_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

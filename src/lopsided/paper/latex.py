@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from lopsided.paper.claims import WORDS
 from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import Setting
 from lopsided.paper.tables import (
     axis,
     column_names,
-    is_cut,
     misprint_notes,
     published_text,
-    runs_text,
-    shown_interval,
     title,
 )
+from lopsided.sweeps.compare import WORDS
+from lopsided.sweeps.tables import is_cut, runs_text, shown_interval
 
 ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}
 """The paper's order of figures."""

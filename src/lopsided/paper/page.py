@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from lopsided.errors import InputError, RunError, sentence
+from lopsided.errors import InputError, LopsidedError
 from lopsided.paper import page_figures as sweep_figures
 from lopsided.paper import tables
-from lopsided.paper.claims import BLIND, RULE, WORDS, Verdict
+from lopsided.paper.claims import BLIND, RULE, Verdict
 from lopsided.paper.compare import Comparison, Protocol, compare
 from lopsided.paper.page_figures import HeatMap, Link, anchor
 from lopsided.paper.protocol import CL, FIGURES, Setting
 from lopsided.reports.page import render
-from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, duration, listed, signed
-from lopsided.runs.records import Failure, Record, read_failures, read_records
-from lopsided.sweeps.engines import CELLS
-from lopsided.sweeps.sweep import FAILURES, RECORDS
+from lopsided.reports.sweep_data import SweepData, read_sweep
+from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, signed
+from lopsided.runs.records import Record, read_records
+from lopsided.sweeps.compare import WORDS, lopsidedness
+from lopsided.sweeps.sweep import RECORDS, about_sweep
+
+KIND = "reproduce"
+"""What ``sweep.json`` says of a sweep that was made for one of the paper's tables."""
 
 _HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # Of a negative number.
-_KEY = re.compile(r"[\w-]{1,64}")
-PAGE = "report.html"
-"""A page's name in the folder that it is about."""
 
 
 @dataclass(frozen=True)
@@ -42,30 +42,38 @@ class View:
     grid: bool = False
 
 
+def is_of_paper(folder: Path) -> bool:
+    """Whether a sweep was made for a table of the paper; one of version 0.1 is if it has no loss but the paper's."""
+    kind = None
+    with suppress(LopsidedError):  # The records say enough for a page.
+        kind = about_sweep(folder).get("kind")
+    if kind is not None or not (folder / RECORDS).is_file():
+        return kind == KIND
+    records, _ = read_records(folder / RECORDS)
+    return bool(records) and all(Setting.of(record) is not None for record in records)
+
+
 def sweep_page(folder: Path, beside: Path | None = None) -> str:
     """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs."""
-    try:
-        records, notes = read_records(folder / RECORDS) if (folder / RECORDS).exists() else ([], [])
-        failures = failed_cells(read_failures(folder / FAILURES), records)
-    except OSError as error:
-        raise RunError(sentence("a sweep must be readable", f"{folder} ({error.strerror})")) from None
-    pages = _find_pages(folder, beside or folder, records)
+    sweep = read_sweep(folder, beside)
     groups = [
-        _group(number, source, protocol, runs, pages)
-        for number, ((source, protocol), runs) in enumerate(by_protocol(records).items(), start=1)
+        _group(number, source, protocol, runs, sweep)
+        for number, ((source, protocol), runs) in enumerate(by_protocol(sweep.records).items(), start=1)
     ]
+    losses = {(record.method, Setting.of(record) or record.loss) for record in sweep.records}
+    counts = Counter((r.source, Protocol.of(r), r.scenario, Setting.of(r) or r.loss) for r in sweep.records)
     return render(
         "sweep.html.j2",
         data={"kind": "sweep"},
-        title=f"Sweep {clean(folder.resolve().name)}",
-        folder=clean(folder.resolve().name),
-        summary=_summary(records, failures),
-        warnings=_warnings(records, failures, notes),
+        title=f"Sweep {sweep.name}",
+        folder=sweep.name,
+        summary=sweep.summary(amount(len(losses), "loss", "losses")),
+        warnings=sweep.warnings(sum(number == 1 for number in counts.values())),
         groups=groups,
-        failures=[{"name": f.name, "attempts": n, "error": clean(f.error)} for f, n in failures],
+        failures=sweep.failure_rows(),
         rule=RULE,
         blind=BLIND,
-        has_pages=bool(pages),
+        has_pages=bool(sweep.pages),
         eta=ETA,
         gamma=GAMMA,
     )
@@ -79,81 +87,16 @@ def by_protocol(records: Iterable[Record]) -> dict[tuple[str, Protocol], list[Re
     return found
 
 
-def failed_cells(failures: Iterable[Failure], records: Iterable[Record]) -> list[tuple[Failure, int]]:
-    """Return the last failure of each cell that never came to its end, with the number of attempts."""
-    done = {record.cell for record in records}
-    open_failures = [failure for failure in failures if failure.cell not in done]
-    attempts = Counter(failure.cell for failure in open_failures)
-    return [(last, attempts[cell]) for cell, last in {failure.cell: failure for failure in open_failures}.items()]
-
-
-def _setting(record: Record) -> Setting:
-    return Setting(record.eta, record.gamma)
-
-
-def _find_pages(folder: Path, beside: Path, records: Iterable[Record]) -> dict[str, str]:
-    """Return the addresses of those runs' pages that are there, by cell, as seen from ``beside``."""
-    cells = {record.cell for record in records if _KEY.fullmatch(record.cell)}  # Not a path that leads elsewhere.
-    found = {cell: folder / CELLS / cell / PAGE for cell in cells}
-    return {
-        cell: quote(os.path.relpath(page, beside).replace(os.sep, "/"))
-        for cell, page in found.items()
-        if page.is_file()
-    }
-
-
-def _summary(records: Sequence[Record], failures: Sequence[object]) -> str:
-    if not records:
-        return "No run has come to its end yet."
-    scenarios = {record.scenario for record in records if record.scenario is not None}
-    settings = {(record.method, record.loss, record.eta, record.gamma) for record in records}
-    sources = listed(sorted({clean(record.source) for record in records}))
-    parts = [f"{amount(len(records), 'run')} on {sources}: {amount(len(settings), 'loss', 'losses')}"]
-    if scenarios:
-        parts.append(amount(len(scenarios), "scenario"))
-    parts.append(amount(len({record.seed for record in records}), "seed"))
-    hours = duration(sum(record.seconds for record in records))
-    failed = f" {amount(len(failures), 'cell')} failed." if failures else ""
-    return f"{', '.join(parts)}. They took {hours} of training altogether.{failed}"
-
-
-def _warnings(records: Sequence[Record], failures: Sequence[object], notes: Sequence[str]) -> list[tuple[str, str]]:
-    found = []
-    if failures:
-        found.append((f"{amount(len(failures), 'cell')} failed", "They are listed below with their errors."))
-    counts = Counter((record.source, Protocol.of(record), record.scenario, _setting(record)) for record in records)
-    single = sum(number == 1 for number in counts.values())
-    if single:
-        found.append(
-            (
-                f"{amount(single, 'cell')} with one run only",
-                "One run has no interval; how much of a figure is chance cannot be told from it.",
-            )
-        )
-    few = [record for record in records if record.test.minority < 30]
-    if few:
-        least = min(record.test.minority for record in few)
-        found.append(
-            (
-                f"{amount(len(few), 'run')} with fewer than 30 test images of the rare class",
-                f"The fewest are {least}. Their test figures are noisy; held-out images, where there are, say more.",
-            )
-        )
-    return [*found, *((clean(note), "") for note in notes)]
-
-
-def _group(
-    number: int, source: str, protocol: Protocol, records: Sequence[Record], pages: Mapping[str, str]
-) -> dict[str, Any]:
+def _group(number: int, source: str, protocol: Protocol, records: Sequence[Record], sweep: SweepData) -> dict[str, Any]:
     views, trouble = [], ""
     try:
-        views = list(_views(records, protocol)) if protocol.method == "two-stage" else []
+        views = list(_views(records, protocol))
     except InputError as error:  # Runs that differ in what a record does not tell cannot be laid out; they are listed.
         trouble = str(error)
-    cells = {(record.scenario, _setting(record), record.seed): record.cell for record in records}
+    cells = {(record.scenario, Setting.of(record), record.seed): record.cell for record in records}
 
     def link(*place: Any) -> str:
-        return pages.get(cells.get(place, ""), "")
+        return sweep.pages.get(cells.get(place, ""), "")
 
     return {
         "title": clean(source),
@@ -173,18 +116,19 @@ def _group(
             for view in views
         ],
         "trouble": clean(trouble),
-        "run_groups": list(_run_groups(number, records, pages)),
+        "run_groups": list(_run_groups(number, records, sweep)),
     }
 
 
 def _views(records: Sequence[Record], protocol: Protocol) -> Iterator[View]:
-    drawn = [record for record in records if record.scenario is not None]
-    whole = [record for record in records if record.scenario is None]
+    there = [(record, setting) for record in records if (setting := Setting.of(record)) is not None]
+    drawn = [(record, setting) for record, setting in there if record.scenario is not None]
+    whole = [(record, setting) for record, setting in there if record.scenario is None]
     for part, table in ((drawn, "eta"), (drawn, "gamma"), (whole, "isic")):
         if not part:
             continue
-        settings = sorted({_setting(record) for record in part})
-        scenarios = sorted({record.scenario for record in part}, key=_lopsidedness)
+        settings = sorted({setting for _, setting in part})
+        scenarios = sorted({record.scenario for record, _ in part}, key=lopsidedness)
         if table == "isic":
             chosen, axis, heading = settings, None, "By loss"
         else:
@@ -193,21 +137,15 @@ def _views(records: Sequence[Record], protocol: Protocol) -> Iterator[View]:
             heading = f"Over {ETA}, the weight of the negatives" if table == "eta" else f"Over {GAMMA}, the focus"
             if not chosen or (len(chosen) < 2 and (table == "gamma" or len(settings) > 1)):
                 continue
-        comparison = compare(part, table, protocol, scenarios=scenarios, settings=chosen)
+        comparison = compare([r for r, _ in part], table, protocol, scenarios=scenarios, settings=chosen)
         yield View(heading, axis, comparison, tuple(chosen))
-    both = sorted({_setting(record) for record in drawn if record.eta and record.gamma})
-    if both:
-        settings = sorted({_setting(record) for record in drawn})
-        scenarios = sorted({record.scenario for record in drawn}, key=_lopsidedness)
-        comparison = compare(drawn, "eta", protocol, scenarios=scenarios, settings=settings)
+    if any(setting.eta and setting.gamma for _, setting in drawn):
+        settings = sorted({setting for _, setting in drawn})
+        scenarios = sorted({record.scenario for record, _ in drawn}, key=lopsidedness)
+        comparison = compare([r for r, _ in drawn], "eta", protocol, scenarios=scenarios, settings=settings)
         entries = {key: replace(entry, published=None) for key, entry in comparison.entries.items()}
         comparison = replace(comparison, entries=entries, verdicts=())
         yield View(f"Over {ETA} and {GAMMA} together", None, comparison, tuple(settings), grid=True)
-
-
-def _lopsidedness(scenario: str | None) -> tuple[float, str]:
-    first = (scenario or "").partition(":")[0]
-    return (float(first) if first.replace(".", "", 1).isdigit() else 0.0, scenario or "")
 
 
 def _heat_maps(view: View, number: int, link: Link) -> Iterator[HeatMap]:
@@ -265,7 +203,7 @@ def _differences(view: View) -> Iterator[dict[str, Any]]:
             value = entry.difference
             yield {
                 "scenario": clean(scenario or "all images"),
-                "rank": _lopsidedness(scenario)[0],
+                "rank": lopsidedness(scenario)[0],
                 "loss": str(setting),
                 "figure": WORDS[figure],
                 "split": WORDS[split],
@@ -314,20 +252,17 @@ def _verdicts(verdicts: Iterable[Verdict]) -> list[tuple[str, list[dict[str, Any
     return list(found.items())
 
 
-def _run_groups(number: int, records: Iterable[Record], pages: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _run_groups(number: int, records: Iterable[Record], sweep: SweepData) -> Iterator[dict[str, Any]]:
     """Yield the runs of each cell, for the list at the page's end."""
     cells: dict[tuple[float, str, Setting, str], list[Record]] = {}
     for record in records:
-        place = (*_lopsidedness(record.scenario), _setting(record), record.loss)
+        setting = Setting.of(record)
+        place = (*lopsidedness(record.scenario), setting or CL, "" if setting else record.loss.label)
         cells.setdefault(place, []).append(record)
-    for (*_, setting, loss), runs in sorted(cells.items(), key=lambda item: item[0]):
-        is_contrastive = runs[0].method == "two-stage"
+    for (*_, setting, other), runs in sorted(cells.items(), key=lambda item: item[0]):
         yield {
-            "anchor": anchor(number, runs[0].scenario, setting) if is_contrastive else "",
+            "anchor": "" if other else anchor(number, runs[0].scenario, setting),
             "scenario": clean(runs[0].scenario or "all images"),
-            "loss": str(setting) if is_contrastive else loss,
-            "runs": [
-                {"record": run, "link": pages.get(run.cell, ""), "time": duration(run.seconds)}
-                for run in sorted(runs, key=lambda run: run.seed)
-            ],
+            "what": clean(other) or str(setting),
+            "runs": [sweep.run_row(run) for run in sorted(runs, key=lambda run: run.seed)],
         }

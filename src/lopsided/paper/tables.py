@@ -6,20 +6,20 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lopsided.evaluation.intervals import Figure
-from lopsided.paper.claims import BLIND, RULE, WORDS, Verdict
+from lopsided.paper.claims import BLIND, RULE, Verdict
 from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
 from lopsided.reports.wording import clean
+from lopsided.sweeps.compare import WORDS
+from lopsided.sweeps.tables import MISSING, difference_text, markdown_table, mean_text, runs_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MISSING = "-"
 MISPRINT = "misprint"
 PUBLISHED = "published"
 COLOURS = {"supported": "green", "contradicted": "red", "cannot tell": "yellow"}
@@ -124,16 +124,6 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
     return [["" if i else first, *row] for i, row in enumerate(rows)]
 
 
-def runs_text(low: int, high: int | None = None) -> str:
-    """Say a number of runs, or from how many to how many.
-
-    >>> runs_text(1), runs_text(3, 4), runs_text(4, 4)
-    ('1 run', '3 to 4 runs', '4 runs')
-    """
-    high = low if high is None else high
-    return f"{'' if low == high else f'{low} to '}{high} run{'' if high == 1 else 's'}"
-
-
 def published_text(
     comparison: Comparison, scenario: str | None, setting: Setting, figure: str, missing: str = MISSING
 ) -> str:
@@ -142,29 +132,6 @@ def published_text(
         return MISPRINT
     value = comparison.published(scenario, setting, figure)
     return missing if value is None else f"{value:.2f}"
-
-
-def shown_interval(mean: Figure) -> tuple[float, float] | None:
-    """Return the limits of a mean in per cent, as far as there are such shares; None if there is no interval."""
-    return None if math.isnan(mean.high) else (max(mean.low, 0.0), min(mean.high, 100.0))
-
-
-def is_cut(mean: Figure) -> bool:
-    """Whether an interval goes on beyond 0 or 100 per cent."""
-    return mean.low < 0 or mean.high > 100
-
-
-def mean_text(mean: Figure) -> str:
-    """Write a mean in per cent with its interval, by its limits where it would go beyond 0 or 100.
-
-    >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
-    ('90.0 ±5.0', '98.0 [95.5, 100.0]')
-    """
-    limits = shown_interval(mean)
-    if limits is None:
-        return f"{mean.value:.1f}"
-    low, high = limits
-    return f"{mean.value:.1f} [{low:.1f}, {high:.1f}]" if is_cut(mean) else f"{mean.value:.1f} ±{high - mean.value:.1f}"
 
 
 def _mean(entry: Entry | None, usual: int) -> str:
@@ -177,18 +144,6 @@ def _mean(entry: Entry | None, usual: int) -> str:
 
 def _difference(entry: Entry | None) -> str:
     return MISSING if entry is None or entry.difference is None else difference_text(entry.difference)
-
-
-def difference_text(value: Figure) -> str:
-    """Write a difference with half of its interval, if it has one, and a star where that leaves out 0.
-
-    >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
-    ('+1.2 ±0.8*', '-1.0 ±2.0')
-    """
-    text = f"{value.value:+.1f}"
-    if math.isnan(value.high):
-        return text
-    return f"{text} ±{value.high - value.value:.1f}{'*' if value.leaves_out_0 else ''}"
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -296,12 +251,6 @@ def _verdict_lines(comparison: Comparison) -> list[str]:
 def _marked(verdict: Verdict, bold: str) -> str:
     """Set the verdict that counts apart from the one that is shown beside it."""
     return bold if verdict.decides else verdict.decision
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
 
 def to_csv(comparison: Comparison) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.paper.page import PAGE, sweep_page
+from lopsided.reports.arms_page import arms_page
 from lopsided.reports.feature_map import check_kind
 from lopsided.reports.run_page import run_page
+from lopsided.reports.sweep_data import PAGE
 from lopsided.runs.run import METRICS, RECIPE
 from lopsided.sweeps.engines import CELLS
 from lopsided.sweeps.sweep import SWEEP
@@ -43,10 +45,12 @@ def write_report(
     *,
     kind: str = "pca",
     allow_outside: bool = False,
+    sweep_page: Callable[[Path, Path], str] = arms_page,
 ) -> Report:
     """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA.
 
-    ``allow_outside`` lets pictures be made of files that a run's table names outside its folder.
+    ``allow_outside`` lets pictures be made of files that a run's table names outside its folder. ``sweep_page`` writes
+    the page of a sweep from its folder and the folder that the page will lie in.
     """
     check_kind(kind)
     path = Path(folder)

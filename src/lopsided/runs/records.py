@@ -9,24 +9,25 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError, WrapValidator
 
 from lopsided import files
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
-from lopsided.recipe import LATER_FIELDS, RUNTIME_FIELDS
+from lopsided.losses import catalogue
+from lopsided.recipe import RUNTIME_FIELDS
 from lopsided.recipe.words import leaves, shown
 
 if TYPE_CHECKING:
-    from lopsided.recipe import Recipe
+    from lopsided.recipe import LossSettings, Recipe
     from lopsided.runs.run import Run
 
-FORMAT = 1
-"""The version of a line; it rises when an older reader could misread a newer line."""
+FORMAT = 2
+"""The version of a line; it rises when an older reader could misread a newer line. Format 1 is read, too."""
 
 KEY_LENGTH = 16
 WITH_WEIGHTS = "+"
@@ -38,11 +39,14 @@ ROUNDING = 2e-3
 LOCK_SECONDS = 60.0
 """A folder of records is locked for the blink of an append; whoever waits longer than this is told who has it."""
 
-VARIED_FIELDS = frozenset(
-    {"seed", "data.source", "data.scenario", "encoder.weights"}
-    | {f"encoder_training.{name}" for name in ("loss", "eta", "gamma", "normalization")}
-)
+VARIED_FIELDS = frozenset({"seed", "data.source", "data.scenario", "encoder.weights"})
+VARIED_LOSS = "encoder_training.loss."
 """What the recipes of one family may differ in, beside the fields that do not decide the outcome of a run."""
+
+BLIND_FIELDS = frozenset(
+    {f"data.{name}" for name in ("source", "held_out", "redraw", "image_size", "channels", "skip_unreadable")}
+)
+"""Fields of the data that do not decide which images are trained and tested on, or that the key of the data has."""
 
 _Line = TypeVar("_Line", "Record", "Failure")
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -59,27 +63,103 @@ def _check_scenario(text: str) -> str:
 _Scenario = Annotated[str, AfterValidator(_check_scenario)]
 
 
+@dataclass(frozen=True)
+class LossTable:
+    """A loss with its own parameters, sorted by name; it may be one that is not installed here."""
+
+    name: str
+    parameters: tuple[tuple[str, catalogue.Value], ...] = ()
+
+    @classmethod
+    def of(cls, loss: LossSettings) -> LossTable:
+        """Return the loss of a recipe."""
+        return cls(loss.name, tuple(sorted(loss.parameters.items())))
+
+    @classmethod
+    def read(cls, value: object) -> LossTable:
+        """Make one of what ``to_dict`` returns."""
+        if isinstance(value, LossTable):
+            return value
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            raise ValueError("no table of a loss")
+        parameters = {name: each for name, each in value.items() if name != "name"}
+        if not all(isinstance(each, str | int) or _is_finite(each) for each in parameters.values()):
+            raise ValueError("a parameter that is neither a number, a text nor a truth value")
+        return cls(value["name"], tuple(sorted(parameters.items())))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a parameter, or what is to stand for one that the loss does not have."""
+        return dict(self.parameters).get(name, default)
+
+    def to_dict(self) -> dict[str, catalogue.Value]:
+        """Return name and parameters for JSON."""
+        return {"name": self.name, **dict(self.parameters)}
+
+    @property
+    def label(self) -> str:
+        """The loss with the parameters that differ from their defaults, for people."""
+        try:
+            return catalogue.find(self.name).describe(dict(self.parameters))
+        except (catalogue.CatalogueError, ValueError, TypeError):  # Of a package that is not installed, or changed.
+            return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+_Loss = Annotated[LossTable, PlainValidator(LossTable.read)]
+
+Treatment = tuple[str, LossTable, LossTable | None, str | None]
+"""What was done to the images: method, both losses, family."""
+
+
 def cell_key(recipe: Recipe) -> str:
     """Return the name of a settled recipe's folder in a sweep: the start of its content's hash."""
     return recipe.content_hash()[:KEY_LENGTH]
 
 
 def family_of(recipe: Recipe) -> str:
-    """Return the name of all recipes that differ in nothing but what a table compares: the start of a hash.
+    """Return the name of all recipes that differ in nothing but loss, proportions and seed: the start of a hash.
 
-    Those are loss, eta, gamma, normalization, proportions and seed. Where the images lie does not matter, nor the
-    folder of a file of weights. The name with weights is that without, and a second hash.
+    The loss is that of the encoder's training. Where the images lie does not matter, nor the folder of a file of
+    weights. The name with weights is that without, and a second hash.
     """
     kept = {
         path: value
-        for path, field, value in leaves(recipe)
-        if path not in RUNTIME_FIELDS | VARIED_FIELDS and not (path in LATER_FIELDS and value == field.default)
+        for path, _, value in leaves(recipe)
+        if path not in RUNTIME_FIELDS | VARIED_FIELDS and not path.startswith(VARIED_LOSS)
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
     kept["total"] = next((part for part in parts if part.startswith("total=")), None)
     name = Path(recipe.encoder.weights).name
     family = _digest({**kept, "weights": "none"})
     return family if name == "none" else f"{family}{WITH_WEIGHTS}{_digest(name)}"
+
+
+def treatment_of(recipe: Recipe) -> Treatment:
+    """Return what a recipe does to the images: two runs of it differ in their data and their seed alone."""
+    losses = LossTable.of(recipe.encoder_training.loss), LossTable.of(recipe.classifier.loss)
+    return recipe.method, *losses, family_of(recipe)
+
+
+def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
+    """Return what is equal for two runs that trained and were tested on the same images: the start of a hash.
+
+    It is made of the source's name, the fields that draw and split, the seed where it has a say, and the images of each
+    class in each part, which change when images are added to a folder.
+    """
+    kept: dict[str, Any] = {
+        path: value
+        for path, _, value in leaves(recipe)
+        if path.startswith("data.") and path not in RUNTIME_FIELDS | BLIND_FIELDS
+    }
+    kept["seed"] = recipe.seed if recipe.data.redraw else 0
+    return _digest([_source_name(recipe, metrics), kept, metrics["classes"], metrics["counts"]])
+
+
+def _source_name(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
+    return _writable(metrics.get("source_name", Path(recipe.data.source or "").name))
 
 
 def _digest(content: Any) -> str:
@@ -92,13 +172,13 @@ def epochs_of(recipe: Recipe) -> tuple[int, ...]:
     return (first, recipe.classifier.epochs) if recipe.method == "two-stage" else (first,)
 
 
-def coordinates(scenario: str | None, loss: str, eta: float, gamma: float, seed: int) -> str:
-    """Name a cell in words.
+def coordinates(scenario: str | None, what: str, seed: int) -> str:
+    """Name a cell in words, by its scenario, its arm or loss, and its seed.
 
-    >>> coordinates("90:10", "afcl", 300.0, 7.0, 2)
-    '90:10 afcl eta 300 gamma 7 seed 2'
+    >>> coordinates("90:10", "AFCL(eta=300)", 2)
+    '90:10 AFCL(eta=300) seed 2'
     """
-    return f"{scenario or 'all images'} {loss} eta {eta:g} gamma {gamma:g} seed {seed}"
+    return f"{scenario or 'all images'} {what} seed {seed}"
 
 
 def proportion(scenario: str | None) -> str | None:
@@ -146,34 +226,35 @@ class Record:
     """One finished run; its figures have five digits.
 
     ``source`` is the name of what was opened, never a path: isic2018 for any folder of its layout. ``scenario`` has no
-    total. ``eta`` is in the unit of the run's recipe.
-    ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked for.
-    ``family`` tells runs apart whose recipes differ in more than what a table compares, ``epochs`` are those of each
-    stage, and ``classes`` the names in their order; lines of earlier versions lack some of these.
+    total. ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked
+    for. ``data`` is equal for runs that saw the same images; ``family`` tells runs apart whose recipes differ in more
+    than loss, proportions and seed. ``epochs`` are those of each stage, ``classes`` the names in their order, and
+    ``arm`` is what a comparison called the run. Lines of format 1 have no loss of the classifier and may lack what
+    follows ``data``; there ``data`` stands for source, scenario, split and seed.
     """
 
     cell: str
     source: str
     scenario: _Scenario | None
+    seed: _Count
     method: str
-    loss: str
-    eta: _Number
-    gamma: _Number
-    normalization: str
+    loss: _Loss
+    classifier_loss: _Loss | None
     encoder: str
     image_size: int | None
     split: str
     weights: str
-    seed: _Count
     test: Figures
     held_out: Figures | None
     seconds: _Number
     threads: int
     lopsided: str
     torch: str
+    data: str
     family: str | None = None
     epochs: tuple[int, ...] | None = None
     classes: tuple[str, ...] | None = None
+    arm: str | None = None
 
     @classmethod
     def from_run(cls, run: Run) -> Record:
@@ -196,28 +277,28 @@ class Record:
     def _of(cls, recipe: Recipe, metrics: Mapping[str, Any]) -> Record:
         minority = _rarest(metrics)
         held_out = metrics.get("held_out")
-        training, weights = recipe.encoder_training, recipe.encoder.weights
+        weights = recipe.encoder.weights
+        method, loss, classifier_loss, family = treatment_of(recipe)
         return cls(
             cell=cell_key(recipe),
-            source=_writable(metrics.get("source_name", Path(recipe.data.source or "").name)),
+            source=_source_name(recipe, metrics),
             scenario=proportion(recipe.data.scenario),
-            method=recipe.method,
-            loss=training.loss,
-            eta=training.eta,
-            gamma=training.gamma,
-            normalization=training.normalization,
+            seed=recipe.seed,
+            method=method,
+            loss=loss,
+            classifier_loss=classifier_loss,
             encoder=recipe.encoder.name,
             image_size=recipe.data.image_size,
             split=recipe.data.split,
             weights=weights if weights in ("none", "timm") else "file",
-            seed=recipe.seed,
             test=Figures.from_metrics(metrics["test"], minority),
             held_out=None if held_out is None else Figures.from_metrics(held_out, minority),
             seconds=_short(metrics["seconds"]),
             threads=metrics["environment"]["threads"],
             lopsided=metrics["lopsided"],
             torch=metrics["environment"]["packages"]["torch"],
-            family=family_of(recipe),
+            data=data_key(recipe, metrics),
+            family=family,
             epochs=epochs_of(recipe),
             classes=tuple(map(_writable, metrics["classes"])),
         )
@@ -225,12 +306,17 @@ class Record:
     @property
     def name(self) -> str:
         """The cell in words."""
-        return coordinates(self.scenario, self.loss, self.eta, self.gamma, self.seed)
+        return coordinates(self.scenario, self.arm or self.loss.label, self.seed)
 
     @property
-    def has_family(self) -> bool:
-        """Whether its family is named as ``family_of`` does; earlier versions did not, or mixed the weights in."""
-        return self.family is not None and (self.weights == "none" or WITH_WEIGHTS in self.family)
+    def treatment(self) -> Treatment:
+        """What was done to the images."""
+        return self.method, self.loss, self.classifier_loss, self.family
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it says all that today's records say; those of format 1 do not."""
+        return self.classifier_loss is not None
 
     def to_json(self) -> str:
         """Write one line, without its break."""
@@ -248,24 +334,21 @@ class Failure:
 
     cell: str
     scenario: str | None
-    loss: str
-    eta: float
-    gamma: float
+    loss: _Loss
     seed: int
     error: str
+    arm: str | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, error: str) -> Failure:
+    def of(cls, recipe: Recipe, error: str, arm: str | None = None) -> Failure:
         """Name the cell of a settled recipe, and what went wrong with it, in text that a file can hold."""
-        training = recipe.encoder_training
-        scenario = proportion(recipe.data.scenario)
-        told = _writable(error)
-        return cls(cell_key(recipe), scenario, training.loss, training.eta, training.gamma, recipe.seed, told)
+        loss = LossTable.of(recipe.encoder_training.loss)
+        return cls(cell_key(recipe), proportion(recipe.data.scenario), loss, recipe.seed, _writable(error), arm)
 
     @property
     def name(self) -> str:
         """The cell in words."""
-        return coordinates(self.scenario, self.loss, self.eta, self.gamma, self.seed)
+        return coordinates(self.scenario, self.arm or self.loss.label, self.seed)
 
     def to_json(self) -> str:
         """Write one line, without its break."""
@@ -303,13 +386,17 @@ def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
     return []
 
 
-def renew_records(path: str | os.PathLike[str], renewed: Iterable[Record]) -> None:
-    """Put records in the place of those of the same cells, and add the others; all at once or not at all."""
+def renew_records(path: str | os.PathLike[str], renewed: Mapping[str, Record] | Iterable[Record]) -> None:
+    """Put records in the place of those of the same cells, and add the others; all at once or not at all.
+
+    By a mapping, a record takes the place of that of another cell.
+    """
+    if not isinstance(renewed, Mapping):
+        renewed = {record.cell: record for record in renewed}
     with _locked(Path(path).parent):
         there = _parse(Record, Path(path))[0] if Path(path).exists() else []
-        new = {record.cell: record for record in renewed}
         kept = {record.cell: record for record in reversed(there)}  # The first of a cell counts.
-        lines = {**{record.cell: kept[record.cell] for record in there}, **new}
+        lines = {**{record.cell: kept[record.cell] for record in there}, **renewed}
         files.atomic_write(path, "".join(f"{record.to_json()}\n" for record in lines.values()))
 
 
@@ -368,7 +455,9 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
             line = json.dumps(_plain_text(json.loads(text)))
         values = json.loads(line)
         written = values["format"]
-        if written == FORMAT:
+        if written == 1:
+            line = json.dumps(_from_format_1(values))
+        if written in (1, FORMAT):
             found: _Line = _READERS[kind].validate_json(line, strict=True)
             return found
     except ValidationError as error:
@@ -380,18 +469,39 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
     raise RunError(sentence(f"a line must be of format {FORMAT}", shown(written), do))
 
 
+def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a line whose loss is a table, as those of version 0.1 are not: eta, gamma and normalization stood beside.
+
+    Of these, every loss had all three, and a contrastive one takes those that it has; their data were not named.
+    """
+    flat = {name: values.get(name) for name in ("eta", "gamma", "normalization") if name in values}
+    rest = {name: value for name, value in values.items() if name not in flat}
+    try:
+        entry = catalogue.find(values["loss"])
+        known = set(entry.defaults()) if entry.kind == "contrastive" else set()
+    except (catalogue.CatalogueError, KeyError, TypeError):
+        known = set(flat)
+    rest["loss"] = {"name": values.get("loss"), **{name: value for name, value in flat.items() if name in known}}
+    if "source" in values:
+        rest["classifier_loss"] = None
+        rest["data"] = _digest([values.get(name) for name in ("source", "scenario", "split", "seed")])
+    return rest
+
+
 def _place(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     return f"{shown(first['input'])} at {'.'.join(map(str, first['loc'])) or 'the line'}"
 
 
 def _write(line: Record | Failure) -> str:
-    return json.dumps({"format": FORMAT, **_plain(asdict(line))}, separators=(",", ":"), allow_nan=False)
+    return json.dumps({"format": FORMAT, **_plain(line)}, separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, LossTable):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value

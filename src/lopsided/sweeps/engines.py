@@ -26,23 +26,23 @@ CELLS = "cells"
 
 @dataclass(frozen=True)
 class Cell:
-    """A settled recipe of a sweep, and the name of its folder."""
+    """A settled recipe of a sweep, the name of its folder, and that of the arm it belongs to, if it does to one."""
 
     key: str
     recipe: Recipe
+    arm: str | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Cell:
+    def of(cls, recipe: Recipe, arm: str | None = None) -> Cell:
         """Settle a recipe and name its folder."""
         settled = settle(recipe)
-        return cls(cell_key(settled), settled)
+        return cls(cell_key(settled), settled, arm)
 
     @property
     def name(self) -> str:
         """The cell in words."""
-        training = self.recipe.encoder_training
-        scenario = proportion(self.recipe.data.scenario)
-        return coordinates(scenario, training.loss, training.eta, training.gamma, self.recipe.seed)
+        what = self.arm or self.recipe.encoder_training.loss.label
+        return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed)
 
 
 @dataclass(frozen=True)

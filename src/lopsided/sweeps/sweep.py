@@ -3,8 +3,9 @@
 A sweep folder holds ``sweep.json``, which marks it; ``records.jsonl``, a line per finished run; ``failures.jsonl``, a
 line per failed attempt; and ``cells/KEY/``, the run folders, KEY being the start of the recipe's hash. Starting again
 skips what is done, goes on with what was cut off, tries again what failed, and reads those run folders again that have
-no record or one of an earlier version. Several processes may work on one
-folder: ``claims/KEY/`` is locked by whoever has a cell computed.
+no record or one of an earlier version. Several processes may work on one folder: ``claims/KEY/`` is locked by whoever
+has a cell computed. Version 0.1 hashed recipes in another way; its finished runs are found by their recipes and moved
+to the folders that bear their names now.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from lopsided import __version__, files
 from lopsided.errors import LopsidedError, RunError, sentence
@@ -69,7 +70,7 @@ class SweepOutcome:
 
 
 def run_sweep(
-    cells: Sequence[Recipe],
+    cells: Sequence[Recipe | Cell],
     folder: str | os.PathLike[str],
     *,
     engine: Engine,
@@ -77,6 +78,7 @@ def run_sweep(
     keep_models: bool = False,
     keep: Literal["runs", "records"] = "runs",
     retries: int = 1,
+    about: Mapping[str, Any] | None = None,
 ) -> SweepOutcome:
     """Train the recipes that are not yet done in a sweep folder, and return the records of all of them.
 
@@ -84,24 +86,46 @@ def run_sweep(
     whose worker dies is tried again so many times (``retries``), from its checkpoint. A finished cell's model and
     checkpoint are removed unless ``keep_models``; with ``keep="records"`` all of its folder is. An interrupt, or
     SIGTERM, ends the workers at once and raises ``KeyboardInterrupt``; nothing is lost but the epochs in work.
+    ``about`` is kept in ``sweep.json``; see ``open_sweep``.
     """
-    check_sweep(folder)
+    _check_kind(folder, about or {})
     for part in (Path(folder), Path(folder) / CELLS, Path(folder) / CLAIMS):
         files.check_no_links(part)
-    wanted = {cell.key: cell for cell in map(Cell.of, cells)}
+    settled = (cell if isinstance(cell, Cell) else Cell.of(cell) for cell in cells)
+    wanted = {cell.key: cell for cell in settled}
     driver = _Driver(Path(folder), list(wanted.values()), engine, view or View(), retries)
+    driver.about = about or {}
     driver.kept = "models" if keep_models else keep
     return driver.run()
 
 
-def open_sweep(folder: str | os.PathLike[str]) -> Path:
-    """Make a sweep folder, or check that there is one."""
+def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> Path:
+    """Make a sweep folder, or check that there is one, and write down what it is about.
+
+    ``about["kind"]`` names who asked for the runs; a folder has those of one kind.
+    """
     path = Path(folder)
-    if not check_sweep(path):
+    there = _check_kind(path, about or {})
+    content = {"format": FORMAT, "lopsided": __version__, **there, **(about or {})}
+    if content != there:
         files.make_folder(path)
-        content = {"format": FORMAT, "lopsided": __version__}
         files.atomic_write(path / SWEEP, json.dumps(content) + "\n")
     return path
+
+
+def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what ``sweep.json`` says; nothing where there is no sweep."""
+    path = Path(folder) / SWEEP
+    return dict(json.loads(files.read_whole(path))) if check_sweep(folder) else {}
+
+
+def _check_kind(folder: str | os.PathLike[str], about: Mapping[str, Any]) -> dict[str, Any]:
+    there = about_sweep(folder)
+    kind, own = there.get("kind"), about.get("kind")
+    if kind is not None and own is not None and kind != own:
+        got = f"{folder}, which is one of `lopsided {shown(kind)[1:-1]}`"
+        raise RunError(sentence(f"the sweep must be one of `lopsided {own}`", got, "Choose another folder."))
+    return there
 
 
 def check_sweep(folder: str | os.PathLike[str]) -> bool:
@@ -136,28 +160,39 @@ def _is_empty(path: Path) -> bool:
 def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
     """Record the finished runs of a sweep that have no record, or one of an earlier version; return how many.
 
-    The runs of the cells ``but`` are left alone if they have no record at all.
+    The runs of the cells ``but`` are left alone if they have no record at all. A run that version 0.1 made gets the
+    folder that its recipe has now.
     """
     path = Path(folder)
     there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
-    known = {cell for cell, record in there.items() if record.has_family} | (set(but) - set(there))
-    found = []
+    known = {cell for cell, record in there.items() if record.is_complete} | (set(but) - set(there))
+    found: dict[str, Record] = {}
     for metrics in sorted((path / CELLS).glob(f"*/{runs.METRICS}")):
         cell = metrics.parent.name
         if cell not in known:
             # A run that cannot be read is trained again, or its record stays as it is.
             with suppress(LopsidedError, OSError):
                 record = Record.from_run(runs.Run.open(metrics.parent))
-                found += [record] if record.cell == cell else []
+                if record.cell == cell or (cell in there and _can_move(metrics.parent, record.cell)):
+                    found[cell] = record
     if found:
         renew_records(path / RECORDS, found)
+        for cell, record in found.items():
+            with suppress(OSError):  # Another process may have been faster.
+                (path / CELLS / cell).rename(path / CELLS / record.cell)
     return len(found)
+
+
+def _can_move(folder: Path, cell: str) -> bool:
+    """Whether a run of version 0.1 can get the folder of its cell: there is none, and no process or link has it."""
+    return not (folder.is_symlink() or (folder / files.LOCK_NAME).exists() or folder.with_name(cell).exists())
 
 
 class _Driver:
     """Hands the cells of a sweep to an engine and writes down what comes back."""
 
     kept = "runs"
+    about: Mapping[str, Any] = {}
 
     def __init__(self, folder: Path, cells: list[Cell], engine: Engine, view: View, retries: int) -> None:
         self.folder, self.cells, self.engine, self.view, self.retries = folder, cells, engine, view, retries
@@ -203,13 +238,17 @@ class _Driver:
             for path in made:
                 _remove_if_empty(path)
             raise
-        open_sweep(self.folder)
+        open_sweep(self.folder, self.about)
 
     def take_stock(self) -> None:
         """Find out which cells are done."""
         self.remove_left_locks()
         renew_sweep(self.folder, but=[cell.key for cell in self.cells])
         there = self.records()
+        old = sum(not record.is_complete for record in there.values())
+        if old:
+            some = "1 record is" if old == 1 else f"{old} records are"
+            self.tell(f"{some} of lopsided 0.1 and without a run folder: such cells are trained again if asked for.")
         for cell in self.cells:
             record = there.get(cell.key)
             finished = (self.folder / CELLS / cell.key / runs.METRICS).exists()
@@ -242,7 +281,7 @@ class _Driver:
         if not (path / runs.METRICS).exists():
             return None
         with suppress(LopsidedError):  # It will be said again when the cell is run.
-            record = Record.from_run(runs.Run.open(path))
+            record = replace(Record.from_run(runs.Run.open(path)), arm=cell.arm)
             if record.cell == cell.key:
                 self.put_away(cell, record)
                 return record
@@ -329,10 +368,11 @@ class _Driver:
     def settle(self, ended: Ended) -> None:
         cell = ended.cell
         if ended.record is not None:
-            self.put_away(cell, ended.record)
-            self.finish(cell, ended.record)
+            record = replace(ended.record, arm=cell.arm)
+            self.put_away(cell, record)
+            self.finish(cell, record)
             return
-        failure = Failure.of(cell.recipe, ended.error)
+        failure = Failure.of(cell.recipe, ended.error, cell.arm)
         append_failure(self.folder / FAILURES, failure)
         self.deaths[cell.key] += ended.died
         if ended.died and self.deaths[cell.key] <= self.retries:

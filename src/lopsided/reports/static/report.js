@@ -525,14 +525,12 @@
     const blocks = [...document.querySelectorAll(".one-of")];
     const splits = new Set(blocks.map((block) => block.dataset.split).filter(Boolean));
     $("split-choice").hidden = splits.size < 2;
-    const chosen = (kind) => document.querySelector(`input[name=show-${kind}]:checked`).value;
     const show = () => {
-      const figure = chosen("figure"), split = splits.size < 2 ? [...splits][0] : chosen("split");
-      for (const block of blocks) {
-        block.hidden = block.dataset.figure !== figure || (block.dataset.split !== undefined && block.dataset.split !== split);
-      }
+      const shown = new Set([...document.querySelectorAll("input[name^=show-]:checked")].map((input) => input.value));
+      if (splits.size === 1) shown.add([...splits][0]);
+      for (const block of blocks) block.hidden = !Object.values(block.dataset).every((value) => shown.has(value));
     };
-    $("choices").addEventListener("change", show);
+    document.addEventListener("change", show);
     show();
   }
 

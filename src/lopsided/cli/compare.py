@@ -1,0 +1,183 @@
+"""The verb that compares arms: losses or whole recipes on the same data."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lopsided.cli import sweeping
+from lopsided.cli.look import complete_recipe
+from lopsided.cli.output import Json, Quiet, show, show_json
+from lopsided.cli.sweeping import CHOICE, option
+from lopsided.errors import InputError, sentence
+
+if TYPE_CHECKING:
+    from lopsided.runs.records import Failure
+    from lopsided.sweeps.compare import Comparison
+    from lopsided.sweeps.engines import Cell
+
+KIND = "compare"
+"""What ``sweep.json`` says of a sweep that this verb made."""
+
+
+def compare(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA", help="A source's name, a folder or a table; left out: that of --recipe.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="CMP", help="The folder of the comparison; started again, it goes on.")
+    ] = None,
+    arms: Annotated[
+        list[str] | None,
+        option(
+            CHOICE,
+            "What is compared, with commas: losses (cl), losses with parameters (afcl:gamma=7), named recipes, or "
+            "recipes' TOML files, of which all but the data is taken.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, option(CHOICE, "The arm that the others are measured by; the first unless given.")
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        option(CHOICE, "Proportions to draw, such as 90:10; several with commas, or by giving it again."),
+    ] = None,
+    seeds: Annotated[int, option(CHOICE, "Runs of each arm in each scenario, seeds 0 and up; else 3.", min=1)] = 3,
+    recipe: Annotated[
+        str,
+        option(
+            CHOICE,
+            "The recipe that losses are put into, a name or a TOML file; default unless given.",
+            autocompletion=complete_recipe,
+        ),
+    ] = "default",
+    changes: Annotated[
+        list[str] | None,
+        option(
+            CHOICE,
+            "Set any field of the recipe of every arm, such as --set encoder_training.epochs=10; may be repeated.",
+            "--set",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    engine: sweeping.EngineName = None,
+    address: sweeping.Address = None,
+    workers: sweeping.Workers = None,
+    threads: sweeping.Threads = None,
+    keep_models: sweeping.KeepModels = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Compare losses or recipes on the same images, with intervals.
+
+    Every arm is trained with the same seeds on the same images, and its
+    difference to the baseline is taken run by run. A loss for classification
+    is trained end to end, with as many epochs as the two stages of the others
+    together. Every finished run is kept in CMP, so that starting again goes
+    on and more seeds or arms only add. A cell that fails does not stop the
+    others; the exit code is 1 then.
+
+    \b
+    Examples:
+      lopsided compare photos --arms ce,weighted-ce,cl,afcl --out CMP
+      lopsided compare photos --arms cl,afcl:gamma=7 --seeds 5 --out CMP
+      lopsided compare photos --arms cl,mine.toml --baseline cl --out CMP
+      lopsided compare fashion-mnist-tops --arms ce,cl --scenario 90:10,98:2 --out CMP
+      lopsided report CMP --open
+    """
+    from lopsided.recipe import find_recipe, parse_change
+    from lopsided.sweeps.arms import cells, check_arms, parse_arms
+
+    if out is None:
+        raise InputError(sentence("--out must name the folder of the comparison", "none", "Such as --out CMP."))
+    sets = dict(map(parse_change, changes or ()))
+    given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
+    base = find_recipe(recipe).override(**sets, **given)
+    chosen = parse_arms(arms or ["ce,weighted-ce,cl,afcl"], sets)
+    recipes = check_arms(chosen, base)
+    if baseline is not None and baseline not in recipes:
+        must = f"--baseline must be one of the arms, {', '.join(recipes)}"
+        raise InputError(sentence(must, repr(baseline), "Name it in --arms, too."))
+    if not base.data.test:
+        do = "Such as --set data.test=0.15."
+        raise InputError(sentence("a comparison must have test images", "data.test = 0", do))
+    scenarios = _scenarios(scenario or ())
+    planned = cells(chosen, base, scenarios, range(seeds))
+    source = sweeping.check_data(base)
+    about = _about(out, source, list(recipes), baseline)
+    worker = sweeping.make_engine(engine or "local", address, workers, threads)
+    failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)
+    _show(_compare(out, planned, baseline, source), failed, out, as_json=as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _scenarios(texts: Sequence[str]) -> list[str | None]:
+    """Read scenarios from lists with commas; a total or a shape belongs to the scenario before it."""
+    from lopsided.data.scenarios import parse_scenario
+    from lopsided.runs.records import proportion
+
+    found: list[str] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        if found and not part[:1].isdigit() and not part.startswith("long-tail"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    for text in found:
+        parse_scenario(text)
+    twice = [text for i, text in enumerate(found) if proportion(text) in map(proportion, found[:i])]
+    if twice:
+        raise InputError(sentence("--scenario must name every proportion once", f"{twice[0]} as a second one"))
+    return [*found] or [None]
+
+
+def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) -> dict[str, Any]:
+    """Return what is written down of the comparison; a folder with runs on other data is refused."""
+    from lopsided.recipe.words import shown
+    from lopsided.runs.records import read_records
+    from lopsided.sweeps.sweep import RECORDS, about_sweep
+
+    there = about_sweep(out)
+    records = read_records(out / RECORDS)[0] if (out / RECORDS).exists() else []
+    others = dict.fromkeys(record.source for record in records if record.source != source)
+    if others:
+        got = f"{out} with runs on {', '.join(map(shown, others))}"
+        must = f"the folder of a comparison on {shown(source)} must have no other runs"
+        raise InputError(sentence(must, got, "Choose another folder."))
+    before = [arm for arm in there.get("arms", ()) if arm not in arms]
+    return {"kind": KIND, "arms": [*arms, *before], "baseline": baseline or arms[0]}
+
+
+def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: str) -> Comparison:
+    """Compare all runs of the arms and scenarios that were asked for, also those of earlier commands."""
+    from lopsided.runs.records import proportion, read_records, treatment_of
+    from lopsided.sweeps import compare
+    from lopsided.sweeps.sweep import RECORDS
+
+    records = read_records(out / RECORDS)[0] if (out / RECORDS).exists() else []
+    return compare.compare(
+        [record for record in records if record.source == source],
+        arms={treatment_of(cell.recipe): str(cell.arm) for cell in planned},
+        baseline=baseline,
+        scenarios=list(dict.fromkeys(proportion(cell.recipe.data.scenario) for cell in planned)),
+        source=source,
+    )
+
+
+def _show(comparison: Comparison, failed: Sequence[Failure], out: Path, *, as_json: bool) -> None:
+    if as_json:
+        show_json({"out": str(out), **comparison.to_dict(), "failed": sweeping.failed_dict(failed)})
+        return
+    from lopsided.sweeps.tables import print_comparison
+
+    print_comparison(comparison, sweeping.wide_console())
+    lines = [f"{failure.name} failed: {failure.error}" for failure in failed]
+    show("\n".join([*lines, f"A page of it: lopsided report {shlex.quote(str(out))}"]))

@@ -1,0 +1,199 @@
+"""The page of a sweep of arms: means, differences to any of them, recalls, failures, runs. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from lopsided.evaluation.intervals import Figure
+from lopsided.reports import svg
+from lopsided.reports.page import render
+from lopsided.reports.sweep_data import SweepData, read_sweep
+from lopsided.reports.wording import amount, clean, duration, signed
+from lopsided.runs.records import Record
+from lopsided.sweeps.compare import FIGURES, RECALL, RULE, SECONDS, WORDS, Comparison, compare, name_arms
+from lopsided.sweeps.tables import MISSING, mean_text, shown_interval
+
+
+def arms_page(folder: Path, beside: Path | None = None) -> str:
+    """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs."""
+    sweep = read_sweep(folder, beside)
+    sources: dict[str, list[Record]] = {}
+    for record in sweep.records:
+        sources.setdefault(record.source, []).append(record)
+    comparisons = [_compare(records, sweep) for records in sources.values()]
+    single = sum(
+        len(entry.runs) == 1 for each in comparisons for key, entry in each.entries.items() if key[3] == SECONDS
+    )
+    passed_over = sum(comparison.passed_over for comparison in comparisons)
+    warnings = sweep.warnings(single)
+    if passed_over:
+        why = "Each is the second of its arm with the same data and seed."
+        warnings.append((f"{amount(passed_over, 'run')} passed over", why))
+    there = {figure for comparison in comparisons for figure in comparison.figures}
+    return render(
+        "arms.html.j2",
+        data={"kind": "sweep"},
+        title=f"Comparison {sweep.name}",
+        folder=sweep.name,
+        summary=sweep.summary(amount(len({record.treatment for record in sweep.records}), "arm")),
+        warnings=warnings,
+        figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
+        groups=[
+            _group(source, comparison, records, sweep)
+            for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
+        ],
+        failures=sweep.failure_rows(),
+        rule=RULE,
+        has_pages=bool(sweep.pages),
+    )
+
+
+def _compare(records: Sequence[Record], sweep: SweepData) -> Comparison:
+    arms = name_arms(records, sweep.arms)
+    return compare(records, arms=arms, baseline=sweep.baseline if sweep.baseline in arms.values() else None)
+
+
+def _group(source: str, comparison: Comparison, records: Sequence[Record], sweep: SweepData) -> dict[str, Any]:
+    return {
+        "title": clean(source),
+        "protocol": "all runs",
+        "sentences": [clean(comparison.sentence(scenario)) for scenario in comparison.scenarios],
+        "arms": [clean(arm) for arm in comparison.arms],
+        "baseline": clean(comparison.baseline),
+        "about": [(clean(arm), clean(comparison.about.get(arm, ""))) for arm in comparison.arms],
+        "scenarios": [_scenario(scenario) for scenario in comparison.scenarios],
+        "classes": [clean(name) for name in comparison.classes],
+        "means": list(_means(comparison)),
+        "differences": list(_differences(comparison)),
+        "recalls": list(_recalls(comparison)),
+        "run_groups": list(_run_groups(comparison, records, sweep)),
+    }
+
+
+def _scenario(scenario: str | None) -> str:
+    return clean(scenario or "all images")
+
+
+def _shown(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield the sets of images and the figures that a table is made for."""
+    for split in comparison.splits:
+        for figure in FIGURES:
+            if figure in comparison.figures:
+                yield split, figure
+
+
+def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a table of all arms for each scenario, set of images and figure."""
+    for split, figure in _shown(comparison):
+        means = [entry.mean for key, entry in comparison.entries.items() if key[2:] == (split, figure)]
+        low, high = svg.padded(limit for mean in means for limit in (mean.value, *(shown_interval(mean) or ())))
+        low, high = max(low, 0.0), min(high, 100.0)
+        for scenario in comparison.scenarios:
+            yield {
+                "figure": figure,
+                "split": split,
+                "caption": f"{_scenario(scenario)}: {WORDS[figure]} on {WORDS[split]} images, per cent",
+                "low": f"{low:.0f}",
+                "high": f"{high:.0f}",
+                "rows": [_mean_row(comparison, scenario, arm, split, figure, (low, high)) for arm in comparison.arms],
+            }
+
+
+def _mean_row(
+    comparison: Comparison, scenario: str | None, arm: str, split: str, figure: str, scale: svg.Range
+) -> dict[str, Any]:
+    entry = comparison.entry(scenario, arm, split, figure)
+    if entry is None:
+        return {"arm": clean(arm), "mean": None}
+    base = comparison.entry(scenario, comparison.baseline, split, figure)
+    limits, time = shown_interval(entry.mean), comparison.entry(scenario, arm, "test", SECONDS)
+    seconds = math.nan if time is None else time.mean.value
+    return {
+        "arm": clean(arm),
+        "mean": entry.mean.value,
+        "strip": _strip(arm, entry.mean, None if base is None else base.mean.value, scale),
+        "interval": "" if limits is None else f"[{limits[0]:.1f}, {limits[1]:.1f}]",
+        "runs": len(entry.runs),
+        "seconds": seconds,
+        "time": duration(seconds),
+    }
+
+
+def _strip(arm: str, mean: Figure, base: float | None, scale: svg.Range) -> Markup:
+    """Draw a mean with its interval on the table's scale, with a mark where the baseline is."""
+
+    def share(value: float) -> float:
+        return (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.5
+
+    low, high = shown_interval(mean) or (mean.value, mean.value)
+    label = f"{clean(arm)}: {mean_text(mean)}"
+    return svg.strip(label, share(mean.value), share(low), share(high), None if base is None else share(base))
+
+
+def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a table for each set of images, figure and baseline: arms down, scenarios across."""
+    for split, figure in _shown(comparison):
+        for number, baseline in enumerate(comparison.arms, start=1):
+            yield {
+                "figure": figure,
+                "split": split,
+                "baseline": number,
+                "caption": f"{WORDS[figure]} on {WORDS[split]} images, points above {clean(baseline)}",
+                "rows": [
+                    (
+                        clean(arm),
+                        [
+                            _difference(comparison, scenario, arm, split, figure, baseline)
+                            for scenario in comparison.scenarios
+                        ],
+                    )
+                    for arm in comparison.arms
+                    if arm != baseline
+                ],
+            }
+
+
+def _difference(
+    comparison: Comparison, scenario: str | None, arm: str, split: str, figure: str, baseline: str
+) -> dict[str, Any] | None:
+    found = comparison.difference(scenario, arm, split, figure, to=baseline)
+    if found is None:
+        return None
+    value = found.figure
+    interval = "" if math.isnan(value.low) else f"[{signed(value.low, 1)}, {signed(value.high, 1)}]"
+    return {"text": signed(value.value, 1), "interval": interval, "pairs": found.pairs, "differs": found.differs}
+
+
+def _recalls(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a table for each scenario and set of images: arms down, classes across."""
+    for split in comparison.splits:
+        for scenario in comparison.scenarios:
+            rows = []
+            for arm in comparison.arms:
+                found = [comparison.entry(scenario, arm, split, f"{RECALL}{i}") for i in range(len(comparison.classes))]
+                rows.append((clean(arm), [MISSING if entry is None else mean_text(entry.mean) for entry in found]))
+            yield {
+                "split": split,
+                "caption": f"{_scenario(scenario)}: recall on {WORDS[split]} images, per cent, mean with 95 % interval",
+                "rows": rows,
+            }
+
+
+def _run_groups(comparison: Comparison, records: Sequence[Record], sweep: SweepData) -> Iterator[dict[str, Any]]:
+    """Yield the runs of each cell, for the list at the page's end."""
+    names = name_arms(records, comparison.arms)
+    for scenario in comparison.scenarios:
+        for treatment, name in names.items():
+            own = [record for record in records if (record.scenario, record.treatment) == (scenario, treatment)]
+            if own:
+                yield {
+                    "anchor": "",
+                    "scenario": _scenario(scenario),
+                    "what": clean(name),
+                    "runs": [sweep.run_row(run) for run in sorted(own, key=lambda run: run.seed)],
+                }

@@ -1,0 +1,123 @@
+"""What a page needs of a sweep folder: records, failed cells, the pages of its runs. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.reports.wording import amount, clean, duration, listed
+from lopsided.runs.records import Failure, Record, read_failures, read_records
+from lopsided.sweeps.engines import CELLS
+from lopsided.sweeps.sweep import FAILURES, RECORDS, about_sweep
+
+PAGE = "report.html"
+"""A page's name in the folder that it is about."""
+
+FEW = 30
+"""So many test images of the rare class are few."""
+
+_KEY = re.compile(r"[\w-]{1,64}")
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """The records of a sweep, what was passed over in reading, cells that failed with their attempts, and pages."""
+
+    name: str
+    records: Sequence[Record]
+    notes: Sequence[str]
+    failures: Sequence[tuple[Failure, int]]
+    pages: Mapping[str, str]
+    """The addresses of those runs' pages that are there, by cell."""
+    arms: Sequence[str] = ()
+    baseline: str | None = None
+    """What a comparison called its arms, and to which of them it measured."""
+
+    def summary(self, what: str) -> str:
+        """Say how many runs there are, of how many arms or losses (``what``, counted), and how long they took."""
+        if not self.records:
+            return "No run has come to its end yet."
+        scenarios = {record.scenario for record in self.records if record.scenario is not None}
+        sources = listed(sorted({clean(record.source) for record in self.records}))
+        parts = [f"{amount(len(self.records), 'run')} on {sources}: {what}"]
+        if scenarios:
+            parts.append(amount(len(scenarios), "scenario"))
+        parts.append(amount(len({record.seed for record in self.records}), "seed"))
+        hours = duration(sum(record.seconds for record in self.records))
+        failed = f" {amount(len(self.failures), 'cell')} failed." if self.failures else ""
+        return f"{', '.join(parts)}. They took {hours} of training altogether.{failed}"
+
+    def warnings(self, single: int) -> list[tuple[str, str]]:
+        """Return what to mind, each with its reason; so many cells have one run only (``single``)."""
+        found = []
+        if self.failures:
+            found.append((f"{amount(len(self.failures), 'cell')} failed", "They are listed below with their errors."))
+        if single:
+            found.append(
+                (
+                    f"{amount(single, 'cell')} with one run only",
+                    "One run has no interval; how much of a figure is chance cannot be told from it.",
+                )
+            )
+        few = [record.test.minority for record in self.records if record.test.minority < FEW]
+        if few:
+            what = f"{amount(len(few), 'run')} with fewer than {FEW} test images of the rare class"
+            found.append(
+                (
+                    what,
+                    f"The fewest are {min(few)}. Their test figures are noisy; held-out images, where there are, say "
+                    "more.",
+                )
+            )
+        return [*found, *((clean(note), "") for note in self.notes)]
+
+    def failure_rows(self) -> list[dict[str, Any]]:
+        """Return the failed cells for a table."""
+        return [{"name": clean(f.name), "attempts": n, "error": clean(f.error)} for f, n in self.failures]
+
+    def run_row(self, record: Record) -> dict[str, Any]:
+        """Return one run for the list at a page's end."""
+        return {"record": record, "link": self.pages.get(record.cell, ""), "time": duration(record.seconds)}
+
+
+def read_sweep(folder: Path, beside: Path | None = None) -> SweepData:
+    """Read a sweep folder; ``beside`` is where its page will lie, from which it links to the pages of its runs."""
+    try:
+        records, notes = read_records(folder / RECORDS) if (folder / RECORDS).exists() else ([], [])
+        failures = failed_cells(read_failures(folder / FAILURES), records)
+    except OSError as error:
+        raise RunError(sentence("a sweep must be readable", f"{folder} ({error.strerror})")) from None
+    name, pages = clean(folder.resolve().name), _find_pages(folder, beside or folder, records)
+    about: Mapping[str, Any] = {}
+    with suppress(LopsidedError):  # The records say enough for a page.
+        about = about_sweep(folder)
+    arms, baseline = about.get("arms"), about.get("baseline")
+    known = [arm for arm in arms if isinstance(arm, str)] if isinstance(arms, list) else []
+    return SweepData(name, records, notes, failures, pages, known, baseline if baseline in known else None)
+
+
+def failed_cells(failures: Iterable[Failure], records: Iterable[Record]) -> list[tuple[Failure, int]]:
+    """Return the last failure of each cell that never came to its end, with the number of attempts."""
+    done = {record.cell for record in records}
+    open_failures = [failure for failure in failures if failure.cell not in done]
+    attempts = Counter(failure.cell for failure in open_failures)
+    return [(last, attempts[cell]) for cell, last in {failure.cell: failure for failure in open_failures}.items()]
+
+
+def _find_pages(folder: Path, beside: Path, records: Iterable[Record]) -> dict[str, str]:
+    """Return the addresses of those runs' pages that are there, by cell, as seen from ``beside``."""
+    cells = {record.cell for record in records if _KEY.fullmatch(record.cell)}  # Not a path that leads elsewhere.
+    found = {cell: folder / CELLS / cell / PAGE for cell in cells}
+    return {
+        cell: quote(os.path.relpath(page, beside).replace(os.sep, "/"))
+        for cell, page in found.items()
+        if page.is_file()
+    }

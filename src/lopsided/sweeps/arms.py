@@ -1,0 +1,144 @@
+"""Arms: named changes of a recipe, to be compared on the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lopsided.data.scenarios import parse_scenario
+from lopsided.errors import InputError, sentence
+from lopsided.losses import catalogue
+from lopsided.recipe import RUNTIME_FIELDS, Recipe, named_recipe, named_recipes, parse_change
+from lopsided.recipe.words import leaves, shown, suggest
+from lopsided.sweeps.engines import Cell
+
+LOSS = "encoder_training.loss"
+OWN_DATA = frozenset({"data.image_size", "data.channels"})
+"""Fields of the data that an arm may have of its own: how images are seen, not which."""
+
+SHARED_FIELDS = frozenset({"seed", "description"}) | RUNTIME_FIELDS
+"""What all arms have from the recipe that they change, beside the data."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A change of a recipe by dotted names, or another recipe of which all but the data and the seed is taken.
+
+    >>> Arm("mine", {"encoder_training.loss": "cl"}).applied(Recipe()).encoder_training.loss.label
+    'CL'
+    """
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+
+    def applied(self, base: Recipe) -> Recipe:
+        """Return the recipe of this arm on the data and with the seed of another one."""
+        if self.recipe is None:
+            return base.override(**self.changes)
+        shared = {path: value for path, _, value in leaves(base) if is_shared(path)}
+        own = {path: value for path, _, value in leaves(self.recipe) if path in OWN_DATA and value is None}
+        return self.recipe.override(**shared, **{path: _get(base, path) for path in own}).override(**self.changes)
+
+    def label(self, base: Recipe) -> str:
+        """The arm's loss, for people."""
+        return self.applied(base).encoder_training.loss.label
+
+
+def is_shared(path: str) -> bool:
+    """Whether a field is the same for all arms: the data, the seed, and what does not decide a run."""
+    return path in SHARED_FIELDS or (path.startswith("data.") and path not in OWN_DATA)
+
+
+def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> list[Arm]:
+    """Read arms from lists with commas; ``sets`` are changes that arms which are recipes get, too.
+
+    >>> [arm.name for arm in parse_arms(["ce,cl,afcl:eta=300,eta_unit=absolute"])]
+    ['ce', 'cl', 'afcl:eta=300,eta_unit=absolute']
+    """
+    parts: list[str] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        if parts and "=" in part and ":" not in part.partition("=")[0] and ":" in parts[-1]:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    if not parts or not all(parts):
+        must = "--arms must be a list with commas between its entries"
+        raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
+    return [parse_arm(part, sets) for part in parts]
+
+
+def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
+    """Read one arm: a loss of the catalogue, a named recipe, or a recipe's file, and after a colon its changes.
+
+    A change without a dot is one of the loss's parameters, any other one a field of the recipe.
+
+    >>> parse_arm("afcl:eta=300,eta_unit=absolute").changes["encoder_training.loss"]
+    {'name': 'afcl', 'eta': 300, 'eta_unit': 'absolute'}
+    """
+    what, _, rest = text.partition(":")
+    changes = dict(parse_change(part) for part in rest.split(",")) if rest else {}
+    for path in changes:
+        if path == "data" or is_shared(path):
+            do = "Change it for all arms with --set."
+            raise InputError(sentence("an arm must leave data and seed as they are", f"{path} in {shown(text)}", do))
+    fields = {path: value for path, value in changes.items() if "." in path or path == "method"}
+    parameters = {path: value for path, value in changes.items() if path not in fields}
+    if what in catalogue.names():
+        return Arm(text, {LOSS: {"name": what, **parameters} if parameters else what, **fields})
+    own = {f"{LOSS}.{name}": value for name, value in parameters.items()}
+    if what.endswith(".toml"):
+        recipe, name = Recipe.load(what), f"{Path(what).stem}{text[len(what) :]}"
+    elif what in named_recipes():
+        recipe, name = named_recipe(what), text
+    else:
+        known = [*catalogue.names(), *named_recipes()]
+        must = "an arm must be a loss, a named recipe or a recipe's TOML file"
+        do = suggest(what, known) or f"The losses are {', '.join(catalogue.names())}."
+        raise InputError(sentence(must, shown(text), do))
+    return Arm(name, {**(sets or {}), **own, **fields}, recipe)
+
+
+def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:
+    """Return the recipe of each arm; two of one name, or of one content, are refused."""
+    found: dict[str, Recipe] = {}
+    names: dict[str, str] = {}
+    for arm in arms:
+        if arm.name in found:
+            raise InputError(sentence("arms must have different names", f"{shown(arm.name)} twice"))
+        try:
+            recipe = found[arm.name] = arm.applied(base)
+        except InputError as error:
+            raise InputError(f"arm {shown(arm.name)}: {error}") from None
+        other = names.setdefault(recipe.content_hash(), arm.name)
+        if other != arm.name:
+            got = f"{shown(other)} and {shown(arm.name)}, which are the same"
+            raise InputError(sentence("arms must differ", got, "Leave one of them out."))
+    return found
+
+
+def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:
+    """Return a recipe with another scenario, which keeps the total of the old one unless it has its own."""
+    if scenario is None:
+        return recipe
+    total = None if recipe.data.scenario is None else parse_scenario(recipe.data.scenario).total
+    if total is not None and parse_scenario(scenario).total is None:
+        scenario = f"{scenario},total={total}"
+    return recipe.override(**{"data.scenario": scenario})
+
+
+def cells(arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], seeds: Iterable[int]) -> list[Cell]:
+    """Return the cells of a comparison, seed by seed, so that one that was cut off has whole tables of fewer runs."""
+    recipes = check_arms(arms, base)
+    return [
+        Cell.of(with_scenario(recipe, scenario).override(seed=seed), name)
+        for seed in seeds
+        for scenario in scenarios
+        for name, recipe in recipes.items()
+    ]
+
+
+def _get(recipe: Recipe, path: str) -> Any:
+    return next(value for name, _, value in leaves(recipe) if name == path)

@@ -1,0 +1,326 @@
+"""From the records of a sweep to a comparison of arms: means, intervals, paired differences. Needs no torch.
+
+An arm is what was done to the images: method, losses and all else of the recipe that is neither data, seed nor
+proportions. Runs of other arms, however alike, are never taken together. An entry is one figure of one arm in one
+scenario: a value for each of its runs, and their mean with Student's 95 % interval. The difference of two arms is taken
+over the pairs of runs that saw the same data with the same seed.
+
+Two sets of images judge each model: ``test``, and ``held_out``, as many images of each class as the scenario left in
+the pool. Held-out accuracy is the mean of the recalls, weighted by the scenario's proportions: the accuracy on a large
+set that is as lopsided as the scenario.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lopsided.data.scenarios import parse_scenario
+from lopsided.errors import InputError, sentence
+from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.recipe.words import listed, shown
+from lopsided.runs.records import ROUNDING, Record, Treatment
+
+SPLITS = ("test", "held_out")
+FIGURES = ("uwa", "accuracy", "auroc")
+RECALL, SECONDS = "recall:", "seconds"
+"""``recall:0`` is that of the first class. A run's seconds stand with its test images."""
+
+WORDS = {
+    "uwa": "UWA",
+    "accuracy": "accuracy",
+    "auroc": "AUROC",
+    "seconds": "seconds",
+    "test": "test",
+    "held_out": "held-out",
+}
+ALPHA = 0.05
+RULE = (
+    "A difference is that of runs that saw the same data with the same seed, with Student's interval. The intervals of "
+    "all arms' differences to the baseline hold together with 95 %: Bonferroni's correction for the number of arms, "
+    "and none for that of scenarios and figures."
+)
+
+Key = tuple[str | None, str, str, str]
+"""Scenario, arm, split, figure."""
+
+
+class Run(NamedTuple):
+    """One run's value of a figure. Two runs make a pair if they have the same data and seed."""
+
+    data: str
+    seed: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of one arm in one scenario; shares are in per cent."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def mean(self) -> Figure:
+        """The mean over the runs, with Student's 95 % interval."""
+        return mean_interval([run.value for run in self.runs])
+
+    def less(self, other: Entry, level: float) -> Difference | None:
+        """Return the mean difference to another arm over the pairs that both have; None if they have none."""
+        theirs = {run[:2]: run.value for run in other.runs}
+        pairs = [(run.value, theirs[run[:2]]) for run in self.runs if run[:2] in theirs]
+        if not pairs:
+            return None
+        own, base = zip(*pairs, strict=True)
+        return Difference(paired_difference(own, base, level, same=ROUNDING), len(pairs))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one arm has above another, in points, and over how many pairs of runs."""
+
+    figure: Figure
+    pairs: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.figure.leaves_out_0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms side by side on one source. Cells without a finished run have no entry."""
+
+    source: str
+    classes: tuple[str, ...]
+    arms: tuple[str, ...]
+    baseline: str
+    scenarios: tuple[str | None, ...]
+    entries: Mapping[Key, Entry]
+    about: Mapping[str, str]
+    """What each arm is, in words."""
+    passed_over: int
+    """Runs that are the second of their arm, data and seed."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The sets of images that any run was judged on."""
+        return tuple(split for split in SPLITS if any(key[2] == split for key in self.entries))
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that any run has."""
+        known = (*FIGURES, *(f"{RECALL}{i}" for i in range(len(self.classes))), SECONDS)
+        return tuple(figure for figure in known if any(key[3] == figure for key in self.entries))
+
+    def word(self, figure: str) -> str:
+        """Name a figure."""
+        if figure.startswith(RECALL):
+            return f"recall of {self.classes[int(figure.removeprefix(RECALL))]}"
+        return WORDS[figure]
+
+    def entry(self, scenario: str | None, arm: str, split: str, figure: str) -> Entry | None:
+        """Return an entry, or None where there is no run."""
+        return self.entries.get((scenario, arm, split, figure))
+
+    def difference(
+        self, scenario: str | None, arm: str, split: str, figure: str, *, to: str | None = None, comparisons: int = 0
+    ) -> Difference | None:
+        """Return what an arm has above another one, by default the baseline; None without a pair of runs.
+
+        The interval is one of as many as there are other arms, or of so many ``comparisons``, that hold together.
+        """
+        to = self.baseline if to is None else to
+        own, other = self.entry(scenario, arm, split, figure), self.entry(scenario, to, split, figure)
+        if own is None or other is None or arm == to:
+            return None
+        return own.less(other, 1 - ALPHA / max(comparisons or len(self.arms) - 1, 1))
+
+    def sentence(self, scenario: str | None) -> str:
+        """Say which arm has the highest UWA, and which others cannot be told apart from it.
+
+        Which arm that is was not known before, so the intervals are corrected for all pairs of arms.
+        """
+        split = "held_out" if "held_out" in self.splits else "test"
+        found = {arm: entry for arm in self.arms if (entry := self.entry(scenario, arm, split, "uwa")) is not None}
+        where = "On all images" if scenario is None else f"At {scenario}"
+        if not found:
+            return f"{where}, no arm has a finished run."
+        best = max(found, key=lambda arm: found[arm].mean.value)
+        number = len(found[best].runs)
+        told = (
+            f"{where}, {best} has the highest UWA on {WORDS[split]} images, {found[best].mean.value:.1f} per cent "
+            f"({number} run{'' if number == 1 else 's'})"
+        )
+        pairs = len(found) * (len(found) - 1) // 2
+        gaps = {
+            arm: self.difference(scenario, best, split, "uwa", to=arm, comparisons=pairs)
+            for arm in found
+            if arm != best
+        }
+        lower = [arm for arm, gap in gaps.items() if gap is not None and gap.differs]
+        close = [arm for arm in gaps if arm not in lower]
+        parts = [f"{listed(close)} cannot be told apart from it"] if close else []
+        parts += [f"{listed(lower)} {'is' if len(lower) == 1 else 'are'} lower"] if lower else []
+        return "; ".join([told, *parts]) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            "source": self.source,
+            "classes": list(self.classes),
+            "arms": [{"name": arm, "about": self.about.get(arm, "")} for arm in self.arms],
+            "baseline": self.baseline,
+            "scenarios": list(self.scenarios),
+            "entries": [self._to_dict(key, entry) for key, entry in self.entries.items()],
+            "sentences": [self.sentence(scenario) for scenario in self.scenarios],
+            "rule": RULE,
+        }
+
+    def _to_dict(self, key: Key, entry: Entry) -> dict[str, Any]:
+        scenario, arm, split, figure = key
+        difference = self.difference(*key)
+        return {
+            "scenario": scenario,
+            "arm": arm,
+            "split": split,
+            "figure": self.word(figure) if figure.startswith(RECALL) else figure,
+            "runs": [run._asdict() for run in entry.runs],
+            "mean": entry.mean.to_dict(),
+            "difference": None if difference is None else difference.figure.to_dict(),
+            "pairs": 0 if difference is None else difference.pairs,
+        }
+
+
+def compare(
+    records: Iterable[Record],
+    *,
+    arms: Mapping[Treatment, str] | None = None,
+    baseline: str | None = None,
+    scenarios: Sequence[str | None] | None = None,
+    source: str = "",
+) -> Comparison:
+    """Lay records of one source out by arm and scenario; those of other arms than the given ones are left out.
+
+    Without ``arms``, every treatment is one, called as its records call it. The first arm is the baseline unless
+    another one is named. ``source`` is the name of the data where there are no records to say it.
+    """
+    records = sorted(records, key=lambda record: record.seed)
+    arms = name_arms(records) if arms is None else arms
+    chosen = [record for record in records if record.treatment in arms]
+    names = tuple(dict.fromkeys(arms.values()))
+    if baseline is not None and baseline not in names:
+        raise InputError(sentence(f"the baseline must be one of the arms, {', '.join(names)}", shown(baseline)))
+    if scenarios is None:
+        scenarios = sorted({record.scenario for record in chosen}, key=lopsidedness)
+    found: dict[Key, dict[tuple[str, int], Run]] = {}
+    seen: Counter[tuple[Treatment, str | None, str, int]] = Counter()
+    for record in chosen:
+        place = record.treatment, record.scenario, record.data, record.seed
+        seen[place] += 1
+        if record.scenario in scenarios and seen[place] == 1:
+            for split, figure, value in values_of(record):
+                runs = found.setdefault((record.scenario, arms[record.treatment], split, figure), {})
+                runs[record.data, record.seed] = Run(record.data, record.seed, value)
+    order = {name: i for i, name in enumerate(names)}
+    keys = sorted(found, key=lambda key: (list(scenarios).index(key[0]), order[key[1]]))
+    return Comparison(
+        source=source_of(chosen) or source,
+        classes=_classes(chosen),
+        arms=names,
+        baseline=(names[0] if names else "") if baseline is None else baseline,
+        scenarios=tuple(scenarios),
+        entries={key: Entry(tuple(found[key].values())) for key in keys},
+        about={arms[record.treatment]: _about(record) for record in reversed(chosen)},
+        passed_over=sum(seen.values()) - len(seen),
+    )
+
+
+def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Treatment, str]:
+    """Name every treatment: as its arm was called, else by its loss; more is said where several have one name.
+
+    Those that ``order`` names come first.
+    """
+    first: dict[Treatment, Record] = {}
+    for record in records:
+        first.setdefault(record.treatment, record)
+    told = {treatment: list(_names(record)) for treatment, record in first.items()}
+    found: dict[Treatment, str] = {}
+    for treatment, names in told.items():
+        others = [set(other) for each, other in told.items() if each != treatment]
+        own = next((name for name in names if all(name not in other for other in others)), names[-1])
+        same = sum(name.startswith(own) for name in found.values())
+        found[treatment] = f"{own} ({same + 1})" if same and own in found.values() else own
+    rank = {name: i for i, name in enumerate(order)}
+    place = {treatment: rank.get(record.arm or "", len(rank)) for treatment, record in first.items()}
+    return {treatment: found[treatment] for treatment in sorted(found, key=place.__getitem__)}
+
+
+def _names(record: Record) -> Iterator[str]:
+    name, family = record.arm or record.loss.label, (record.family or "recipe not recorded")[:8]
+    yield name
+    if record.arm:
+        yield f"{name}, {record.loss.label}"
+        name = f"{name}, {record.loss.label}"
+    yield f"{name}, {family}"
+
+
+def _about(record: Record) -> str:
+    size = "" if record.image_size is None else f" at {record.image_size} px"
+    epochs = "" if record.epochs is None else f", {' + '.join(map(str, record.epochs))} epochs"
+    return f"{record.loss.label}, {record.method}, {record.encoder}{size}{epochs}"
+
+
+def source_of(records: Iterable[Record]) -> str | None:
+    """Return the data that all records are of; those of several cannot be put into one table."""
+    sources = dict.fromkeys(record.source for record in records)
+    if len(sources) > 1:
+        do = "Keep the records of one, or name its data in a recipe."
+        raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
+    return next(iter(sources), None)
+
+
+def _classes(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the names of the classes, or their numbers where the records do not agree on names."""
+    named = {record.classes for record in records if record.classes is not None}
+    if len(named) == 1:
+        return next(iter(named))
+    return tuple(f"class {i + 1}" for i in range(max((len(r.test.recalls) for r in records), default=0)))
+
+
+def values_of(record: Record) -> Iterator[tuple[str, str, float]]:
+    """Yield split, figure and value of all figures that a run has."""
+    for split in SPLITS:
+        figures = record.test if split == "test" else record.held_out
+        if figures is None:
+            continue
+        for figure in FIGURES:
+            value = value_of(record, split, figure)
+            if value is not None:
+                yield split, figure, value
+        for i, recall in enumerate(figures.recalls):
+            if not math.isnan(recall):
+                yield split, f"{RECALL}{i}", 100 * recall
+    yield "test", SECONDS, record.seconds
+
+
+def value_of(record: Record, split: str, figure: str) -> float | None:
+    """Return one of ``FIGURES`` of a run in per cent; None if it has none."""
+    figures = record.test if split == "test" else record.held_out
+    if figures is None:
+        return None
+    value = getattr(figures, figure)
+    shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
+    if figure != "accuracy" or split == "test" or shares is None or len(shares) != len(figures.recalls):
+        return None if value is None else 100 * float(value)
+    weighted = math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
+    return None if math.isnan(weighted) else weighted
+
+
+def lopsidedness(scenario: str | None) -> tuple[float, str]:
+    """Return what scenarios are sorted by: the majority's share."""
+    first = (scenario or "").partition(":")[0]
+    return (float(first) if first.replace(".", "", 1).isdigit() else 0.0, scenario or "")

@@ -1,0 +1,158 @@
+"""A comparison of arms as text: means and differences with their intervals, for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lopsided.evaluation.intervals import Figure
+from lopsided.sweeps.compare import FIGURES, RECALL, RULE, SECONDS, WORDS, Comparison
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MISSING = "-"
+
+
+def runs_text(low: int, high: int | None = None) -> str:
+    """Say a number of runs, or from how many to how many.
+
+    >>> runs_text(1), runs_text(3, 4), runs_text(4, 4)
+    ('1 run', '3 to 4 runs', '4 runs')
+    """
+    high = low if high is None else high
+    return f"{'' if low == high else f'{low} to '}{high} run{'' if high == 1 else 's'}"
+
+
+def shown_interval(mean: Figure) -> tuple[float, float] | None:
+    """Return the limits of a mean in per cent, as far as there are such shares; None if there is no interval."""
+    return None if math.isnan(mean.high) else (max(mean.low, 0.0), min(mean.high, 100.0))
+
+
+def is_cut(mean: Figure) -> bool:
+    """Whether an interval goes on beyond 0 or 100 per cent."""
+    return mean.low < 0 or mean.high > 100
+
+
+def mean_text(mean: Figure) -> str:
+    """Write a mean in per cent with its interval, by its limits where it would go beyond 0 or 100.
+
+    >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
+    ('90.0 ±5.0', '98.0 [95.5, 100.0]')
+    """
+    limits = shown_interval(mean)
+    if limits is None:
+        return f"{mean.value:.1f}"
+    low, high = limits
+    return f"{mean.value:.1f} [{low:.1f}, {high:.1f}]" if is_cut(mean) else f"{mean.value:.1f} ±{high - mean.value:.1f}"
+
+
+def difference_text(value: Figure) -> str:
+    """Write a difference with half of its interval, if it has one, and a star where that leaves out 0.
+
+    >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
+    ('+1.2 ±0.8*', '-1.0 ±2.0')
+    """
+    text = f"{value.value:+.1f}"
+    if math.isnan(value.high):
+        return text
+    return f"{text} ±{value.high - value.value:.1f}{'*' if value.leaves_out_0 else ''}"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+
+
+MOST_CLASSES = 4
+"""Of more classes, a terminal has no room for the recalls; the page and the JSON have all."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table of a comparison: arms down; across, scenarios of one figure, or figures of the one scenario."""
+
+    title: str
+    columns: tuple[tuple[str, str | None, str, str], ...]
+    """Header, scenario, split and figure of each."""
+
+    def rows(self, comparison: Comparison) -> Iterator[list[str]]:
+        """Yield for each arm its means, and for all but the baseline the differences to it."""
+        for arm in comparison.arms:
+            entries = [comparison.entry(scenario, arm, *of) for _, scenario, *of in self.columns]
+            yield [
+                arm,
+                *(MISSING if entry is None else f"{mean_text(entry.mean)} ({len(entry.runs)})" for entry in entries),
+            ]
+            if arm != comparison.baseline:
+                gaps = [comparison.difference(scenario, arm, *of) for _, scenario, *of in self.columns]
+                texts = [MISSING if gap is None else f"{difference_text(gap.figure)} ({gap.pairs})" for gap in gaps]
+                yield [f"  less {comparison.baseline}", *texts]
+
+
+def blocks(comparison: Comparison) -> list[Block]:
+    """Lay a comparison out in tables."""
+    few = len(comparison.classes) <= MOST_CLASSES
+    figures = [name for name in comparison.figures if name in FIGURES or (few and name.startswith(RECALL))]
+    source, found = comparison.source, []
+    for split in comparison.splits:
+        images = f"{WORDS[split]} images, per cent"
+        if len(comparison.scenarios) == 1:
+            scenario = comparison.scenarios[0]
+            where = "" if scenario is None else f" at {scenario}"
+            columns = tuple((comparison.word(figure), scenario, split, figure) for figure in figures)
+            found.append(Block(f"{source}{where}: {images}", columns))
+            continue
+        for figure in figures:
+            columns = tuple((name or "all images", name, split, figure) for name in comparison.scenarios)
+            found.append(Block(f"{source}: {comparison.word(figure)} on {images}", columns))
+    return found
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the tables to a terminal, what the numbers are, and what they say."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from lopsided.progress import printable
+
+    for block in blocks(comparison):
+        console.print(Text(printable(block.title), style="bold"))
+        table = Table(box=None, pad_edge=False)
+        for i, header in enumerate(["arm", *(column[0] for column in block.columns)]):
+            table.add_column(printable(header), justify="right" if i else "left", no_wrap=not i)
+        for row in block.rows(comparison):
+            styles = ["", *("bold" if "*" in cell else "" for cell in row[1:])]
+            cells = [Text(printable(cell), style=style) for cell, style in zip(row, styles, strict=True)]
+            table.add_row(*cells, style="dim" if row[0].startswith("  ") else "")
+        console.print(table)
+        console.print()
+    for text in notes(comparison):
+        console.print(Text(printable(text), style="dim"))
+    console.print()
+    for scenario in comparison.scenarios:
+        console.print(Text(printable(comparison.sentence(scenario)), style="bold"))
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Say how long a run took, what the numbers are, and what was passed over."""
+    found = []
+    for scenario in comparison.scenarios:
+        times = [
+            f"{arm} {entry.mean.value / 60:.1f}"
+            for arm in comparison.arms
+            if (entry := comparison.entry(scenario, arm, "test", SECONDS)) is not None
+        ]
+        if times:
+            found.append(f"Minutes of a run{'' if scenario is None else f' at {scenario}'}: {', '.join(times)}.")
+    found.append(
+        "Means over runs with Student's 95 % interval, and the number of runs, or of pairs, behind. "
+        f"{RULE} * The interval leaves out 0."
+    )
+    if comparison.passed_over:
+        number = runs_text(comparison.passed_over)
+        found.append(f"{number} passed over: each is the second of its arm with the same data and seed.")
+    return found

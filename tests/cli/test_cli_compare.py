@@ -1,0 +1,209 @@
+"""The command from a tiny comparison to its table and page, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli_bad_input import assert_refused
+
+from lopsided.runs.records import Failure, LossTable, append_record, read_records
+from lopsided.sweeps import sweep
+from lopsided.sweeps.engines import Cell
+from made_arms import run
+from tiny import write_photos
+from tiny_command import Call, Ended, command, names_below
+from tiny_sweep import record_of
+
+TINY = [
+    *("--set", "encoder.name=mlp", "--set", "encoder_training.epochs=1", "--set", "encoder_training.batch_size=8"),
+    *("--set", "classifier.epochs=1", "--set", "device=cpu", "--workers", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
+    """The photos, the folder and the output of a comparison of three arms with two seeds; not to be changed."""
+    folder = tmp_path_factory.mktemp("compared")
+    photos = write_photos(folder / "photos", {"cat": 30, "dog": 12})
+    arms = ("--arms", "weighted-ce,cl,afcl:gamma=7", "--baseline", "cl", "--seeds", "2")
+    return photos, folder / "CMP", command("compare", photos, *arms, "--out", folder / "CMP", *TINY)
+
+
+@pytest.mark.slow
+def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tuple[Path, Path, Ended]) -> None:
+    _, out, ended = comparison
+    assert ended.code == 0, ended.err
+    records = read_records(out / "records.jsonl")[0]
+    assert {(record.arm, record.method, record.seed) for record in records} == {
+        *(("weighted-ce", "end-to-end", seed) for seed in (0, 1)),
+        *((arm, "two-stage", seed) for arm in ("cl", "afcl:gamma=7") for seed in (0, 1)),
+    }
+    assert len({record.data for record in records}) == 2
+    assert {record.seed: record.epochs for record in records if record.arm == "weighted-ce"} == {0: (2,), 1: (2,)}
+    lines = ended.out.splitlines()
+    assert lines[0] == "photos: test images, per cent"
+    assert [line.split("  ")[0].strip() for line in lines[2:7] if line[:1] != " "] == [
+        "weighted-ce",
+        "cl",
+        "afcl:gamma=7",
+    ]
+    assert sum("less cl" in line for line in lines) == 2
+    assert " has the highest UWA on test images, " in lines[-2]
+    assert lines[-1] == f"A page of it: lopsided report {out}"
+    about = json.loads((out / "sweep.json").read_text())
+    assert (about["kind"], about["baseline"]) == ("compare", "cl")
+
+
+@pytest.mark.slow
+def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, Path, Ended], tmp_path: Path) -> None:
+    photos, done, _ = comparison
+    out = shutil.copytree(done, tmp_path / "CMP")
+    ended = command("compare", photos, "--arms", "ce,cl", "--seeds", "1", "--out", out, *TINY, "--json", "--quiet")
+    assert (ended.code, ended.err) == (0, "")
+    content = json.loads(ended.out)
+    assert [arm["name"] for arm in content["arms"]] == ["ce", "cl"]
+    runs = {entry["arm"]: len(entry["runs"]) for entry in content["entries"] if entry["figure"] == "uwa"}
+    assert runs == {"ce": 1, "cl": 2}, "Runs of earlier commands count."
+    assert content["failed"] == []
+    assert len(read_records(out / "records.jsonl")[0]) == 7
+    page = command("report", out)
+    assert page.code == 0, page.err
+    text = (out / "report.html").read_text()
+    assert all(f"<bdi>{arm}</bdi>" in text for arm in ("ce", "cl", "weighted-ce", "afcl:gamma=7"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "photos", {"cat": 8, "dog": 6})
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The cells that were to be trained; each of them has a record at once."""
+    cells: list[Cell] = []
+
+    def run_sweep(wanted: Iterable[Cell], out: Path, *, about: dict[str, Any], **more: object) -> sweep.SweepOutcome:
+        sweep.open_sweep(out, about)
+        for cell in wanted:
+            cells.append(cell)
+            record = record_of(cell.recipe, 0.5 + cell.recipe.seed / 10)
+            append_record(out / "records.jsonl", record)
+        return sweep.SweepOutcome([], [], 0)
+
+    monkeypatch.setattr(sweep, "run_sweep", run_sweep)
+    return cells
+
+
+def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
+    arms = ("--arms", "ce,afcl:eta=0.1,gamma=7", "--arms", "baseline-focal")
+    scenarios = ("--scenario", "90:10,total=20,50:50", "--scenario", "long-tail:10,step")
+    ended = call(
+        "compare", photos, *arms, *scenarios, "--seeds", "2", "--set", "data.test=0.3", "--out", tmp_path / "CMP"
+    )
+    assert ended.code == 0, ended.err
+    assert {(cell.arm, cell.recipe.data.scenario, cell.recipe.seed, cell.recipe.data.test) for cell in trained} == {
+        (arm, scenario, seed, 0.3)
+        for arm in ("ce", "afcl:eta=0.1,gamma=7", "baseline-focal")
+        for scenario in ("90:10,total=20", "50:50", "long-tail:10,step")
+        for seed in (0, 1)
+    }
+    assert "At long-tail:10,step, " in ended.out
+
+
+def test_a_recipe_takes_the_place_of_the_default(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(f'[data]\nsource = "{photos}"\n[encoder]\nname = "mlp"\n')
+    assert call("compare", "--recipe", mine, "--arms", "cl", "--seeds", "1", "--out", tmp_path / "CMP").code == 0
+    assert [cell.recipe.encoder.name for cell in trained] == ["mlp"]
+
+
+def test_failed_cells_are_named_and_the_code_is_1(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = Failure("0123", None, LossTable("cl"), 2, "it broke.", "mine")
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
+    ended = call("compare", photos, "--arms", "cl", "--out", tmp_path / "CMP")
+    assert ended.code == 1
+    assert "all images mine seed 2 failed: it broke." in ended.out
+    assert "On all images, no arm has a finished run." in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("--arms", "cll"),
+            "an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'. Did you mean cl?",
+        ),
+        (("--arms", "cl,cl"), "arms must have different names, got 'cl' twice."),
+        (("--arms", "fcl,fcl:gamma=1"), "arms must differ, got 'fcl' and 'fcl:gamma=1', which are the same."),
+        (("--arms", "cl,ce", "--baseline", "afcl"), "--baseline must be one of the arms, cl, ce, got 'afcl'."),
+        (("--arms", "cl", "--seeds", "0"), "Invalid value for '--seeds'"),
+        (("--arms", "cl", "--scenario", "ninety"), "a scenario must be a proportion or a long tail, got 'ninety'."),
+        (("--arms", "cl", "--scenario", "90:10,90:10,total=9"), "--scenario must name every proportion once"),
+        (("--arms", "cl", "--set", "data.test=0"), "a comparison must have test images, got data.test = 0."),
+        (
+            ("--arms", "cl", "--set", "encoder.nam=mlp"),
+            "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
+        ),
+        (("--arms", "cl", "--recipe", "defalt"), "Did you mean default?"),
+        (("--arms", "cl", "--engine", "cloud"), "--engine must be one of local, ray, got 'cloud'."),
+        (("--arms", "cl", "--address", "there"), "--address is for --engine ray, got it with --engine local."),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
+    arguments: tuple[str, ...], told: str, call: Call, photos: Path, tmp_path: Path
+) -> None:
+    before = names_below(tmp_path)
+    assert_refused(call("compare", photos, *arguments, "--out", tmp_path / "CMP"), told)
+    assert names_below(tmp_path) == before
+    assert not (tmp_path / "CMP").exists()
+
+
+def test_without_a_folder_or_data_it_is_said(call: Call, photos: Path, tmp_path: Path) -> None:
+    assert_refused(call("compare", photos, "--arms", "cl"), "--out must name the folder of the comparison, got none.")
+    assert_refused(call("compare", "--arms", "cl", "--out", tmp_path / "CMP"), "DATA must be given, or the recipe must")
+    gone = call("compare", tmp_path / "gone", "--arms", "cl", "--out", tmp_path / "CMP")
+    assert_refused(gone, "gone, which does not exist.")
+
+
+def test_a_folder_with_runs_on_other_data_or_of_another_verb_is_refused_and_left_alone(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    out = sweep.open_sweep(tmp_path / "CMP", {"kind": "compare"})
+    append_record(out / "records.jsonl", run("cl", 0, 0.5, source="pictures"))
+    before = names_below(tmp_path)
+    told = f"the folder of a comparison on 'photos' must have no other runs, got {out} with runs on 'pictures'. Choose"
+    assert_refused(call("compare", photos, "--arms", "cl", "--out", out), told)
+    paper = sweep.open_sweep(tmp_path / "paper", {"kind": "reproduce"})
+    told = f"the sweep must be one of `lopsided compare`, got {paper}, which is one of `lopsided reproduce`."
+    assert_refused(call("compare", photos, "--arms", "cl", "--out", paper), told)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.tex").write_text("years of work")
+    told = "a sweep must have a new folder, an empty one or its own, got "
+    assert_refused(call("compare", photos, "--arms", "cl", "--out", tmp_path / "notes"), told)
+    assert names_below(tmp_path) == sorted([*before, "notes/thesis.tex", "paper/sweep.json"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "records", "title"),
+    [
+        ("reproduce", [], "Sweep "),
+        ("compare", [], "Comparison "),
+        (None, ["cl", "acl"], "Sweep "),
+        (None, ["cl", "ce"], "Comparison "),
+    ],
+)
+def test_the_page_of_a_sweep_is_the_papers_if_it_was_made_for_one_of_its_tables(
+    kind: str | None, records: list[str], title: str, call: Call, tmp_path: Path
+) -> None:
+    out = sweep.open_sweep(tmp_path / "it", {} if kind is None else {"kind": kind})
+    for loss in records:
+        append_record(out / "records.jsonl", run(loss, 0, 0.5))
+    assert call("report", out).code == 0
+    assert f"<title>{title}it</title>" in (out / "report.html").read_text()

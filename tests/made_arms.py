@@ -1,0 +1,24 @@
+"""Records of arms that were never run, with figures whose answer is known by construction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lopsided.runs.records import Figures, LossTable, Record
+
+
+def run(arm: str, seed: int, uwa: float, scenario: str | None = "90:10", **changes: Any) -> Record:
+    """A run of an arm whose loss bears its name, on data that follow from scenario and seed."""
+    figures = Figures(100, 10, 0.9, uwa, (min(1.0, uwa + 0.1), max(0.0, uwa - 0.1)), 0.9, 0.9)
+    record = Record(
+        cell=f"{arm}-{scenario}-{seed}", source="photos", scenario=scenario, seed=seed, method="two-stage",
+        loss=LossTable(arm), classifier_loss=LossTable("ce"), encoder="mlp", image_size=28, split="random",
+        weights="none", test=figures, held_out=None, seconds=60.0 + seed, threads=1, lopsided="0", torch="2",
+        data=f"{scenario}-{seed}", family="0123456789abcdef", epochs=(3, 1), classes=("cat", "dog"), arm=arm,
+    )  # fmt: skip
+    return replace(record, **changes)
+
+
+def runs(arm: str, *uwas: float, **changes: Any) -> list[Record]:
+    return [run(arm, seed, uwa, **changes) for seed, uwa in enumerate(uwas)]

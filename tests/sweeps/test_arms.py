@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lopsided.errors import InputError
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.records import treatment_of
+from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, with_scenario
+
+BASE = Recipe().override(
+    seed=5, threads=2, **{"data.source": "fashion-mnist-tops", "data.test": 0.3, "data.image_size": 16}
+)
+
+
+def test_a_list_with_commas_is_told_from_the_commas_between_parameters() -> None:
+    arms = parse_arms(["ce, afcl:eta=300,eta_unit=absolute,gamma=7 ,cl:temperature=0.5", "baseline-focal"])
+    names = ["ce", "afcl:eta=300,eta_unit=absolute,gamma=7", "cl:temperature=0.5", "baseline-focal"]
+    assert [arm.name for arm in arms] == names
+    assert [arm.label(BASE) for arm in arms] == [
+        "CE",
+        "AFCL(eta=300, eta_unit=absolute, gamma=7)",
+        "CL(temperature=0.5)",
+        "focal",
+    ]
+
+
+def test_a_loss_changes_the_base_and_one_for_classification_is_trained_end_to_end_for_as_long() -> None:
+    ce, cl = (arm.applied(BASE) for arm in parse_arms(["ce,cl"]))
+    assert (ce.method, ce.encoder_training.epochs) == ("end-to-end", 40)
+    assert (cl.method, cl.encoder_training.epochs, cl.classifier.epochs) == ("two-stage", 30, 10)
+    assert cl.override(**{"encoder_training.loss": BASE.encoder_training.loss}) == BASE
+
+
+def test_an_arm_may_change_any_field_that_is_no_data() -> None:
+    arm = parse_arm("cl:temperature=0.5,encoder_training.sampler=balanced,data.image_size=32").applied(BASE)
+    assert (arm.encoder_training.sampler, arm.data.image_size) == ("balanced", 32)
+    assert arm.encoder_training.loss.label == "CL(temperature=0.5)"
+
+
+def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('seed = 9\n[data]\nsource = "isic2018"\ntest = 0.1\nchannels = 3\n[encoder]\nname = "mlp"\n')
+    arm = parse_arm(str(file), {"encoder_training.epochs": 2})
+    recipe = arm.applied(BASE)
+    assert arm.name == "mine"
+    assert (recipe.encoder.name, recipe.encoder_training.epochs) == ("mlp", 2)
+    assert (recipe.seed, recipe.threads, recipe.data.source, recipe.data.test) == (5, 2, "fashion-mnist-tops", 0.3)
+    assert (recipe.data.image_size, recipe.data.channels) == (16, 3)  # How images are seen is the arm's own if it says.
+    named = parse_arm("paper-isic:gamma=2").applied(BASE)
+    assert (named.head.hidden, named.data.image_size) == (2048, 128)
+    assert named.encoder_training.loss.parameters["gamma"] == 2
+    assert named.data.classes == BASE.data.classes != named_recipe("paper-isic").data.classes
+
+
+def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
+    recipes = check_arms([Arm("plain"), Arm("warm", {"encoder_training.loss.temperature": 0.5})], BASE)
+    assert recipes["plain"] == BASE
+    assert recipes["warm"].encoder_training.loss.parameters["temperature"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arms", "told"),
+    [
+        ("cll", r"^an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'\. Did you mean cl\?$"),
+        ("qqqq", r"got 'qqqq'\. The losses are cl, fcl, "),
+        ("ce,,cl", r"^--arms must be a list with commas between its entries, got 'ce,,cl'\. Such as ce,"),
+        ("", r"^--arms must be a list"),
+        ("ce,ce", r"^arms must have different names, got 'ce' twice\.$"),
+        (
+            "cl,cl:temperature=0.07",
+            r"^arms must differ, got 'cl' and 'cl:temperature=0\.07', which are the same\. Leave",
+        ),
+        ("cl:eta=3", r"^arm 'cl:eta=3': encoder_training\.loss \"cl\" has no parameter 'eta'; it has"),
+        ("acl:eta=-1", r"^arm 'acl:eta=-1': encoder_training\.loss\.eta must be a finite number >= 0, got -1\.$"),
+        ("cl:seed=3", r"^an arm must leave data and seed as they are, got seed in 'cl:seed=3'\. Change it for all"),
+        ("cl:data.test=0.5", r"^an arm must leave data and seed as they are, got data\.test in"),
+        ("gone.toml", r"^a recipe must be a readable TOML file, got gone\.toml"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused(arms: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        check_arms(parse_arms([arms]), BASE)
+
+
+def test_cells_are_arms_by_scenarios_by_seeds_on_the_same_data() -> None:
+    base = BASE.override(**{"data.scenario": "90:10,total=100"})
+    arms = parse_arms(["ce,cl"])
+    found = cells(arms, base, ["50:50", "98:2,total=50"], range(2))
+    assert [(cell.arm, cell.recipe.data.scenario, cell.recipe.seed) for cell in found] == [
+        (arm, scenario, seed)
+        for seed in (0, 1)
+        for scenario in ("50:50,total=100", "98:2,total=50")
+        for arm in ("ce", "cl")
+    ]
+    assert len({cell.key for cell in found}) == 8
+    assert len({(cell.arm, treatment_of(cell.recipe)) for cell in found}) == 4  # Totals are not taken together.
+
+
+def test_without_a_scenario_the_recipes_own_stays() -> None:
+    base = BASE.override(**{"data.scenario": "90:10"})
+    assert with_scenario(base, None) == base
+    assert with_scenario(base, "50:50").data.scenario == "50:50"

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scipy.stats import t
+
+from lopsided.errors import InputError
+from lopsided.runs.records import LossTable
+from lopsided.sweeps.compare import Comparison, compare, name_arms, value_of
+from made_arms import run, runs
+
+
+def difference(comparison: Comparison, arm: str, to: str | None = None, scenario: str | None = "90:10") -> Any:
+    return comparison.difference(scenario, arm, "test", "uwa", to=to)
+
+
+def test_an_entry_holds_a_value_for_each_data_and_their_mean_with_students_interval() -> None:
+    entry = compare(runs("ce", 0.60, 0.66, 0.63)).entry("90:10", "ce", "test", "uwa")
+    assert entry is not None
+    assert [(each.data, each.seed, each.value) for each in entry.runs] == [
+        ("90:10-0", 0, 60.0),
+        ("90:10-1", 1, 66.0),
+        ("90:10-2", 2, 63.0),
+    ]
+    half = t.ppf(0.975, 2) * 3 / math.sqrt(3)
+    assert (entry.mean.value, entry.mean.low) == pytest.approx((63.0, 63.0 - half))
+
+
+def test_differences_are_of_pairs_that_saw_the_same_data_with_the_same_seed() -> None:
+    base = runs("ce", 0.50, 0.60, 0.70)
+    other = runs("cl", 0.52, 0.64, 0.99)
+    other[2] = replace(other[2], data="other images")
+    found = difference(compare([*base, *other]), "cl")
+    assert found.pairs == 2
+    assert found.figure.value == pytest.approx(3.0)
+    still = [replace(each, data="same") for each in (*runs("ce", 0.5, 0.6), *runs("cl", 0.52, 0.64))]
+    assert difference(compare(still), "cl").pairs == 2  # Without a new draw, seeds tell runs on the same data apart.
+    apart = [*runs("ce", 0.5, 0.6), *(replace(each, seed=each.seed + 7) for each in runs("cl", 0.5, 0.6))]
+    assert difference(compare(apart), "cl") is None
+
+
+def test_any_arm_is_the_baseline() -> None:
+    records = [*runs("ce", 0.50, 0.60), *runs("cl", 0.52, 0.64), *runs("afcl", 0.55, 0.64)]
+    by_default, by_name = compare(records), compare(records, baseline="cl")
+    assert (by_default.baseline, by_name.baseline) == ("ce", "cl")
+    assert difference(by_name, "ce").figure.value == pytest.approx(-3.0)
+    assert difference(by_name, "cl") is None
+    assert difference(by_default, "ce", to="cl") == difference(by_name, "ce")
+    with pytest.raises(InputError, match=r"^the baseline must be one of the arms, ce, cl, afcl, got 'none'\.$"):
+        compare(records, baseline="none")
+
+
+def test_intervals_of_differences_are_widened_for_the_number_of_arms() -> None:
+    two = [*runs("ce", 0.50, 0.60, 0.70), *runs("cl", 0.52, 0.64, 0.75)]
+    three = [*two, *runs("afcl", 0.5, 0.6, 0.71)]
+    alone, among = (difference(compare(records), "cl").figure for records in (two, three))
+    deviation = math.sqrt(((2 - 11 / 3) ** 2 + (4 - 11 / 3) ** 2 + (5 - 11 / 3) ** 2) / 2)
+    assert alone.high - alone.value == pytest.approx(t.ppf(0.975, 2) * deviation / math.sqrt(3))
+    assert among.high - among.value == pytest.approx(t.ppf(1 - 0.05 / 2 / 2, 2) * deviation / math.sqrt(3))
+
+
+def test_two_stage_and_end_to_end_arms_stand_in_one_table() -> None:
+    end_to_end = runs("ce", 0.5, 0.6, method="end-to-end", family="fedcba9876543210", epochs=(4,))
+    comparison = compare([*end_to_end, *runs("cl", 0.52, 0.64)])
+    assert comparison.arms == ("ce", "cl")
+    assert difference(comparison, "cl").pairs == 2
+    assert comparison.about["ce"] == "CE, end-to-end, mlp at 28 px, 4 epochs"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": LossTable("proxy", (("eta", 0.0), ("gamma", 0.0)))},
+        {"loss": LossTable("cl", (("temperature", 0.5),))},
+        {"classifier_loss": LossTable("focal")},
+        {"family": "fedcba9876543210"},
+        {"method": "end-to-end"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_runs_of_another_loss_or_recipe_are_never_pooled_whatever_their_arm_is_called(changes: dict[str, Any]) -> None:
+    own, others = runs("cl", 0.5, 0.6), runs("cl", 0.1, 0.2, **changes)
+    comparison = compare([*own, *others])
+    assert len(comparison.arms) == len(set(comparison.arms)) == 2
+    assert {len(entry.runs) for entry in comparison.entries.values()} == {2}
+
+
+def test_arms_have_their_own_names_else_those_of_their_losses_and_more_where_these_are_the_same() -> None:
+    named = [
+        run("cl", 0, 0.5),
+        replace(run("cl", 0, 0.5, loss=LossTable("cl", (("temperature", 0.5),))), arm=None),
+        run("cl", 0, 0.5, family="fedcba9876543210"),
+        run("cl", 0, 0.5, family="fedcba9876543210", loss=LossTable("cl", (("temperature", 0.5),))),
+        run("ce", 0, 0.5),
+    ]
+    names = list(name_arms(named).values())
+    assert len(set(names)) == 5
+    assert names[1] == "CL(temperature=0.5)"
+    assert names[4] == "ce"
+    assert all("CL" in name for name in (names[0], names[2], names[3]))
+    assert next(iter(name_arms(named, ["ce"]).values())) == "ce"
+
+
+def test_records_of_several_sources_are_not_one_comparison() -> None:
+    with pytest.raises(InputError, match="a table must have runs on one source, got 'photos', 'pictures'"):
+        compare([*runs("ce", 0.5), *runs("cl", 0.5, source="pictures")])
+
+
+def test_of_two_runs_of_one_arm_data_and_seed_the_first_counts() -> None:
+    comparison = compare([*runs("ce", 0.5, 0.6), run("ce", 1, 0.9, cell="again")])
+    entry = comparison.entry("90:10", "ce", "test", "uwa")
+    assert entry is not None
+    assert [each.value for each in entry.runs] == [50.0, 60.0]
+    assert comparison.passed_over == 1
+
+
+def test_scenarios_are_columns_and_those_that_were_asked_for_are_kept_in_order() -> None:
+    records = [*runs("ce", 0.5, scenario="98:2"), *runs("ce", 0.6, scenario="50:50"), *runs("ce", 0.7, scenario=None)]
+    assert compare(records).scenarios == (None, "50:50", "98:2")
+    asked = compare(records, scenarios=["98:2", "90:10"])
+    assert asked.scenarios == ("98:2", "90:10")
+    assert {key[0] for key in asked.entries} == {"98:2"}
+
+
+def test_every_class_has_its_recall_and_a_class_without_images_none() -> None:
+    figures = replace(run("ce", 0, 0.5).test, recalls=(0.6, math.nan), auroc=None)
+    comparison = compare([run("ce", 0, 0.5, test=figures)])
+    assert comparison.figures == ("uwa", "accuracy", "recall:0", "seconds")
+    assert comparison.word("recall:0") == "recall of cat"
+    unnamed = compare([run("ce", 0, 0.5, classes=None)])
+    assert unnamed.word("recall:1") == "recall of class 2"
+
+
+def test_held_out_accuracy_is_weighted_by_the_proportions_where_there_are_as_many_as_classes() -> None:
+    held_out = replace(run("ce", 0, 0.5).test, recalls=(0.8, 0.4), accuracy=0.6)
+    assert value_of(run("ce", 0, 0.5, held_out=held_out), "held_out", "accuracy") == pytest.approx(76.0)
+    assert value_of(run("ce", 0, 0.5, None, held_out=held_out), "held_out", "accuracy") == pytest.approx(60.0)
+    assert value_of(run("ce", 0, 0.5), "held_out", "accuracy") is None
+
+
+def test_the_sentence_names_the_best_arm_and_those_that_cannot_be_told_apart_from_it() -> None:
+    level = (0.50, 0.55, 0.60, 0.52, 0.58)
+    records = [
+        *runs("low", *(value - 0.2 + i / 500 for i, value in enumerate(level))),
+        *runs("best", *level),
+        *runs("close", *(value - 0.002 * (-1) ** i for i, value in enumerate(level))),
+        *runs("once", 0.4),
+    ]
+    assert compare(records).sentence("90:10") == (
+        "At 90:10, best has the highest UWA on test images, 55.0 per cent (5 runs); close and once cannot be told "
+        "apart from it; low is lower."
+    )
+    assert compare(runs("ce", 0.5, scenario=None)).sentence(None) == (
+        "On all images, ce has the highest UWA on test images, 50.0 per cent (1 run)."
+    )
+    empty = compare([], arms={run("ce", 0, 0.5).treatment: "ce"}, scenarios=["90:10"])
+    assert empty.sentence("90:10") == "At 90:10, no arm has a finished run."
+
+
+def test_that_the_best_arm_was_not_known_before_widens_its_intervals() -> None:
+    """Of three arms, a gap that is clear to a baseline named before may not be clear to the best found after."""
+    base = (0.50, 0.55, 0.60)
+    gain = (0.030, 0.040, 0.048)
+    records = [*runs("a", *base), *runs("b", *(x + y for x, y in zip(base, gain, strict=True))), *runs("c", *base)]
+    records[-1] = replace(records[-1], test=replace(records[-1].test, uwa=0.59))
+    comparison = compare(records)
+    gap = comparison.difference("90:10", "b", "test", "uwa", to="a")
+    wider = comparison.difference("90:10", "b", "test", "uwa", to="a", comparisons=3)
+    assert gap is not None
+    assert wider is not None
+    assert gap.differs
+    assert wider.figure.low < gap.figure.low
+
+
+def test_everything_goes_into_json() -> None:
+    comparison = compare([*runs("ce", 0.5, 0.6), *runs("cl", 0.52)])
+    content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert [arm["name"] for arm in content["arms"]] == ["ce", "cl"]
+    assert (content["baseline"], content["scenarios"], content["classes"]) == ("ce", ["90:10"], ["cat", "dog"])
+    cl = next(entry for entry in content["entries"] if (entry["arm"], entry["figure"]) == ("cl", "uwa"))
+    assert cl["runs"] == [{"data": "90:10-0", "seed": 0, "value": 52.0}]
+    assert (cl["pairs"], cl["difference"]["low"]) == (1, None)
+    assert "eta" not in json.dumps(content)
+    assert {entry["figure"] for entry in content["entries"]} >= {"recall of cat", "recall of dog", "seconds"}
