@@ -50,9 +50,10 @@ programs:
 check: setup programs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
-# For work in progress: no test that takes long, starts many processes or needs a program of the system.
+# For work in progress: no test that takes long, starts many processes or needs a program of the system. These wait for
+# nothing, so that a third worker would only import everything once more.
 quick: lint contracts
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test: lint types contracts check
 
