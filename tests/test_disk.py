@@ -179,7 +179,8 @@ def test_an_output_that_is_full_is_one_sentence_and_code_2() -> None:
             env=environment(),
             check=False,
         )
-    expected = "lopsided: the disk must be writable and have room, got the output (No space left on device).\n"
+    do = "Free some disk space or choose a writable folder."
+    expected = f"lopsided: cannot write the output (No space left on device). {do}\n"
     assert (ended.returncode, ended.stderr) == (2, expected)
 
 

@@ -691,5 +691,7 @@ def test_memory_that_is_exhausted_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("lopsided.cli.doctor.examine", examine)
     ended = call("doctor")
     assert ended.code == 2
-    assert ended.err.startswith("lopsided: the work must fit into the memory of this machine, got ")
-    assert ended.err.endswith("Take a smaller batch, image size or encoder, or encoder_training.chunk_size.\n")
+    assert ended.err.startswith("lopsided: not enough memory")
+    assert ended.err.endswith(
+        "Reduce the batch size, the image size or encoder_training.chunk_size, or use a smaller encoder.\n"
+    )

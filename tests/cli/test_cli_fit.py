@@ -189,7 +189,7 @@ def test_a_finished_run_is_shown_again_when_it_is_resumed(call: Call, finished: 
     before = {name: (finished / name).read_bytes() for name in names_below(finished)}
     ended = call("fit", "--out", finished, "--resume", "--json")
     assert ended.code == 0
-    assert ended.err == f"{finished} is finished; nothing was left to do.\n"
+    assert ended.err == f"The run in {finished} is already finished.\n"
     assert json.loads(ended.out) == {"run": str(finished), **metrics_of(finished)}
     assert {name: (finished / name).read_bytes() for name in names_below(finished)} == before
 
@@ -382,7 +382,7 @@ def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
 
     out = tmp_path / "my run"
     monkeypatch.setattr(runs, "open_sources", stop)
-    assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted; nothing was written.\n"
+    assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted. Nothing was written.\n"
     monkeypatch.undo()
     monkeypatch.setattr(runs, "_write_results", stop)
     told = call("fit", photos, "--out", out, *SMALL, "--quiet")

@@ -45,7 +45,7 @@ def test_two_ranks_fit_with_one_voice_and_one_folder(tmp_path: Path) -> None:
     assert [ended.code for ended in (*first, *second)] == [0] * 6
     assert json.loads(first[0].out)["environment"]["ranks"] == 2
     assert "2 ranks share each batch of 8 images." in first[0].err
-    assert f"{out} is finished; nothing was left to do." in first[1].err
+    assert f"The run in {out} is already finished." in first[1].err
     assert [(ended.out, ended.err) for ended in second[:2]] == [("", "")] * 2
     assert Run.open(out).finished
     assert ".lock" not in names_below(out)

@@ -99,7 +99,7 @@ def test_something_unexpected_is_one_sentence_that_says_how_to_see_more(
 
     monkeypatch.setattr(doctor, "examine", fail)
     ended = call("doctor")
-    told = "something unexpected happened (ZeroDivisionError: no way). Set LOPSIDED_TRACEBACK=1 to see where."
+    told = "unexpected error (ZeroDivisionError: no way). Set LOPSIDED_TRACEBACK=1 to see the traceback."
     assert (ended.code, ended.err) == (1, f"lopsided: {told}\n")
     monkeypatch.setenv("LOPSIDED_TRACEBACK", "1")
     ended = call("doctor")
@@ -189,7 +189,7 @@ def test_doctor_names_what_to_install_for_what_is_missing(call: Call, monkeypatc
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
     ended = call("doctor")
-    assert "without onnxruntime" in ended.out
+    assert "missing onnxruntime" in ended.out
     assert "pip install 'lopsided[onnx]'" in ended.out
 
 
@@ -210,6 +210,6 @@ def test_doctor_tells_the_room_that_the_cache_will_take_and_the_fast_paths(monke
 
     monkeypatch.setattr(inputs, "free_memory", lambda: 400 * 3 * 224 * 224)
     found = {finding.name: finding for finding in doctor.examine()}
-    assert found["memory"].meaning == "25% of it caches 100 images of 224 x 224"
+    assert found["memory"].meaning == "25% of the free memory can cache 100 images of 224 x 224"
     assert found["fast paths"].value.startswith("small maps, channels last")
     assert "fast = false" in found["fast paths"].meaning

@@ -100,7 +100,7 @@ def test_evaluate_leaves_unreadable_images_out_when_asked(call: Call, finished: 
     assert "000.png (the file is empty)" in ended.err
     ended = call("evaluate", finished, folder, "--skip-unreadable")
     assert ended.code == 0
-    assert "unreadable, left out: dog/000.png (the file is empty)" in ended.err
+    assert "skipped unreadable image: dog/000.png (the file is empty)" in ended.err
     assert "5 images" in ended.out
 
 
@@ -154,8 +154,8 @@ def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: 
     ended = command("export", finished, "--to", "onnx", "--out", out)
     assert ended.code == 0
     assert ended.out.startswith(f"Written to {out} (")
-    assert "onnxruntime agrees with torch for 1 and 17 images" in ended.out
-    assert ended.err == "exporting and checking; this takes some seconds\n"
+    assert "onnxruntime agrees with torch on batches of 1 and 17 images" in ended.out
+    assert ended.err == "exporting and checking; this takes a few seconds\n"
     assert names_below(tmp_path) == ["model.onnx"]
     paths = sorted(other_photos.rglob("*.png"))
     pixels = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255

@@ -89,8 +89,8 @@ def test_fashion_mnist_that_is_not_there_is_refused_without_a_download(
 def test_a_run_that_was_judged_on_held_out_images_alone_shows_them(tmp_path: Path) -> None:
     page = run_page(only_held_out(make_run(tmp_path / "run")))
     text = text_of(page)
-    assert "There is no test split. The figures below are those of the images that the scenario did not draw." in text
-    assert "and judged on 52 that it had not seen" in text
+    assert "There is no test split. The figures below are for the images that the scenario did not draw." in text
+    assert "and evaluated on 52 new images" in text
     assert 'id="matrix"' in page
     assert 'id="map"' in page
 
@@ -106,7 +106,7 @@ def test_figures_without_predictions_are_refused(tmp_path: Path) -> None:
 def test_a_run_with_no_figures_and_an_empty_table_has_a_page(tmp_path: Path) -> None:
     folder = rewrite(make_run(tmp_path / "run"), test=None, val=None)
     (folder / "predictions.csv").write_text("")
-    assert "No image was held out." in text_of(run_page(folder))
+    assert "No images were held out." in text_of(run_page(folder))
 
 
 def test_predictions_that_were_cut_at_a_line_break_are_refused(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_recipe_that_was_cut_in_half_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_hash_of_another_version_is_warned_of(tmp_path: Path) -> None:
-    sentence = "The recipe cannot be checked. lopsided 0.0.1, which trained the run, took its hash in another way"
+    sentence = "The recipe cannot be checked. lopsided 0.0.1, which trained the run, computed the hash of the recipe"
     folder = make_run(tmp_path / "run", recipe={"encoder_training.epochs": 7})
     assert sentence not in text_of(run_page(rewrite(folder, lopsided="0.0.1")))
     assert sentence in text_of(run_page(rewrite(folder, recipe="0" * 64)))
@@ -331,9 +331,9 @@ def test_features_that_are_not_finite_have_no_map_and_a_sentence(tmp_path: Path,
 
 def test_why_there_is_no_map_is_said(tmp_path: Path) -> None:
     without = text_of(run_page(make_run(tmp_path / "without", features=False)))
-    assert "There is no map: the run has no features of its test images (features.safetensors)." in without
+    assert "There is no map: the run has no features of the test images (features.safetensors)." in without
     single = text_of(run_page(make_run(tmp_path / "single", test=(1, 0), val=None)))
-    assert "There is no map of a single test image." in single
+    assert "There is no map: there is only one test image." in single
 
 
 def test_images_that_could_not_be_read_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +342,8 @@ def test_images_that_could_not_be_read_are_listed(tmp_path: Path, monkeypatch: p
     text = text_of(run_page(make_run(tmp_path / "run", unreadable=broken)))
     assert "3 images could not be read." in text
     assert (
-        "Images that could not be read <0>.png : it is cut off <1>.png : it is cut off 1 more is in metrics.json."
-        in text
+        "Images that could not be read <0>.png : it is cut off <1>.png : it is cut off "
+        "1 more image is listed in metrics.json." in text
     )
     assert "Images that could not be read" not in text_of(run_page(make_run(tmp_path / "whole")))
 
@@ -354,14 +354,14 @@ def test_a_page_that_would_be_too_large_lists_fewer_images_and_says_so(
     names = [f"{i:03d}{'n' * 150}.png" for i in range(400)]
     folder = make_run(tmp_path / "run", test=(300, 100), names=names)
     whole = run_page(folder)
-    assert "are listed and pictured" not in text_of(whole)
+    assert "This page lists" not in text_of(whole)
     limit = len(whole.encode()) - 20_000
     monkeypatch.setattr(module, "LIMIT", limit)
     page = run_page(folder)
     assert len(page.encode()) <= limit
-    assert "Of 400 images, 200 are listed and pictured: " in text_of(page)
+    assert "This page lists 200 of 400 images: " in text_of(page)
     monkeypatch.setattr(module, "LIMIT", 1000)
-    assert "Of 400 images, 50 are listed and pictured: " in text_of(run_page(folder)), "There is an end to it."
+    assert "This page lists 50 of 400 images: " in text_of(run_page(folder)), "There is an end to it."
 
 
 def test_probabilities_are_read_as_they_were_written(tmp_path: Path) -> None:

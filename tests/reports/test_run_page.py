@@ -50,10 +50,13 @@ def test_the_top_says_what_was_trained_on_what(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "run", train=(205, 65), recipe=recipe)))
     assert "AFCL on table.csv" in text
     assert (
-        "A resnet18 learned to tell “common” from “rare”: 4 epochs of asymmetric focal contrastive loss (AFCL)" in text
+        "A resnet18 learned to distinguish “common” from “rare”: 4 epochs of asymmetric focal contrastive loss (AFCL)"
+        in text
     )
     assert "then 1 epoch of a linear classifier with cross-entropy." in text
-    assert "It was trained on 270 images, picked on 28 and judged on 52 that it had not seen" in text
+    assert (
+        "The model was trained on 270 images, selected on 28 validation images and evaluated on 52 new images." in text
+    )
 
 
 def test_the_top_has_the_figures_with_intervals_beside_the_majority_vote(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_the_top_has_the_figures_with_intervals_beside_the_majority_vote(tmp_pat
 def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "few", test=(40, FEW_TEST - 1))))
     assert "Only 29 test images of “rare”." in text
-    assert "moves its recall by 3 points" in text
+    assert "changes the recall of this class by 3 percentage points" in text
     enough = text_of(run_page(make_run(tmp_path / "enough", test=(40, FEW_TEST))))
     assert "Only " not in enough
 
@@ -84,24 +87,25 @@ def test_a_missing_validation_split_is_warned_of(tmp_path: Path) -> None:
 def test_groups_and_duplicates_across_splits_are_warned_of(tmp_path: Path) -> None:
     leaks = {"groups": ["<p1>", "p2"], "duplicates": [["a.png", "train", "b.png", "test"]]}
     text = text_of(run_page(make_run(tmp_path / "run", leaks=leaks)))
-    assert "2 groups lie in more than one split. Such as <p1> and p2." in text
-    assert "1 image is in two splits at once. Byte by byte the same, such as b.png in test and a.png in train." in text
+    assert "2 groups are in more than one split. For example <p1> and p2." in text
+    pair = "b.png in test and a.png in train"
+    assert f"1 image is in two splits. The files are byte-identical, for example {pair}." in text
 
 
 def test_intervals_that_hold_the_majority_vote_are_warned_of(tmp_path: Path) -> None:
     blind = text_of(run_page(make_run(tmp_path / "blind", test=(90, 10), signal=0.0)))
-    assert "The UWA may be no better than that of always answering “common”." in blind
-    assert "The accuracy is below that of always answering “common”." in blind
+    assert "The UWA may not be higher than with always predicting “common”." in blind
+    assert "The accuracy is lower than with always predicting “common”." in blind
     good = text_of(run_page(make_run(tmp_path / "good", test=(60, 40), signal=6.0)))
     assert "always answering “common”." not in good
 
 
 def test_a_model_that_is_worse_than_the_majority_vote_is_said_to_be(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "run", test=(90, 40), signal=-6.0)))
-    assert "The UWA is worse than that of always answering “common”." in text
-    assert "The accuracy is below that of always answering “common”." in text
-    assert "may be no better" not in text
-    assert "the price of finding the rare one" not in text
+    assert "The UWA is lower than with always predicting “common”." in text
+    assert "The accuracy is lower than with always predicting “common”." in text
+    assert "may not be higher" not in text
+    assert "the price of finding the rare class" not in text
 
 
 def test_an_accuracy_below_the_majority_vote_is_a_price_only_if_the_rare_class_is_found(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_an_accuracy_below_the_majority_vote_is_a_price_only_if_the_rare_class_i
             "accuracy": {"value": 0.7, "low": 0.6, "high": 0.8},
         }
         rewrite(folder, test={**test, "figures": {**test["figures"], **shares}})
-        assert ("the price of finding the rare one" in text_of(run_page(folder))) == is_price
+        assert ("the price of finding the rare class" in text_of(run_page(folder))) == is_price
 
 
 def test_a_contrastive_loss_is_explained_only_where_there_is_one(tmp_path: Path) -> None:
@@ -153,21 +157,20 @@ def test_a_run_without_any_test_image_shows_its_validation_and_says_so(tmp_path:
     (folder / "predictions.csv").write_text("\n".join(row for row in rows if not row.startswith("test,")) + "\n")
     text = text_of(run_page(folder))
     assert "There is no test split." in text
-    assert "they flatter it" in text
+    assert "These images selected the model, so the figures are too high." in text
     assert "Only 8 validation images of “rare”" in text
-    assert "There are no validation images" not in text
-    assert "there are no validation images" not in text
-    assert "these are the validation images themselves" in text
-    assert "which the validation images favour" not in text
-    assert "take the one that the validation images favour" not in text
-    assert "For use, judge it on images that neither trained nor picked the model." in text
+    assert "it needs validation images" not in text
+    assert "the figures are already for the validation images" in text
+    assert "With the validation threshold" not in text
+    assert "use the validation threshold" not in text
+    assert "evaluate the threshold on images that were not used for training or model selection." in text
 
 
 def test_a_run_without_held_out_images_has_a_page_without_figures(tmp_path: Path) -> None:
     folder = rewrite(make_run(tmp_path / "run"), test=None, val=None)
     (folder / "predictions.csv").write_text("split,name,group,label,predicted,p:common,p:rare\n")
     page = run_page(folder)
-    assert "No image was held out." in text_of(page)
+    assert "No images were held out." in text_of(page)
     assert 'id="recipe-text"' in page
     assert 'id="matrix"' not in page
 
@@ -180,7 +183,7 @@ def test_figures_on_images_that_the_scenario_left_stand_beside_the_test(tmp_path
     further = [f"held_out{row[4:]}" for row in rows.splitlines(keepends=True) if row.startswith("test,")]
     (folder / "predictions.csv").write_text(rows + "".join(further))
     text = text_of(run_page(rewrite(folder, held_out=left)))
-    assert "52 images that the scenario left" in text
+    assert "52 images not drawn by the scenario" in text
     assert "0.654 [0.600, 0.700]" in text
 
 
@@ -198,12 +201,12 @@ def test_the_epochs_that_were_taken_are_the_best_and_of_equals_the_later(tmp_pat
         log.write(json.dumps(again) + "\n")
     assert read_stages(run)[0][0].taken == 4, "The last line of an epoch counts, and the later of equals."
     text = text_of(run_page(make_run(tmp_path / "without", val=None)))
-    assert "epoch 4 of 4 of the encoder stage and epoch 3 of 3 of the classifier stage: the last" in text
+    assert "epoch 4 of 4 of the encoder stage and epoch 3 of 3 of the classifier stage. These are the last" in text
 
 
 def test_the_diagnostics_of_the_loss_are_in_words(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "run", train=(300, 100))))
-    assert "“rare” makes 25.0 % of the training images and 22.5 % of the loss." in text
+    assert "“rare” has 25.0 % of the training images and contributes 22.5 % of the loss." in text
     assert "2.60 % of the anchors had no positive" in text  # The mean of 5 % / 1, / 2, / 3, / 4.
 
 
@@ -213,7 +216,7 @@ def test_calibration_is_told_by_the_interval(tmp_path: Path) -> None:
     sure = np.mean([row.p[row.predicted] for row in rows])
     right = np.mean([row.label == row.predicted for row in rows])
     text = text_of(run_page(folder))
-    assert f"On average the model is {100 * sure:.0f} % sure and right in {100 * right:.0f} % of the images" in text
+    assert f"The mean confidence is {100 * sure:.0f} %, and {100 * right:.0f} % of the predictions are correct" in text
 
 
 def judged(n: int, seed: int = 0) -> Judged:
@@ -242,10 +245,10 @@ def test_of_too_many_images_a_sample_is_listed_and_said() -> None:
     assert found.number == 150
     wrong = int(judged(200).wrong.sum())
     assert int(found.first().wrong.sum()) == wrong, "Every mistake is among them."
-    assert found.note.startswith("Of 200 images, 150 are listed and pictured: every mistake and a random sample")
+    assert found.note.startswith("This page lists 150 of 200 images: every mistake and a random sample")
     few = in_order(judged(200), 0, 50)
     assert int(few.first().wrong.sum()) == 40
-    assert "the 40 surest mistakes" in few.note
+    assert "the 40 most confident mistakes" in few.note
     assert len(few.judged) == 200
 
 
@@ -261,7 +264,7 @@ def test_counts_are_those_of_all_images_even_if_a_sample_is_listed(
     assert len(data["names"]) == data["listed"] == 20
     assert data["images"] == 60
     assert data["threshold"]["classes"] == [2], "The rarest class, with the probabilities of all images."
-    assert "The 1 rarest classes can be chosen; 2 more would not fit." in text
+    assert "Only the 1 rarest classes can be selected; 2 more do not fit." in text
     cells = [int(cell.replace(",", "")) for cell in re.findall(r'<td class="cell[^>]*>([\d,]+)<', page)]
     assert sum(cells) == 60
 
@@ -269,7 +272,7 @@ def test_counts_are_those_of_all_images_even_if_a_sample_is_listed(
 def test_of_very_many_classes_those_with_the_most_mistakes_are_in_the_matrix(tmp_path: Path) -> None:
     classes = [f"c{i}" for i in range(70)]
     page = run_page(make_run(tmp_path / "run", classes, [3] * 70, [1] * 70, pictures=False))
-    assert "The 40 classes with the most mistakes of 70." in text_of(page)
+    assert "Only the 40 of 70 classes with the most mistakes are shown." in text_of(page)
     assert "70 classes; the largest has 20 training images, the smallest 20." in text_of(page)
 
 

@@ -102,12 +102,12 @@ def test_a_cell_shows_its_images_the_surest_mistakes_first(run: Path, page_file:
         inside = [row for row in rows if (row.label, row.predicted) == (true, predicted)]
         expected = sorted(inside, key=lambda row: -row.p[predicted])
         assert len(expected) > 1
-        page.get_by_label(f"{true} taken for {predicted}: {len(expected)} images", exact=True).click()
+        page.get_by_label(f"{true} predicted as {predicted}: {len(expected)} images", exact=True).click()
         assert tiles(page, "cell-gallery") == [
             {"name": row.name, "sure": f"{row.p[predicted]:.3f}", "group": f"group {row.group}"} for row in expected
         ]
     inside = [row for row in rows if row.label == row.predicted == "common"]
-    page.get_by_label("common recognised", exact=False).click()
+    page.get_by_label("common predicted correctly", exact=False).click()
     assert [tile["name"] for tile in tiles(page, "cell-gallery")] == [
         row.name for row in sorted(inside, key=lambda row: row.p["common"])
     ]
@@ -117,7 +117,7 @@ def test_all_mistakes_are_shown_at_first_and_again_on_demand(run: Path, page_fil
     page = show(page_file)
     wrong = sorted((r for r in read_rows(run) if r.label != r.predicted), key=lambda r: -r.p[r.predicted])
     assert [tile["name"] for tile in tiles(page, "cell-gallery")] == [row.name for row in wrong]
-    page.get_by_label("rare recognised", exact=False).click()
+    page.get_by_label("rare predicted correctly", exact=False).click()
     assert [tile["name"] for tile in tiles(page, "cell-gallery")] != [row.name for row in wrong]
     page.click("#all-mistakes")
     assert [tile["name"] for tile in tiles(page, "cell-gallery")] == [row.name for row in wrong]
@@ -128,18 +128,18 @@ def test_the_matrix_can_be_walked_with_the_keyboard(page_file: Path, show: Open)
     label = "document.activeElement.getAttribute('aria-label')"
     assert page.locator("#matrix button[tabindex='0']").count() == 1
     page.focus("#matrix button[tabindex='0']")
-    assert page.evaluate(label).startswith("common recognised")
+    assert page.evaluate(label).startswith("common predicted correctly")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate(label).startswith("common taken for rare")
+    assert page.evaluate(label).startswith("common predicted as rare")
     page.keyboard.press("ArrowDown")
-    assert page.evaluate(label).startswith("rare recognised")
+    assert page.evaluate(label).startswith("rare predicted correctly")
     page.keyboard.press("Enter")
-    assert page.text_content("#cell-title") == "rare, recognised"
+    assert page.text_content("#cell-title") == "rare, predicted correctly"
 
 
 def test_a_picture_is_that_of_its_image(run: Path, page_file: Path, show: Open) -> None:
     page = show(page_file)
-    page.get_by_label("common recognised", exact=False).click()
+    page.get_by_label("common predicted correctly", exact=False).click()
     for place in (0, 7):
         tile = page.locator("#cell-gallery .tile").nth(place)
         number = int(Path(tile.locator(".name").text_content() or "").stem)
@@ -562,9 +562,9 @@ def test_every_shape_of_a_run_renders(tmp_path: Path, show: Open, kind: str) -> 
         assert page.locator(".thumb").count() == 0
         assert "Pictures are left out" in page.inner_text("#mistakes")
         assert "There is no map" in page.inner_text("#features")
-        assert "log is not there" in page.inner_text("#training")
+        assert "log of the run is missing" in page.inner_text("#training")
     if kind == "perfect":
-        assert "Not one mistake among 13 images." in page.inner_text("#mistakes")
+        assert "No mistakes among 13 images." in page.inner_text("#mistakes")
 
 
 def test_every_control_is_reached_by_the_tab_key_and_shows_it(page_file: Path, show: Open) -> None:
@@ -601,7 +601,7 @@ def test_many_images_of_a_cell_come_in_portions(tmp_path: Path, show: Open) -> N
     run = make_run(tmp_path / "run", test=(150, 4), pictures=False, features=False)
     page = show(write_report(run).path)
     count = sum(row.label == row.predicted == "common" for row in read_rows(run))
-    page.get_by_label("common recognised", exact=False).click()
+    page.get_by_label("common predicted correctly", exact=False).click()
     assert page.locator("#cell-gallery .tile").count() == 60
     while page.is_visible("#cell-more"):
         page.click("#cell-more")
@@ -609,7 +609,7 @@ def test_many_images_of_a_cell_come_in_portions(tmp_path: Path, show: Open) -> N
     top = "document.getElementById('cell-gallery').scrollTop"
     page.locator("#cell-gallery .tile").last.scroll_into_view_if_needed()
     assert page.evaluate(top) > 0
-    page.get_by_label("common recognised", exact=False).click()
+    page.get_by_label("common predicted correctly", exact=False).click()
     assert page.evaluate(top) == 0, "What was asked for anew begins at its top."
 
 

@@ -1,4 +1,4 @@
-"""The command: its verbs, and what becomes of errors. Nothing heavy is imported before a verb is chosen."""
+"""The command line: subcommands and error handling. Heavy modules are imported only by the subcommand that runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import typer
 from lopsided import __version__
 from lopsided.cli import compare, look, report, reproduce, train, use
 from lopsided.cli.output import StoppedError
-from lopsided.errors import LopsidedError, SaidError, is_out_of_memory, sentence
+from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 _NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
 
 _LONGEST = 2000
-"""The most characters of an error that are printed."""
+"""The maximum number of characters of a printed error."""
 
 app = typer.Typer(
     name="lopsided",
@@ -46,16 +46,16 @@ def lopsided(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Learn from images of which one class is rare, and say how sure the result is.
+    """Train image classifiers when one class is rare, and measure how certain the results are.
 
     \b
     Examples:
-      lopsided demo                       see it work on embedded images
-      lopsided fit photos --out run       train on one sub-folder per class
-      lopsided evaluate run new-photos    figures on other labelled images
+      lopsided demo                       try it on the included images
+      lopsided fit photos --out run       train; one sub-folder per class
+      lopsided evaluate run new-photos    evaluate on other labelled images
       lopsided predict run inbox --out answers.csv
       lopsided export run --to onnx
-      lopsided report run --open          look at its mistakes
+      lopsided report run --open          show the mistakes of the model
       lopsided compare photos --arms weighted-ce,cl,afcl --seeds 3 --out CMP
       lopsided reproduce eta --out sweep --quick
     """
@@ -79,11 +79,11 @@ for verb in (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; errors a user can repair end with their sentence and exit code 2, interruptions with 130."""
+    """Run the command and exit. A user error prints one line and exits with code 2, an interruption with code 130."""
     code = run(arguments)
     if code and _is_joined():
-        # An error left the group of ranks as it was. A rank has been seen to end by SIGABRT here, presumably while the
-        # group was taken apart, and the launcher then told of a signal instead of the exit code.
+        # After an error the process group is still initialized. A normal exit was seen to end a rank with SIGABRT,
+        # probably during the teardown of the group. The launcher then reported a signal instead of the exit code.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -103,28 +103,29 @@ def run(arguments: list[str] | None = None) -> int:
         arguments = sys.argv[1:]
     try:
         with warnings.catch_warnings():
-            # What Pillow says of damaged metadata, forty lines for one TIFF, helps nobody; errors have their sentence.
+            # Pillow prints up to forty warnings for one TIFF with damaged metadata. Real errors are reported anyway.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             code = app(arguments, prog_name="lopsided", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return _end(error)
-    if code == 130:  # What typer makes of a KeyboardInterrupt.
+    if code == 130:  # typer returns this code for a KeyboardInterrupt.
         return _end(KeyboardInterrupt())
-    if not arguments:  # The help has been printed; click before 8.2 regards that as a success.
+    if not arguments:  # The help was printed. click before 8.2 returns 0 in this case.
         return 2
     return code if isinstance(code, int) else 0
 
 
 def _open_streams() -> None:
-    """See that any text can be printed.
+    """Set up stdout and stderr so that any text can be printed.
 
-    A stream that was closed is replaced by nowhere: the next file would get its number. What an encoding does not have
-    is written as an escape sequence, but on a stdout of UTF-8 the name of a file that is not UTF-8 stays what it is.
+    A closed stream is replaced by the null device; otherwise the next opened file would get its descriptor. Characters
+    that the encoding lacks are written as escape sequences. A UTF-8 stdout writes file names that are not UTF-8 byte by
+    byte.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It is open until the end.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It stays open until the process ends.
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             exact = name == "stdout" and codecs.lookup(stream.encoding).name == "utf-8"
@@ -132,14 +133,14 @@ def _open_streams() -> None:
 
 
 def _end(error: BaseException) -> int:
-    """Say what went wrong in one sentence, and return the exit code that belongs to it."""
+    """Print the error on one line and return the exit code."""
     if isinstance(error, BrokenPipeError):
-        _silence_stdout()  # Whoever read the output has seen enough.
+        _silence_stdout()  # The reader of the pipe closed it.
         return 1
-    if type(error).__name__ == "NoArgsIsHelpError":  # The help has been printed.
+    if type(error).__name__ == "NoArgsIsHelpError":  # The help was printed.
         return 2
     rank = os.environ.get("RANK", "0")
-    # Every rank has the same arguments, and so the same to say of them.
+    # All ranks have the same arguments, so only rank 0 prints a usage error.
     quiet = isinstance(error, SaidError) or (_is_usage(error) and rank != "0")
     if isinstance(error, SaidError) and error.__cause__ is not None:
         error = error.__cause__
@@ -157,7 +158,7 @@ def _end(error: BaseException) -> int:
     elif not isinstance(error, LopsidedError):
         reason = " ".join(str(error).split())
         told = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        text, code = f"something unexpected happened ({told}). Set LOPSIDED_TRACEBACK=1 to see where.", 1
+        text, code = f"unexpected error ({told}). Set LOPSIDED_TRACEBACK=1 to see the traceback.", 1
     if os.environ.get("LOPSIDED_TRACEBACK"):
         import traceback
 
@@ -169,22 +170,22 @@ def _end(error: BaseException) -> int:
 
 
 def _memory_text(error: BaseException) -> str:
-    got = " ".join(str(error).split())[:200] or "no more of it"
-    do = "Take a smaller batch, image size or encoder, or encoder_training.chunk_size."
-    return sentence("the work must fit into the memory of this machine", got, do)
+    reason = " ".join(str(error).split())[:200]
+    what = f"not enough memory ({reason})" if reason else "not enough memory"
+    return f"{what}. Reduce the batch size, the image size or encoder_training.chunk_size, or use a smaller encoder."
 
 
 def _system_text(error: OSError) -> str:
-    """Say what the system said of a disk or a name; nothing if it is something else."""
-    what = f"{os.fsdecode(error.filename or 'the output')} ({error.strerror})"
+    """Return the message for a disk error or a bad path, or an empty text for any other error."""
+    what, reason = os.fsdecode(error.filename or "the output"), error.strerror
     if error.errno in _DISK:
-        if error.filename is None:  # It was printed: the last flush would fail once more.
+        if error.filename is None:  # Printing failed, and the final flush would fail again.
             _silence_stdout()
-        return sentence("the disk must be writable and have room", what)
+        return f"cannot write {what} ({reason}). Free some disk space or choose a writable folder."
     if error.errno in _NAMES and error.filename is not None:
-        return sentence("a path must be one that this system can open", what)
+        return f"cannot open {what} ({reason}). Check the path."
     if error.errno == errno.ENOENT and not _has_folder():
-        return sentence("the working folder must be there", "one that was removed", "Change to another folder.")
+        return "the working folder no longer exists. Change to another folder."
     return ""
 
 
@@ -197,12 +198,12 @@ def _has_folder() -> bool:
 
 
 def _cut(text: str) -> str:
-    """Leave out the middle of what is very long: a name that someone made up can be of any length."""
+    """Cut the middle of a very long text. A name in a message can have any length."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
 
 
 def _is_usage(error: BaseException) -> bool:
-    # The class lies in click or, since typer 0.26, in typer's own copy of it; its face is the same.
+    # The class comes from click or, since typer 0.26, from typer's own copy of click. Both have these attributes.
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
 
 
@@ -217,7 +218,7 @@ def _usage_help(error: Any) -> str:
 
 
 def _silence_stdout() -> None:
-    """Point stdout nowhere, so that the interpreter's last flush does not fail once more."""
+    """Redirect stdout to the null device, so that the interpreter's final flush does not fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

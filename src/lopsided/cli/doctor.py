@@ -1,4 +1,4 @@
-"""What this machine can do, and what each finding means for the work."""
+"""Checks of this machine, and what each result means for training."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ EXTRAS = {
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
 }
-"""For each optional ability: what to install, the modules it needs, and what it is for."""
+"""Optional features: the package to install, the required modules, and the purpose."""
 
 STEP_GFLOP = 16.7
-"""One step of resnet18 on 128 images of 28 x 28: 0.0218 GMAC an image without padding, two operations each, thrice."""
+"""Cost of one resnet18 training step on 128 images of 28 x 28.
+
+0.0218 GMAC per image without padding, times 2 operations per MAC, times 3 for the forward and backward pass.
+"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, what it means; ``ok`` is False where something is missing."""
+    """One result line: name of the check, result, meaning. ``ok`` is False if something is missing."""
 
     name: str
     value: str
@@ -40,17 +43,17 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at this machine; takes a few seconds, most of them for importing torch."""
+    """Check this machine. This takes a few seconds, mostly for importing torch."""
     return [*_software(), *_processors(), *_devices(), *_room(), *_extras()]
 
 
 def _software() -> Iterator[Finding]:
     import torch
 
-    yield Finding("lopsided", __version__, "written into every run and model")
+    yield Finding("lopsided", __version__, "recorded in every run and model")
     system = f"{platform.system()} {platform.machine()}"
     yield Finding("Python", platform.python_version(), f"on {system}; 3.11 or newer is needed")
-    yield Finding("torch", torch.__version__, "results are repeatable bit by bit with the same version only")
+    yield Finding("torch", torch.__version__, "results are bit-identical only with the same version")
 
 
 def _processors() -> Iterator[Finding]:
@@ -58,14 +61,18 @@ def _processors() -> Iterator[Finding]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    meaning = "all cores are used" if threads >= cores else f"of {cores} cores; set threads in the recipe for more"
+    meaning = (
+        "all cores are used"
+        if threads >= cores
+        else f"{cores} cores are available; set threads in the recipe to use more"
+    )
     yield Finding("threads", str(threads), meaning, ok=threads >= cores)
     libraries = [
         name
         for name, backend in (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
         if backend.is_available()
     ]
-    known = "the usual fast libraries" if libraries else "neither MKL nor oneDNN: training will be slow"
+    known = "fast math libraries are available" if libraries else "neither MKL nor oneDNN: training will be slow"
     yield Finding("BLAS", " and ".join(libraries) or "other", known, ok=bool(libraries))
     flushed = torch.set_flush_denormal(True)
     torch.set_flush_denormal(False)
@@ -74,26 +81,26 @@ def _processors() -> Iterator[Finding]:
     yield Finding(
         "fast paths",
         paths,
-        f"used on the CPU unless fast = false in the recipe; optimizers are fused in any case{lacks}",
+        f"used on the CPU unless the recipe sets fast = false; optimizers are always fused{lacks}",
     )
-    # torch has these two tests for its own compiler; where they are gone, nothing is said.
+    # These are private functions of torch. A version without them skips this check.
     tests = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
     if any(tests):
         there = any(test() for test in tests if test is not None)
-        meaning = "try --precision bf16" if there else "--precision bf16 works, but is slower than float32 here"
+        meaning = "try --set precision=bf16" if there else "--set precision=bf16 works, but is slower than float32"
         yield Finding("bf16", "in hardware" if there else "not in hardware", meaning)
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    meaning = "compile = true in a recipe works; its first minute pays in long runs alone"
+    meaning = "compile = true in a recipe works; compiling takes a minute and pays off only in long runs"
     yield Finding(
         "compiler", compiler or "none", meaning if compiler else "compile = true in a recipe needs a C++ compiler"
     )
     speed = matmul_speed()
-    steps = f"at best {speed / STEP_GFLOP:.1f} training steps a second of resnet18 on 128 images of 28 x 28"
+    steps = f"at most {speed / STEP_GFLOP:.1f} training steps per second with resnet18 on 128 images of 28 x 28"
     yield Finding("speed", f"{speed:.0f} GFLOP/s", steps)
 
 
 def matmul_speed(size: int = 1024, seconds: float = 0.3) -> float:
-    """Return the GFLOP/s of a float32 matrix product: the best of as many as fit into the time."""
+    """Return the GFLOP/s of a float32 matrix product. Repeat the product for ``seconds`` and take the best time."""
     import torch
 
     a = torch.ones(size, size)
@@ -127,12 +134,12 @@ def _room() -> Iterator[Finding]:
     memory = free_memory()
     if memory is not None:
         images = int(MEMORY_SHARE * memory / (3 * 224 * 224))
-        meaning = f"{MEMORY_SHARE:.0%} of it caches {images:,} images of 224 x 224"
+        meaning = f"{MEMORY_SHARE:.0%} of the free memory can cache {images:,} images of 224 x 224"
         yield Finding("memory", f"{memory / 2**30:.1f} GiB free", meaning)
     here = Path.cwd()
     free = shutil.disk_usage(here).free
     writable = os.access(here, os.W_OK)
-    meaning = "a run with resnet18 takes about 0.2 GiB" if writable else "this folder is read-only: use --out elsewhere"
+    meaning = "a run with resnet18 needs about 0.2 GiB" if writable else "this folder is read-only: set --out"
     yield Finding("disk", f"{free / 2**30:.1f} GiB free in {here}", meaning, ok=writable and free > 2**30)
 
 
@@ -141,8 +148,8 @@ def _extras() -> Iterator[Finding]:
         missing = [module for module in modules if util.find_spec(module) is None]
         if missing:
             yield Finding(
-                name, f"without {', '.join(missing)}", f"needed for {purpose}: pip install '{install}'", ok=False
+                name, f"missing {', '.join(missing)}", f"needed for {purpose}: pip install '{install}'", ok=False
             )
         else:
             versions = ", ".join(f"{module} {metadata.version(module)}" for module in modules)
-            yield Finding(name, versions, f"{purpose} is ready")
+            yield Finding(name, versions, f"available: {purpose}")

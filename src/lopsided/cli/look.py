@@ -1,4 +1,4 @@
-"""The verbs that look at what is there: recipes, losses, data, doctor."""
+"""The subcommands that only print information: recipes, losses, data, doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Complete the name of a recipe."""
+    """Return the recipe names that start with ``incomplete``, for shell completion."""
     from lopsided.recipe import named_recipes
 
     return [name for name in named_recipes() if name.startswith(incomplete)]
@@ -26,12 +26,12 @@ def recipes(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="The recipe to print: a name, or a file.", autocompletion=complete_recipe, show_default=False
+            help="Recipe to print: a name or a TOML file.", autocompletion=complete_recipe, show_default=False
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes, or print one with every field explained.
+    """List the recipes, or print one recipe with its fields explained.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def recipes(
         if as_json:
             show_json(known)
         else:
-            show(table(["recipe", "what it is for"], known.items()))
+            show(table(["recipe", "purpose"], known.items()))
         return
     recipe = find_recipe(name)
     if as_json:
@@ -56,9 +56,9 @@ def recipes(
 
 
 def losses(as_json: Json = False) -> None:
-    """List the losses, those that other packages add among them.
+    """List the losses, including losses that other packages add.
 
-    A recipe takes any of them by its name, with the parameters listed here.
+    Use the name of a loss and its parameters in a recipe or in `fit`.
 
     \b
     Examples:
@@ -92,19 +92,21 @@ def _loss_facts(loss: Loss) -> dict[str, Any]:
 def data(
     data: Annotated[
         str | None,
-        typer.Argument(metavar="DATA", help="A source's name, a folder or a table to describe.", show_default=False),
+        typer.Argument(
+            metavar="DATA", help="Data to describe: the name of a source, a folder or a table.", show_default=False
+        ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="A table's column of what must not be parted.", show_default=False)
+        str | None, typer.Option(help="Table column of groups. A group stays in one split.", show_default=False)
     ] = None,
     allow_outside: AllowOutside = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say which sources are there, or what a folder or a table holds.
+    """List the sources, or describe a folder, a table or a source.
 
-    Every image is decoded once, so that what `fit` would stumble over is
-    listed: unreadable files, byte-identical images, classes too small.
+    Every image is decoded once. The result lists problems before training:
+    unreadable files, byte-identical images, classes with too few images.
 
     \b
     Examples:
@@ -132,7 +134,7 @@ def data(
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do, and what that means for training.
+    """Check this machine and print what the results mean for training.
 
     \b
     Examples:
@@ -145,7 +147,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         show_json([finding.to_dict() for finding in findings])
     else:
-        show(table(["", "found", "which means"], ([f.name, f.value, f.meaning] for f in findings)))
+        show(table(["check", "result", "meaning"], ([f.name, f.value, f.meaning] for f in findings)))
 
 
 def _yes(found: bool) -> str:
@@ -166,7 +168,7 @@ def _in_words(facts: Mapping[str, Any]) -> str:
     parts.append(table(["class", "images", "share", *splits], rows))
     if facts["groups"] is not None:
         groups = facts["groups"]
-        parts.append(f"{groups['number']:,} groups, the largest of {groups['largest']:,} images.")
+        parts.append(f"{groups['number']:,} groups; the largest has {groups['largest']:,} images.")
     for key, what in (("duplicates", "byte-identical images"), ("unreadable", "unreadable images")):
         listed = facts[key]
         if listed:

@@ -1,4 +1,4 @@
-"""What the verbs print: results on stdout, everything else on stderr."""
+"""Printing: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lopsided.errors import InputError, LopsidedError, sentence
+from lopsided.errors import InputError, LopsidedError
 from lopsided.progress import printable
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes; the result is still printed.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, everything else on stderr.")]
-AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let a table name files outside its own folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no notes.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and everything else on stderr.")
+]
+AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
 
 FIGURES = {
     "uwa": "unweighted accuracy",
@@ -31,27 +33,27 @@ FIGURES = {
     "log_loss": "log loss",
     "calibration_error": "calibration error",
 }
-"""The figures of an evaluation in the order in which they are shown, with their names in words."""
+"""The figures of an evaluation with their printed names, in display order."""
 
 WIDEST, LONGEST = 60, 390
-"""The most characters of a class's name in a table, and of a note; JSON and files hold the whole names."""
+"""Maximum characters of a class name in a table, and of a note. JSON and files contain the full text."""
 
 _RUN_FILES = frozenset(
     {"recipe.toml", "log.jsonl", "predictions.csv", "model.safetensors", "model.json"}
     | {"features.safetensors", "metrics.json", "sweep.json", "records.jsonl", "failures.jsonl"}
 )
 _RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
-"""Files of which a folder holds a set if it is a run's or a sweep's; a recipe alone may lie anywhere."""
+"""A run or sweep folder contains all files of at least one set. A recipe alone does not mark a run."""
 
 
 class StoppedError(LopsidedError):
-    """The user stopped the command; the text says how to go on."""
+    """The user stopped the command. The message gives the command that continues."""
 
 
 def check_out(out: Path | None, *inputs: str | Path) -> None:
-    """Refuse an output that cannot be written, or takes the place of what is read, before hours of work.
+    """Raise an error if ``--out`` cannot be written or would overwrite input. Call this before the work starts.
 
-    What is read: a file among ``inputs``, an image, and the files of a run or of a sweep.
+    Protected files: every file in ``inputs``, existing images, and the files of a run or a sweep.
     """
     if out is None:
         return
@@ -59,20 +61,18 @@ def check_out(out: Path | None, *inputs: str | Path) -> None:
     from lopsided.files import check_replaceable
 
     if out.is_dir() or not out.parent.is_dir():
-        what = "which is a folder" if out.is_dir() else "whose folder does not exist"
-        raise InputError(sentence("--out must be a file in a folder that exists", f"{out}, {what}"))
+        what = "is a folder" if out.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"{out} {what}. Set --out to a file in an existing folder.")
     check_replaceable(out)
     what = ""
     if any(_is_same(out, path) for path in inputs):
-        what = "which the command reads"
+        what = "an input of this command"
     elif is_image_name(out.name) and os.path.lexists(out):
-        what = "which is an image"
+        what = "an existing image"
     elif out.name in _RUN_FILES and any(all((out.parent / name).is_file() for name in mark) for mark in _RUN_MARKS):
-        what = "which belongs to a run or a sweep"
+        what = "a file of a run or a sweep"
     if what:
-        raise InputError(
-            sentence("--out must not replace what is to be kept", f"{out}, {what}", "Choose another name.")
-        )
+        raise InputError(f"--out would overwrite {out}, {what}. Choose another file name.")
 
 
 def _is_same(one: Path, other: str | Path) -> bool:
@@ -82,30 +82,30 @@ def _is_same(one: Path, other: str | Path) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a note or a warning, on stderr."""
+    """Print a note or a warning on stderr."""
     print(printable(text), file=sys.stderr)
 
 
 def show(text: str) -> None:
-    """Print a result in words, on stdout."""
+    """Print a result as text on stdout."""
     print("\n".join(printable(line) for line in text.split("\n")))
 
 
 class Terminal:
-    """Standard output where someone looks at it: what could steer a terminal is replaced, lines stay lines."""
+    """Standard output for a terminal. Control characters are replaced; line breaks are kept."""
 
     def write(self, text: str) -> int:
-        """Write a text of any number of lines."""
+        """Write a text of one or more lines."""
         return sys.stdout.write("\n".join(map(printable, text.split("\n"))))
 
 
 def show_json(result: object) -> None:
-    """Print a result for another program, on stdout."""
+    """Print a result as JSON on stdout."""
     print(json.dumps(result, indent=2, allow_nan=False))
 
 
 def shortened(text: str, most: int = WIDEST) -> str:
-    """Make one short line of a text that anyone may have written, such as the name of a class.
+    """Return an untrusted text, such as a class name, as one short printable line.
 
     >>> shortened("a\\nb"), shortened("x" * 1000) == "x" * 59 + "\N{HORIZONTAL ELLIPSIS}"
     ('a\N{REPLACEMENT CHARACTER}b', True)
@@ -115,7 +115,7 @@ def shortened(text: str, most: int = WIDEST) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Align rows under a header; a column of numbers is aligned to the right.
+    """Return rows aligned under a header. Columns of numbers are right-aligned.
 
     >>> print(table(["class", "images"], [["shirt", 12], ["top", 3]]))
     class  images
@@ -134,7 +134,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def interval(figure: Mapping[str, float | None]) -> str:
-    """Write a figure of ``metrics.json`` with its interval.
+    """Return a figure of ``metrics.json`` with its interval as text.
 
     >>> interval({"value": 0.5, "low": 0.25, "high": 0.75})
     '0.500 [0.250, 0.750]'
@@ -145,7 +145,7 @@ def interval(figure: Mapping[str, float | None]) -> str:
 
 
 def figures_table(evaluation: Mapping[str, Any]) -> str:
-    """Lay out an evaluation: the figures beside those of the majority vote, and one row per class."""
+    """Return an evaluation as two tables: figures next to the majority vote, and one row per class."""
     majority = evaluation["majority"]
     level = f"{100 * evaluation['level']:g} % interval"
     rows = []

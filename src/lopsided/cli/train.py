@@ -1,4 +1,4 @@
-"""The verbs that train: demo and fit."""
+"""The subcommands that train: demo and fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.output import Json, Quiet, StoppedError, figures_table, interval, say, show, show_json, table
-from lopsided.errors import InputError, sentence
+from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
@@ -30,7 +30,7 @@ def _complete_loss(incomplete: str) -> list[str]:
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    # In Annotated the first argument is a name, whatever typer's signature calls it.
+    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -39,69 +39,79 @@ def fit(
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="A folder with one sub-folder per class (or such folders under train, val and test), a CSV or Parquet "
-            "table with columns path and label, or a source's name. Left out: what the recipe names.",
+            help="A folder with one sub-folder per class (or folders train, val and test that contain them), a CSV or "
+            "Parquet table with the columns path and label, or the name of a source. Default: data.source of the "
+            "recipe.",
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path | None, _option(RUN, "The folder to write; new or empty, unless resumed.")] = None,
+    out: Annotated[
+        Path | None, _option(RUN, "Folder of the run. It must be new or empty, except with --resume.")
+    ] = None,
     recipe: Annotated[
         str | None,
-        _option(RUN, "A recipe's name or TOML file; flags replace its fields.", autocompletion=complete_recipe),
+        _option(RUN, "Name of a recipe, or a TOML file. Options override its fields.", autocompletion=complete_recipe),
     ] = None,
-    seed: Annotated[int | None, _option(RUN, "Every random choice follows from it.")] = None,
-    device: Annotated[str | None, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")] = None,
+    seed: Annotated[int | None, _option(RUN, "Seed of all random numbers.")] = None,
+    device: Annotated[str | None, _option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")] = None,
     changes: Annotated[
         list[str] | None,
         _option(
             RUN,
-            "Set any field of the recipe, such as --set encoder_training.sampler=balanced; may be repeated.",
+            "Set any field of the recipe, for example --set encoder_training.sampler=balanced. Can be repeated.",
             "--set",
             metavar="NAME=VALUE",
         ),
     ] = None,
     resume: Annotated[
-        bool, _option(RUN, "Continue the run in --out; start it if it is not there.", "--resume")
+        bool, _option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")
     ] = False,
     loss: Annotated[
         str | None,
         _option(
             LOSS,
-            "A loss of `lopsided losses`. A contrastive one trains in two stages; one for classification trains end to "
-            "end, with as many epochs as both stages together.",
+            "Name of a loss, see `lopsided losses`. A contrastive loss trains in two stages. A classification loss "
+            "trains end to end, with the epochs of both stages together.",
             autocompletion=_complete_loss,
         ),
     ] = None,
-    eta: Annotated[float | None, _option(LOSS, "Weight of the negatives, in acl and afcl.")] = None,
-    gamma: Annotated[float | None, _option(LOSS, "Focusing exponent, in fcl, afcl and focal.")] = None,
-    epochs: Annotated[int | None, _option(LOSS, "Passes over the training images, first stage.")] = None,
-    classifier_epochs: Annotated[int | None, _option(LOSS, "Passes of the second stage.")] = None,
-    batch_size: Annotated[int | None, _option(LOSS, "Images in a batch, in both stages, over all ranks.")] = None,
+    eta: Annotated[float | None, _option(LOSS, "Weight of the negatives (acl and afcl).")] = None,
+    gamma: Annotated[float | None, _option(LOSS, "Focusing exponent (fcl, afcl and focal).")] = None,
+    epochs: Annotated[int | None, _option(LOSS, "Number of epochs of the first stage.")] = None,
+    classifier_epochs: Annotated[int | None, _option(LOSS, "Number of epochs of the second stage.")] = None,
+    batch_size: Annotated[int | None, _option(LOSS, "Images per batch in both stages, summed over all ranks.")] = None,
     lr: Annotated[float | None, _option(LOSS, "Learning rate of the first stage.")] = None,
-    encoder: Annotated[str | None, _option(NETWORK, "Any timm model, such as resnet18.")] = None,
-    weights: Annotated[str | None, _option(NETWORK, "none, timm, or a .safetensors file to start from.")] = None,
-    image_size: Annotated[int | None, _option(NETWORK, "Side in pixels to which images are resized.")] = None,
-    val: Annotated[
-        float | None, _option(DATA, "Share of images by which the model is picked; 0: the last one.")
+    encoder: Annotated[str | None, _option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
+    weights: Annotated[
+        str | None, _option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
     ] = None,
-    test: Annotated[float | None, _option(DATA, "Share of images that is held out and looked at once.")] = None,
-    split: Annotated[str | None, _option(DATA, "auto, random, stratified, group or given.")] = None,
-    group: Annotated[str | None, _option(DATA, "A table's column of what must not be parted, such as patient.")] = None,
-    scenario: Annotated[str | None, _option(DATA, "Proportions to draw, such as 90:10 or 90:10,total=1000.")] = None,
+    image_size: Annotated[int | None, _option(NETWORK, "Images are resized to this many pixels per side.")] = None,
+    val: Annotated[
+        float | None, _option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
+    ] = None,
+    test: Annotated[float | None, _option(DATA, "Share of test images, which are evaluated only once.")] = None,
+    split: Annotated[str | None, _option(DATA, "Split method: auto, random, stratified, group or given.")] = None,
+    group: Annotated[
+        str | None, _option(DATA, "Table column of groups, such as patient. A group stays in one split.")
+    ] = None,
+    scenario: Annotated[
+        str | None, _option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
+    ] = None,
     skip_unreadable: Annotated[
-        bool, _option(DATA, "Leave out images that cannot be read, and list them in the run.", "--skip-unreadable")
+        bool, _option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
     ] = False,
     allow_outside: Annotated[
-        bool, _option(DATA, "Let a table name files outside its own folder.", "--allow-outside")
+        bool, _option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a classifier and say how good it is.
+    """Train a classifier and evaluate it.
 
-    Two stages: an encoder with a contrastive loss, then a linear classifier
-    on it. The model is picked by unweighted accuracy on a validation split;
-    the test split is looked at once. What has no flag is set with --set.
+    Training has two stages: an encoder with a contrastive loss, then a linear
+    classifier on the encoder. The epoch with the best unweighted accuracy on
+    the validation split is kept. The test split is evaluated once. Use --set
+    for recipe fields that have no option.
 
     \b
     Examples:
@@ -136,7 +146,7 @@ def fit(
         "data.allow_outside": allow_outside or None,
     }
     if out is None:
-        raise InputError(sentence("--out must name the folder of the run", "none", "Such as --out run."))
+        raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     fields = {name: value for name, value in flags.items() if value is not None}
     with _joined() as ranks:
         first = ranks is None or ranks.first
@@ -144,7 +154,7 @@ def fit(
         run, already = _fit(data, out, recipe, fields, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
-                say(f"{out} is finished; nothing was left to do.")
+                say(f"The run in {out} is already finished.")
             _show_run(run, as_json)
 
 
@@ -164,7 +174,7 @@ def _fit(
     quiet: bool,
     ranks: Ranks | None,
 ) -> tuple[Run, bool]:
-    """The finished run, and whether it was before."""
+    """Return the finished run, and whether it was already finished before this call."""
     text = _told(ranks, lambda: _choose(recipe, out, resume).to_toml())
     from lopsided.recipe import Recipe
 
@@ -179,8 +189,8 @@ def _fit(
             run = run_recipe(chosen, out, data=data, resume=resume, reporter=watcher, progress=checking, ranks=ranks)
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
-            raise StoppedError("interrupted; nothing was written.") from None
-        if ranks is not None:  # How the others were started is not known here.
+            raise StoppedError("interrupted. Nothing was written.") from None
+        if ranks is not None:  # This process does not know the launch command of the other ranks.
             raise StoppedError("interrupted. Continue with the same command and --resume.") from None
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
@@ -189,7 +199,7 @@ def _fit(
 
 @contextmanager
 def _joined() -> Iterator[Ranks | None]:
-    """Join the other ranks that torchrun started; None for a process alone, which needs no torch to be told so."""
+    """Join the ranks that torchrun started. Yield None for a single process, without importing torch."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield None
         return
@@ -200,22 +210,20 @@ def _joined() -> Iterator[Ranks | None]:
 
 
 def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives on the first rank, the only one that looks into the run's folder."""
+    """Return the result of ``make`` on the first rank. Only the first rank reads the run folder."""
     return make() if ranks is None else ranks.told(make)
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder to write; finished runs in it are kept.")] = Path(
-        "lopsided-demo"
-    ),
-    seed: Annotated[int, typer.Option(help="Every random choice follows from it.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder to write. Finished runs in it are reused.")] = Path("lopsided-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """See CE, CL and AFCL side by side: nine T-shirts to one shirt, embedded.
+    """Compare CE, CL and AFCL on included images: 90 % T-shirts, 10 % shirts.
 
-    Takes a few minutes on two cores. Interrupted, it continues where it was
-    when it is started again.
+    The demo takes a few minutes on two cores. After an interruption, the same
+    command continues the demo.
 
     \b
     Examples:
@@ -239,7 +247,7 @@ def demo(
 
 
 def _choose(recipe: str | None, out: Path, resume: bool) -> Recipe:
-    """The recipe to start from: the named one, that of the run to resume, or the default."""
+    """Return the named recipe, the recipe of the run to resume, or the default recipe."""
     from lopsided.recipe import find_recipe
 
     if recipe is None and resume and (out / "recipe.toml").is_file():
@@ -262,12 +270,12 @@ def _show_run(run: Run, as_json: bool) -> None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
             break
     else:
-        parts.append("No image was held out, so there is no figure; set --test.")
+        parts.append("There are no figures because no images were held out. Set --test.")
     if metrics["test"] is not None and metrics["val"] is not None:
         picked = interval(metrics["val"]["figures"]["uwa"])
-        parts.append(f"Unweighted accuracy on the validation images, by which the model was picked: {picked}")
+        parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:
-        parts.append(f"{len(metrics['unreadable']):,} unreadable images were left out; metrics.json lists them.")
+        parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
     parts.append(f"Written to {run.folder} in {metrics['seconds']:.0f} s.")
     show("\n\n".join(parts))
 

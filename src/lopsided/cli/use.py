@@ -1,4 +1,4 @@
-"""The verbs that use a trained model: evaluate, predict, export."""
+"""The subcommands that use a trained model: evaluate, predict, export."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from lopsided.errors import InputError, sentence
 if TYPE_CHECKING:
     from lopsided.inference.predict import Summary
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images that go through the model at once.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 
 
 def evaluate(
@@ -36,7 +36,7 @@ def evaluate(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="Labelled images: a folder, a table or a source's name.", show_default=False
+            metavar="DATA", help="Labelled images: a folder, a table or the name of a source.", show_default=False
         ),
     ],
     out: Annotated[
@@ -44,13 +44,13 @@ def evaluate(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(help="A table's column of what belongs together; widens the intervals.", show_default=False),
+        typer.Option(help="Table column of related images, such as patient. Widens the intervals.", show_default=False),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Only this part of data that come split: train, val, test.", show_default=False)
+        str | None, typer.Option(help="Use only this split of the data: train, val or test.", show_default=False)
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read, and list them.")
+        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
     ] = False,
     allow_outside: AllowOutside = False,
     batch_size: BatchSize = 64,
@@ -60,9 +60,9 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on labelled images, with intervals.
 
-    The labels must be among the model's classes. Do not evaluate on what the
-    model was trained on: `fit` has already set a test split aside, and its
-    figures are in the run.
+    Every label must be a class of the model. Do not evaluate on the training
+    images. `fit` has already evaluated the test split, and its figures are in
+    the run folder.
 
     \b
     Examples:
@@ -89,7 +89,10 @@ def evaluate(
             progress=progress,
         )
     if split != "test" and trained_on(run, data):
-        say("warning: the model was trained on images of these data, which flatters it; see its test figures instead.")
+        say(
+            "warning: the model was trained on images of these data, so the figures are too high. "
+            "Use the test figures of the run instead."
+        )
     with counter("evaluating", quiet=quiet) as progress:
         result = evaluate_model(model, card, source, batch_size=batch_size, progress=progress)
     result = {"run": str(run), **result}
@@ -99,7 +102,7 @@ def evaluate(
         show_json(result)
         return
     for item in result["unreadable"]:
-        say(f"unreadable, left out: {item['name']} ({item['reason']})")
+        say(f"skipped unreadable image: {item['name']} ({item['reason']})")
     show(f"{result['data']}: {result['num_images']:,} images\n\n{figures_table(result)}")
     if out is not None:
         show(f"\nWritten to {out}.")
@@ -108,22 +111,23 @@ def evaluate(
 def predict(
     run: RunFolder,
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGES...", help="Images, and folders of images.", show_default=False)
+        list[str], typer.Argument(metavar="IMAGES...", help="Image files and folders of images.", show_default=False)
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The CSV file to write; left out: standard output.", show_default=False)
+        Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
     ] = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Predict the class of any number of images, with probabilities.
+    """Predict the classes of images, with probabilities.
 
-    The CSV has the columns path, predicted, and p: with each class's name.
-    Images that cannot be read are listed on stderr and, with --out, in a file
-    *.unreadable.csv beside it; the others are predicted all the same. With
-    --json and no --out, each image is one JSON object on a line of its own.
+    The CSV has the columns path and predicted, and one column p:CLASS with the
+    probability of each class. Images that cannot be read are skipped and
+    listed on stderr. With --out, they are also listed in *.unreadable.csv next
+    to the CSV file. With --json and without --out, each output line is the
+    JSON object of one image.
 
     \b
     Examples:
@@ -158,19 +162,20 @@ def predict(
 
 def export(
     run: RunFolder,
-    to: Annotated[str, typer.Option(help="The format; onnx is the one there is.")] = "onnx",
+    to: Annotated[str, typer.Option(help="Format. Only onnx is available.")] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; left out: model.onnx in the run.", show_default=False)
+        Path | None, typer.Option(help="File to write. Default: model.onnx in the run folder.", show_default=False)
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Export a trained model as one file for another program.
+    """Export a trained model as an ONNX file for other programs.
 
-    The ONNX file takes float32 images (batch, channels, height, width) in
-    0..1 and returns probabilities; the normalisation is inside, and its
-    metadata hold the classes. Success is reported after onnxruntime has given
-    the same probabilities as torch, for one image and for many.
+    The ONNX model takes float32 images of shape (batch, channels, height,
+    width) with values in 0..1 and returns probabilities. It includes the
+    normalisation; its metadata list the classes. The export is checked:
+    onnxruntime and torch must give the same probabilities for one image and
+    for a batch.
 
     \b
     Examples:
@@ -186,30 +191,33 @@ def export(
     model, card = open_model(run)
     check_out(target)
     if not quiet:
-        say("exporting and checking; this takes some seconds")
+        say("exporting and checking; this takes a few seconds")
     result = export_onnx(model, card, target)
     if as_json:
         show_json(result)
     else:
         counts = " and ".join(str(number) for number in result["checked"])
         show(
-            f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch for {counts} "
-            f"images; the largest difference of a probability is {result['difference']:.1g}."
+            f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch on batches "
+            f"of {counts} images. The largest difference between two probabilities is {result['difference']:.1g}."
         )
 
 
 def _warn_of_formulas(classes: Sequence[str]) -> None:
-    """Say which names a spreadsheet would compute; they are written as they are, because programs compare them."""
+    """Warn about class names that a spreadsheet would read as formulas.
+
+    The CSV keeps these names unchanged, because other programs compare them.
+    """
     odd = [name for name in classes if is_formula(name)]
     if odd:
         say(
-            f"warning: a spreadsheet may take the class {shortened(odd[0])!r} for a formula; "
-            "import the columns of the CSV as text."
+            f"warning: a spreadsheet may read the class name {shortened(odd[0])!r} as a formula. "
+            "Import the columns of the CSV file as text."
         )
 
 
 def is_formula(text: str) -> bool:
-    """Whether a spreadsheet that opens a CSV file would compute a cell, and it is not just a number.
+    """Return whether a spreadsheet would read a CSV cell as a formula. A plain number is not a formula.
 
     >>> is_formula("=1+1"), is_formula("@home"), is_formula("-1"), is_formula("cat")
     (True, True, False, False)
@@ -228,5 +236,5 @@ def _tell_unreadable(summary: Summary, out: Path | None) -> None:
         say(f"unreadable: {error.path} ({error.reason})")
     more = summary.num_unreadable - len(summary.unreadable)
     if more:
-        where = f"; {unreadable_path(out)} lists all" if out is not None else ""
-        say(f"and {more:,} more{where}")
+        where = f"; {unreadable_path(out)} lists all of them" if out is not None else ""
+        say(f"and {more:,} more unreadable images{where}")

@@ -1,4 +1,4 @@
-"""The figures of a run's page."""
+"""The plots on the page of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lopsided.reports.thresholds import Counts, curves
 from lopsided.reports.wording import amount, number, percent, quoted
 
 MOST_CELLS = 60
-"""The most classes whose confusion matrix is shown whole."""
+"""Maximum number of classes for a complete confusion matrix."""
 MOST_COLOURS = 7
 OTHER = MOST_COLOURS
-"""The colour of classes that have none of their own."""
+"""The colour of classes without their own colour."""
 MAP_WIDTH, MAP_HEIGHT = 720, 480
 SIDE = 340
-"""Width and height of the curves' figures, which are square."""
+"""Width and height of the square curve plots."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cell:
 
 
 def confusion_cells(confusion: Sequence[Sequence[int]]) -> tuple[list[int], list[list[Cell]]]:
-    """Return the classes that are shown and their cells; of very many, those with the most mistakes are shown."""
+    """Return the shown classes and their cells. If there are many classes, show those with the most mistakes."""
     matrix = np.array(confusion, dtype=np.int64)
     shown = np.arange(len(matrix))
     if len(matrix) > MOST_CELLS:
@@ -57,7 +57,7 @@ def confusion_cells(confusion: Sequence[Sequence[int]]) -> tuple[list[int], list
 def roc_plot(
     p: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_], name: str, now: Counts, chosen: Counts | None
 ) -> tuple[Markup, Markup]:
-    """Draw the ROC and the precision-recall curve with the point of a threshold and the one that validation favours."""
+    """Draw the ROC and precision-recall curves with the points of the current and the validation threshold."""
     roc, precision_recall = curves(p, positive)
     share = float(positive.mean()) if len(positive) else 0.0
     common: dict[str, Any] = {
@@ -65,7 +65,7 @@ def roc_plot(
     }  # fmt: skip
     first = svg.Plot(
         f"ROC curve of {quoted(name)}",
-        x_label="share of others taken for it",
+        x_label="false positive rate",
         y_label="recall",
         identity="roc",
         **common,
@@ -84,7 +84,7 @@ def roc_plot(
             away = "" if place else " away"
             identity = f"{plot.identity}-{kind}"
             if kind == "chosen":
-                plot.diamond(x, y, f"chosen{away}", "favoured by the validation images", identity=identity)
+                plot.diamond(x, y, f"chosen{away}", "validation threshold", identity=identity)
             else:
                 plot.dot(x, y, f"now{away}", radius=6, identity=identity)
     return first.render(), second.render()
@@ -101,20 +101,20 @@ def _pr_point(counts: Counts) -> svg.Point | None:
 
 
 def calibration_plot(judged: Judged) -> Markup:
-    """Draw how often the model is right against how sure it is, in the bins of the calibration error."""
+    """Draw accuracy against confidence, in the bins of the calibration error."""
     confidence, hit = judged.confidence.astype(np.float64), ~judged.wrong
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
     sizes = np.bincount(bins, minlength=NUM_BINS)
     plot = svg.Plot(
-        "How often the model is right against how sure it is",
-        (0.0, 1.0), (0.0, 1.0), x_label="how sure the model is", y_label="how often it is right", height=320,
+        "Accuracy against confidence",
+        (0.0, 1.0), (0.0, 1.0), x_label="confidence", y_label="accuracy", height=320,
         y_ticks=svg.ticks(0, 1),
     )  # fmt: skip
     points = []
     for i in np.flatnonzero(sizes).tolist():
         inside = bins == i
         said, right = float(confidence[inside].mean()), float(hit[inside].mean())
-        told = f"{amount(int(sizes[i]), 'image')}: {percent(said)} sure, right in {percent(right)}"
+        told = f"{amount(int(sizes[i]), 'image')}: confidence {percent(said)}, accuracy {percent(right)}"
         plot.bar(i / NUM_BINS, (i + 1) / NUM_BINS - 0.006, 0.22 * sizes[i] / sizes.max(), "histogram", told)
         points.append((said, right, told, int(sizes[i])))
     plot.line([(0, 0), (1, 1)], "reference")
@@ -125,7 +125,7 @@ def calibration_plot(judged: Judged) -> Markup:
 
 
 def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]]]]:
-    """Draw the loss of a stage, and the validation figures; each with its caption and its legend."""
+    """Draw the loss and the validation figures of a stage. Return each plot with its caption and legend."""
     epochs = [row["epoch"] for row in stage.epochs]
     x = (min(epochs) - 0.5, max(epochs) + 0.5) if len(epochs) < 3 else (min(epochs), max(epochs))
     marks = epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)]
@@ -144,7 +144,7 @@ def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]
             f"{caption} over the epochs of the {stage.name} stage", x, y, x_label="epoch", x_ticks=marks, height=230
         )
         if stage.picked:
-            plot.rule(x=stage.taken, text=f"taken: {stage.taken}")
+            plot.rule(x=stage.taken, text=f"selected: {stage.taken}")
         for points, word, style in lines:
             plot.line(points, style)
             for epoch, value in points:
@@ -154,9 +154,9 @@ def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]
 
 
 def diagnostic_plot(stage: Stage, image_share: float, name: str) -> tuple[Markup, list[tuple[str, str]]] | None:
-    """Draw the rare class's share of the loss, and the anchors that had no positive."""
+    """Draw the share of the rare class in the loss, and the share of anchors without positives."""
     series = [
-        (stage.series("minority_loss_share"), f"share of the loss of {quoted(name)}", "c1"),
+        (stage.series("minority_loss_share"), f"share of {quoted(name)} in the loss", "c1"),
         (stage.series("anchors_without_positives"), "anchors without positives", "c3"),
     ]
     series = [line for line in series if line[0]]
@@ -166,11 +166,11 @@ def diagnostic_plot(stage: Stage, image_share: float, name: str) -> tuple[Markup
     x = (min(epochs) - 0.5, max(epochs) + 0.5) if len(epochs) < 3 else (min(epochs), max(epochs))
     top = max([image_share, *(value for points, _, _ in series for _, value in points)])
     plot = svg.Plot(
-        f"What the loss saw of {quoted(name)}", x, (0.0, min(1.0, 1.25 * top) or 1.0), x_label="epoch", height=230,
+        f"{quoted(name)} in the loss", x, (0.0, min(1.0, 1.25 * top) or 1.0), x_label="epoch", height=230,
         x_ticks=epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)],
     )  # fmt: skip
     above = np.mean([value for _, value in series[0][0]]) > image_share
-    plot.rule(y=image_share, text="its share of the images", below=bool(above))
+    plot.rule(y=image_share, text="share of the images", below=bool(above))
     for points, word, style in series:
         plot.line(points, style)
         for epoch, value in points:
@@ -179,7 +179,7 @@ def diagnostic_plot(stage: Stage, image_share: float, name: str) -> tuple[Markup
 
 
 def class_colours(order: Sequence[int], judged: Judged) -> list[int]:
-    """Give each class a colour, in ``order``; with very many classes, those with the most mistakes."""
+    """Return the colour of each class, in ``order``. If there are many, only those with most mistakes get one."""
     if len(order) > MOST_COLOURS:
         wrong = np.bincount(judged.y_true[judged.wrong], minlength=len(order))
         order = np.argsort(-wrong, kind="stable")[: MOST_COLOURS - 1].tolist()
@@ -190,7 +190,7 @@ def class_colours(order: Sequence[int], judged: Judged) -> list[int]:
 
 
 def map_paths(xy: npt.NDArray[np.float64], colours: npt.NDArray[np.int64], wrong: npt.NDArray[np.bool_]) -> Markup:
-    """Draw a map: one path for all dots of a colour, one for all its mistakes, which are crosses."""
+    """Draw a map. Each colour has one path for its dots and one for its mistakes, which are crosses."""
     places = xy * (MAP_WIDTH, MAP_HEIGHT)
     known = ~np.isnan(xy[:, 0])
     parts = []

@@ -1,4 +1,4 @@
-"""The page of a run: what the model does with the rare class, from a run folder alone. Needs no torch."""
+"""The page of a run, made from the run folder alone. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ from lopsided.runs.run import FEATURES, RECIPE
 from lopsided.seeds import derive_seed
 
 MOST_IMAGES = 10_000
-"""The most images that a page lists; the figures are always those of all."""
+"""Maximum number of images that a page lists. The figures always use all images."""
 MOST_NUMBERS = 500_000
-"""The most probabilities that a page holds, so that the slider counts all images."""
+"""Maximum number of probabilities in a page. The slider needs the probabilities of all images."""
 PICTURE_LIMIT = 13_000_000
-"""The most bytes of data and pictures together, which leaves room for figures and words."""
+"""Maximum bytes of data and pictures together. The rest of the limit is for figures and text."""
 WORST = 24
-"""Mistakes that are shown without a script."""
+"""Number of mistakes shown without JavaScript."""
 FEW_CLASSES = 12
 MOST_NOTED = 100
-"""The most unreadable images that a page names."""
+"""Maximum number of unreadable images that a page lists."""
 LEAST_IMAGES = 50
-"""Below so many listed images a page is not made smaller."""
+"""A page always lists at least this many images, even if it exceeds the size limit."""
 FIGURES = {
-    "uwa": ("UWA", "unweighted accuracy: the mean of each class's recall"),
-    "accuracy": ("accuracy", "share of all images that are recognised"),
-    "macro_f1": ("macro F1", "mean of each class's F1"),
-    "g_mean": ("G-mean", "geometric mean of the recalls; 0 if one class is never found"),
+    "uwa": ("UWA", "unweighted accuracy: mean of the recalls of all classes"),
+    "accuracy": ("accuracy", "share of correct predictions"),
+    "macro_f1": ("macro F1", "mean of the F1 scores of all classes"),
+    "g_mean": ("G-mean", "geometric mean of the recalls; 0 if the recall of a class is 0"),
     "mcc": ("MCC", "Matthews' correlation; 0 is chance, 1 is perfect"),
-    "auroc": ("AUROC", "how well images are ranked, whatever the threshold"),
+    "auroc": ("AUROC", "quality of the ranking of images, independent of a threshold"),
     "average_precision": ("average precision", "area under the precision-recall curve"),
-    "brier": ("Brier score", "squared distance of the probabilities to the truth; lower is better"),
-    "log_loss": ("log loss", "mean of -log(probability of the truth); lower is better"),
-    "calibration_error": ("calibration error", "how far off the probabilities are on average; lower is better"),
+    "brier": ("Brier score", "squared distance between probabilities and true class; lower is better"),
+    "log_loss": ("log loss", "mean of -log(probability of the true class); lower is better"),
+    "calibration_error": ("calibration error", "mean difference between confidence and accuracy; lower is better"),
 }
-"""The figures in the order in which they are shown: their names, and what they say."""
+"""The figures in display order, with their names and meanings."""
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """The judged images in the order of the page, mistakes first, of which the page lists the first ``number``."""
+    """The evaluated images in the order of the page, mistakes first. The page lists the first ``number`` images."""
 
     judged: Judged
     number: int
     note: str
 
     def first(self) -> Judged:
-        """The listed images."""
+        """Return the listed images."""
         return _rows(self.judged, np.arange(self.number))
 
 
 def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) -> str:
-    """Write the page of a finished run; ``kind`` is the map of features beside PCA.
+    """Return the page of a finished run. ``kind`` is the feature map shown in addition to PCA.
 
-    Pictures are made of files that a table names outside its folder only with ``allow_outside``, whatever the recipe
-    says: a run folder may come from someone else, who would have pictures of this machine put into a page.
+    Files that a table names outside its folder become pictures only with ``allow_outside``. The recipe cannot allow
+    this: a run folder from a stranger could otherwise put pictures of this machine into the page.
     """
     run, metrics = open_finished(folder)
     judged = read_judged(run, metrics)
@@ -97,9 +97,9 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
 def _judgement(
     facts: Facts, figures: Evaluation, judged: Judged, val: Judged | None, kind: str, most: int, room: int
 ) -> tuple[Thumbnails, dict[str, Any], dict[str, Any]]:
-    """Return the pictures, the script's data and the template's context of all that shows judged images.
+    """Return the pictures, the script data and the template context of the sections with evaluated images.
 
-    ``most`` is the number of images to list at most, ``room`` that of bytes for data and pictures.
+    ``most`` limits the listed images. ``room`` limits the bytes of data and pictures.
     """
     ordered = in_order(judged, facts.recipe.seed, most)
     first = ordered.first()
@@ -146,10 +146,10 @@ def _judgement(
 
 
 def in_order(judged: Judged, seed: int, most: int) -> Listed:
-    """Bring images into the page's order: mistakes, the surest first, then the others, the least sure first.
+    """Sort images for the page: mistakes, most confident first; then correct ones, least confident first.
 
-    Of more than ``most``, a sample comes first: every mistake, or the surest ones if there are very many, and of
-    the others a random draw by seed.
+    If there are more than ``most`` images, a sample comes first. It holds all mistakes, or the most confident ones if
+    there are very many, and a random draw of the correct images.
     """
     sure = judged.confidence
     wrong, right = np.flatnonzero(judged.wrong), np.flatnonzero(~judged.wrong)
@@ -161,10 +161,10 @@ def in_order(judged: Judged, seed: int, most: int) -> Listed:
     drawn = np.zeros(len(right), dtype=bool)
     drawn[generator.permutation(len(right))[: most - num_wrong]] = True
     order = np.concatenate([wrong[:num_wrong], right[drawn], wrong[num_wrong:], right[~drawn]])
-    which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} surest mistakes"
+    which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} most confident mistakes"
     note = (
-        f"Of {len(judged):,} images, {most:,} are listed and pictured: {which} and a random sample of the "
-        "others. All counts and figures are those of all images."
+        f"This page lists {most:,} of {len(judged):,} images: {which} and a random sample of the correct images. "
+        "All counts and figures use all images."
     )
     return Listed(_rows(judged, order), most, note)
 
@@ -194,7 +194,7 @@ def _head(facts: Facts) -> dict[str, Any]:
     counted = sorted(train.values())
     many = (
         f"{len(facts.classes)} classes; the largest has {amount(counted[-1], 'training image')}, the smallest "
-        f"{counted[0]:,}. The table of classes below has all."
+        f"{counted[0]:,}. The section Classes lists all classes."
     )
     return {
         "title": run_words.title(facts.recipe),
@@ -222,19 +222,19 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
     found = figures.confusion[facts.minority][facts.minority]
     items: list[dict[str, Any]] = [
         {
-            "name": f"recall of {quoted(row.label)}, the rarest class{'' if is_rarest else ' that was judged'}",
+            "name": f"recall of {quoted(row.label)}, the rarest class{'' if is_rarest else ' that was evaluated'}",
             "figure": row.recall,
             "note": f"{found:,} of {amount(row.support, 'image')} found",
             "reference": float(is_majority),
         },
         {
-            "name": "UWA, the mean of each class's recall",
+            "name": "UWA, the mean recall of all classes",
             "figure": figures.figures.uwa,
             "note": f"{always}: {majority.uwa:.3f}",
             "reference": majority.uwa,
         },
         {
-            "name": "accuracy, the share of all images",
+            "name": "accuracy, the share of correct predictions",
             "figure": figures.figures.accuracy,
             "note": f"{always}: {majority.accuracy:.3f}",
             "reference": majority.accuracy,
@@ -253,8 +253,8 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
 def _figure_columns(metrics: Metrics) -> list[dict[str, Any]]:
     words = {
         "test": "test images",
-        "held_out": "images that the scenario left",
-        "val": "validation images, which picked the model",
+        "held_out": "images not drawn by the scenario",
+        "val": "validation images, which selected the model",
     }
     return [
         {"words": text, "images": part.num_images, "figures": part.figures}
@@ -289,10 +289,10 @@ def _worst(first: Judged, thumbnails: Thumbnails) -> list[dict[str, Any]]:
 def _threshold(
     facts: Facts, figures: Evaluation, judged: Judged, val: Judged | None, ranks: Sequence[int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the slider's data, with the probabilities of all images, and what the page shows without it."""
+    """Return the data of the slider, with the probabilities of all images, and the template context."""
     most = max(1, MOST_NUMBERS // len(judged))
     first = facts.minority
-    offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # The rarest first.
+    offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # Rarest class first.
     chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
     label, threshold = offered[0], chosen[0]
     areas = ("auroc", "average_precision")
@@ -300,9 +300,9 @@ def _threshold(
     at_half = counts_at(p, positive, 0.5)
     at_chosen = None if threshold is None else counts_at(p, positive, threshold)
     roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], at_half, at_chosen)
-    rows = [("one half", 0.5, at_half)]
+    rows = [("default", 0.5, at_half)]
     if threshold is not None and at_chosen is not None:
-        rows.append(("favoured by the validation images", threshold, at_chosen))
+        rows.append(("validation threshold", threshold, at_chosen))
     data = {
         "classes": offered,
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
@@ -321,7 +321,7 @@ def _threshold(
         "threshold_words": run_words.threshold_words(facts.classes[label], judged.split, at_half, threshold, at_chosen),
         "threshold_advice": run_words.threshold_advice(judged.split),
         "no_choice": run_words.no_choice(judged.split),
-        "threshold_note": f"The {len(offered):,} rarest classes can be chosen; {left:,} more would not fit."
+        "threshold_note": f"Only the {len(offered):,} rarest classes can be selected; {left:,} more do not fit."
         if left
         else "",
         "roc": roc,
@@ -337,12 +337,12 @@ def _maps(first: Judged, kind: str, seed: int) -> list[FeatureMap]:
 
 
 def _no_map(first: Judged) -> str:
-    """Why there is no map; empty if there is one."""
+    """Return why there is no map, or an empty text if there is one."""
     split = run_words.SPLITS[first.split]
     if first.features is None or not first.features.size:
-        return f"There is no map: the run has no features of its {split} images ({FEATURES})."
+        return f"There is no map: the run has no features of the {split} images ({FEATURES})."
     if len(first) < 2:
-        return f"There is no map of a single {split} image."
+        return f"There is no map: there is only one {split} image."
     if not np.isfinite(first.features).all():
         return f"There is no map: the features of the {split} images ({FEATURES}) are not all finite numbers."
     return ""
@@ -362,7 +362,7 @@ def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colour
     name = facts.classes[facts.minority]
     share = neighbour_share(first.features, first.y_true, facts.minority)
     told = (
-        f"For {percent(share)} of {quoted(name)} the nearest other image is {quoted(name)}, too."
+        f"For {percent(share)} of the images of {quoted(name)}, the nearest other image is also {quoted(name)}."
         if share is not None
         else ""
     )

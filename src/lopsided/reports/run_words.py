@@ -1,4 +1,4 @@
-"""What a run's page says in words: what was trained, what to mind, and what each figure shows."""
+"""Sentences on the page of a run: summary, warnings and one sentence per section."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from lopsided.reports.wording import (
 from lopsided.runs.metrics import Evaluation, Metrics
 
 FEW = 30
-"""Test images of a class below which its recall says little."""
+"""With fewer test images of a class, its recall is too uncertain."""
 _GREEK = {"eta": ETA, "gamma": GAMMA}
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
-# What a run warned of and the page says in its own words; cautions.py has the sentences.
+# Warnings of cautions.py that the page replaces with its own.
 _SAID = re.compile(
     r"fewer than \d+ images of|^There is no (test|validation) split|in more than one split|byte-identical"
 )
@@ -40,7 +40,7 @@ _SAID = re.compile(
 
 @dataclass(frozen=True)
 class Caution:
-    """Something that makes the figures worth less: a headline, and what it means."""
+    """A reason to trust the figures less: a headline and an explanation."""
 
     title: str
     text: str
@@ -48,7 +48,7 @@ class Caution:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the words are about; ``split`` is the one that is judged, None if no image was held out."""
+    """The input of the sentences. ``split`` is the evaluated split, or None if no images were held out."""
 
     recipe: Recipe
     metrics: Metrics
@@ -56,22 +56,22 @@ class Facts:
 
     @property
     def classes(self) -> Sequence[str]:
-        """The names of the classes in their order."""
+        """The class names in order."""
         return self.metrics.classes
 
     @property
     def figures(self) -> Evaluation | None:
-        """Those of the split that is judged."""
+        """The figures of the evaluated split."""
         return self.metrics.judged().get(self.split or "")
 
     @property
     def rarest(self) -> int:
-        """The class with the fewest training images, the first of equals."""
+        """The class with the fewest training images. If classes tie, the first one."""
         return self._rarest(range(len(self.classes)))
 
     @property
     def minority(self) -> int:
-        """The rarest of the classes that have judged images, or of all where none has: what the page is about."""
+        """The rarest class with evaluated images, which the page focuses on. If no class has any, the rarest class."""
         rows = [] if self.figures is None else self.figures.per_class
         return self._rarest([i for i, row in enumerate(rows) if row.support] or range(len(self.classes)))
 
@@ -80,49 +80,51 @@ class Facts:
         return min(labels, key=lambda i: counts.get(self.classes[i], 0))
 
     def counts(self, split: str) -> dict[str, int]:
-        """The images of each class in a split; empty where there is none."""
+        """Return the number of images of each class in a split. The result is empty if the split does not exist."""
         return getattr(self.metrics.counts, split, None) or {}
 
 
 def source_name(recipe: Recipe) -> str:
-    """The name of a source, or the last part of its path."""
+    """Return the name of the source, or the last part of its path."""
     source = recipe.data.source or "data"
     return source if source in SOURCE_NAMES else clean(Path(source).name or source)
 
 
 def title(recipe: Recipe) -> str:
-    """The heading of a run's page."""
+    """Return the heading of the page of a run."""
     entry = recipe.encoder_training.loss.entry
     return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
 
 
 def summary(facts: Facts) -> str:
-    """What was trained on what, in two sentences."""
+    """Return two sentences: what was trained, and on which images."""
     recipe, training = facts.recipe, facts.recipe.encoder_training
     names = [quoted(name) for name in facts.classes]
-    task = f"{names[0]} from {names[1]}" if len(names) == 2 else f"{amount(len(names), 'class', 'classes')} apart"
-    start = {"none": "", "timm": " with timm's pretrained weights"}.get(recipe.encoder.weights, " with given weights")
+    task = f"{names[0]} from {names[1]}" if len(names) == 2 else amount(len(names), "class", "classes")
+    start = {"none": "", "timm": " with pretrained weights of timm"}.get(
+        recipe.encoder.weights, " with weights from a file"
+    )
     how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
     if recipe.method == "two-stage":
         how += (
             f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
             f"{_loss(recipe.classifier.loss)}"
         )
-    scenario = f", drawn as {recipe.data.scenario}" if recipe.data.scenario else ""
+    scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
     if facts.metrics.val:
-        parts.append(f"picked on {sum(facts.counts('val').values()):,}")
+        parts.append(f"selected on {amount(sum(facts.counts('val').values()), 'validation image')}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
-        parts.append(f"judged on {facts.figures.num_images:,} that it had not seen")
+        parts.append(f"evaluated on {amount(facts.figures.num_images, 'new image')}")
     used = listed(parts) if len(parts) > 1 else parts[0]
     return (
-        f"A {clean(recipe.encoder.name)}{start} learned to tell {task}: {how}. "
-        f"It was {used}, all of {source_name(recipe)}{scenario}."
+        f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}. "
+        f"The model was {used}. All images are from {source_name(recipe)}{scenario}."
     )
 
 
 def _loss(loss: LossSettings) -> str:
-    """A loss by its title, with its numbers; a temperature and a choice are named where they differ from the usual."""
+    """Return the title of a loss and its parameters. Default temperatures and default text values are omitted."""
     entry, usual = loss.entry, loss.entry.defaults()
     text = f"{entry.title[0].lower()}{entry.title[1:]}"
     if entry.kind != "classification":
@@ -138,17 +140,15 @@ def _loss(loss: LossSettings) -> str:
 
 
 def warnings(facts: Facts) -> list[Caution]:
-    """What to mind about the figures, the gravest first."""
+    """Return the warnings about the figures, the most serious first."""
     found = [*_of_recipe(facts), *_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
-    found += [
-        Caution("The run itself warned", clean(text)) for text in facts.metrics.warnings if not _SAID.search(text)
-    ]
+    found += [Caution("Warning of the run", clean(text)) for text in facts.metrics.warnings if not _SAID.search(text)]
     unreadable = len(facts.metrics.unreadable)
     if unreadable:
         found.append(
             Caution(
                 f"{amount(unreadable, 'image')} could not be read",
-                "They were left out of training and figures alike; they are listed under Training.",
+                "The run skipped these images in training and evaluation. The section Training lists them.",
             )
         )
     return found
@@ -158,8 +158,8 @@ def _of_recipe(facts: Facts) -> Iterator[Caution]:
     if facts.metrics.recipe != facts.recipe.content_hash():
         yield Caution(
             "The recipe cannot be checked",
-            f"lopsided {clean(facts.metrics.lopsided)}, which trained the run, took its hash in another way: "
-            "whether recipe.toml is the run's own is not known.",
+            f"lopsided {clean(facts.metrics.lopsided)}, which trained the run, computed the hash of the recipe "
+            "differently. The recipe.toml in this folder may not be the recipe of the run.",
         )
 
 
@@ -167,35 +167,37 @@ def _of_leaks(metrics: Metrics) -> Iterator[Caution]:
     groups, duplicates = metrics.leaks.groups, metrics.leaks.duplicates
     if groups:
         yield Caution(
-            f"{amount(len(groups), 'group')} {'lies' if len(groups) == 1 else 'lie'} in more than one split",
-            f"Such as {listed([clean(group) for group in groups])}. The model may know the group of an "
-            "image that judges it from training, so that its figures come out too high. Split by group "
+            f"{amount(len(groups), 'group')} {'is' if len(groups) == 1 else 'are'} in more than one split",
+            f"For example {listed([clean(group) for group in groups])}. The model saw other images of these groups "
+            "in training, so the figures may be too high. Split by group "
             '(data.split = "group").',
         )
     if duplicates:
         first, where, other, there = (clean(part) for part in duplicates[0])
         yield Caution(
-            f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two splits at once",
-            f"Byte by byte the same, such as {other} in {there} and {first} in {where}. "
-            "Figures come out too high; remove the copies.",
+            f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two splits",
+            f"The files are byte-identical, for example {other} in {there} and {first} in {where}. "
+            "The figures may be too high. Remove the copies.",
         )
 
 
 def _of_test(facts: Facts) -> Iterator[Caution]:
     if facts.figures is None:
         yield Caution(
-            "No image was held out", "Nothing is known about images that the model was not trained on; set data.test."
+            "No images were held out",
+            "The performance of the model on new images is unknown. Set data.test to hold out test images.",
         )
         return
     if facts.split == "held_out":
         yield Caution(
             "There is no test split",
-            "The figures below are those of the images that the scenario did not draw.",
+            "The figures below are for the images that the scenario did not draw.",
         )
     elif facts.split != "test":
         yield Caution(
             "There is no test split",
-            "The figures below are those of the validation images, by which the model was picked: they flatter it.",
+            "The figures below are for the validation images. These images selected the model, so the figures are too "
+            "high.",
         )
     rows = facts.figures.per_class
     name, rare = facts.classes[facts.minority], rows[facts.minority].support
@@ -203,8 +205,8 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
     if 0 < rare < FEW:
         yield Caution(
             f"Only {amount(rare, f'{what} image')} of {quoted(name)}",
-            f"One image more or less that is recognised moves its recall by {percent(1 / rare)[:-2]} points. "
-            "Read the intervals, not the figures.",
+            f"A single image changes the recall of this class by {percent(1 / rare)[:-2]} percentage points. "
+            "Look at the intervals, not only at the figures.",
         )
     others = [row.label for i, row in enumerate(rows) if 0 < row.support < FEW and i != facts.minority]
     more = "more " if 0 < rare < FEW else ""
@@ -217,7 +219,7 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
     if absent:
         yield Caution(
             f"No {what} image of {listed([quoted(other) for other in absent])}",
-            "How well such a class is recognised is not known; means over classes leave it out.",
+            "The recall of such a class is unknown. Means over classes exclude it.",
         )
 
 
@@ -225,30 +227,32 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
     if facts.figures is None:
         return
     majority, uwa, accuracy = facts.figures.majority, facts.figures.figures.uwa, facts.figures.figures.accuracy
-    always = f"always answering {quoted(majority.label)}"
+    always = f"always predicting {quoted(majority.label)}"
     if uwa.high is not None and uwa.high < majority.uwa:
         yield Caution(
-            f"The UWA is worse than that of {always}",
-            f"{number(uwa.value)} {interval(uwa)} against {number(majority.uwa)}, which needs no model.",
+            f"The UWA is lower than with {always}",
+            f"The model reaches {number(uwa.value)} {interval(uwa)}. The constant prediction reaches "
+            f"{number(majority.uwa)}.",
         )
     elif uwa.low is not None and uwa.low <= majority.uwa:
         yield Caution(
-            f"The UWA may be no better than that of {always}",
-            f"Its interval {interval(uwa)} holds {number(majority.uwa)}, which needs no model.",
+            f"The UWA may not be higher than with {always}",
+            f"The interval {interval(uwa)} contains {number(majority.uwa)}, the UWA of the constant prediction.",
         )
     if accuracy.high is not None and accuracy.high < majority.accuracy:
-        price = " Among lopsided classes that is the price of finding the rare one; judge by UWA and recall."
+        price = " With imbalanced classes, this is the price of finding the rare class. Use UWA and recall instead."
         if uwa.value is None or uwa.value <= majority.uwa:
             price = ""
         yield Caution(
-            f"The accuracy is below that of {always}",
-            f"{number(accuracy.value)} {interval(accuracy)} against {number(majority.accuracy)}.{price}",
+            f"The accuracy is lower than with {always}",
+            f"The model reaches {number(accuracy.value)} {interval(accuracy)}. The constant prediction reaches "
+            f"{number(majority.accuracy)}.{price}",
         )
     elif accuracy.low is not None and accuracy.low <= majority.accuracy:
         yield Caution(
-            f"The accuracy may be no better than that of {always}",
-            f"Its interval {interval(accuracy)} holds {number(majority.accuracy)}. Among lopsided classes accuracy "
-            "says little; judge by UWA and recall.",
+            f"The accuracy may not be higher than with {always}",
+            f"The interval {interval(accuracy)} contains {number(majority.accuracy)}, the accuracy of the constant "
+            "prediction. With imbalanced classes, accuracy is not informative. Use UWA and recall instead.",
         )
 
 
@@ -256,68 +260,72 @@ def _of_validation(facts: Facts) -> Iterator[Caution]:
     if facts.metrics.val is None:
         yield Caution(
             "There was no validation split",
-            "The last model was taken, not the best one, and no threshold can be chosen without looking at the "
-            "images that judge it.",
+            "The run kept the weights of the last epoch, not of the best one. Without validation images, a threshold "
+            "can only be chosen on the evaluated images.",
         )
 
 
 def confusion_words(facts: Facts, judged: Judged) -> str:
-    """The most frequent mistake."""
+    """Return the number of mistakes and the most frequent mistake."""
     wrong = int(judged.wrong.sum())
     if not wrong:
-        return f"Not one mistake among {amount(len(judged), 'image')}."
+        return f"No mistakes among {amount(len(judged), 'image')}."
     pairs, counts = np.unique(np.stack([judged.y_true, judged.y_pred])[:, judged.wrong], axis=1, return_counts=True)
     true, predicted = pairs[:, counts.argmax()].tolist()
     support = int((judged.y_true == true).sum())
     return (
-        f"{amount(wrong, 'mistake')} among {amount(len(judged), 'image')}. The most frequent: {counts.max():,} of "
-        f"{support:,} {quoted(facts.classes[true])} taken for {quoted(facts.classes[predicted])}."
+        f"{amount(wrong, 'mistake')} among {amount(len(judged), 'image')}. The most frequent mistake: the model "
+        f"predicts {quoted(facts.classes[predicted])} for {counts.max():,} of {support:,} images of "
+        f"{quoted(facts.classes[true])}."
     )
 
 
 def threshold_words(name: str, split: str, at_half: Counts, chosen: float | None, at_chosen: Counts | None) -> str:
-    """What the threshold that validation favours would change."""
+    """Compare the threshold 0.5 with the validation threshold."""
     positives, others = at_half.tp + at_half.fn, at_half.fp + at_half.tn
 
     def outcome(counts: Counts) -> str:
-        return f"{counts.tp:,} of {positives:,} are found, and {counts.fp:,} of {others:,} others are taken for it"
+        return (
+            f"the model finds {counts.tp:,} of {positives:,} images of {quoted(name)} and gives "
+            f"{counts.fp:,} false alarms among {amount(others, 'other image')}"
+        )
 
-    first = f"Called {quoted(name)} from a probability of 0.5 on, {outcome(at_half)}."
+    first = f"With the threshold 0.5, {outcome(at_half)}."
     if chosen is None or at_chosen is None:
         return f"{first} {no_choice(split)}"
     if at_chosen == at_half:
-        return f"{first} The threshold that the validation images favour, {probability(chosen)}, gives the same."
-    return f"{first} From {probability(chosen)} on, which the validation images favour, {outcome(at_chosen)}."
+        return f"{first} The validation threshold {probability(chosen)} gives the same result."
+    return f"{first} With the validation threshold {probability(chosen)}, {outcome(at_chosen)}."
 
 
 def no_choice(split: str) -> str:
-    """Why no threshold is favoured."""
+    """Return why there is no validation threshold."""
     if split == "val":
-        return "None is favoured: these are the validation images themselves, and their choice would flatter them."
-    return "No threshold is favoured: there are no validation images of this class and of others."
+        return "There is no validation threshold, because the figures are already for the validation images."
+    return "There is no validation threshold: it needs validation images of this class and of other classes."
 
 
 def threshold_advice(split: str) -> str:
-    """What to mind about a threshold that is picked on the page."""
-    text = f"A threshold that is picked by looking at {SPLITS[split]} images flatters the figures of the same images. "
+    """Return a warning about thresholds that a reader chooses on the page."""
+    text = f"If you choose a threshold by looking at {SPLITS[split]} images, the figures of these images are too high. "
     if split == "val":
-        return f"{text}For use, judge it on images that neither trained nor picked the model."
-    return f"{text}For use, take the one that the validation images favour, or pick on other images."
+        return f"{text}Before use, evaluate the threshold on images that were not used for training or model selection."
+    return f"{text}In practice, use the validation threshold, or choose a threshold on other images."
 
 
 def learning_words(stages: Sequence[Stage], metric: str) -> str:
-    """Which epochs were taken."""
+    """Return which epochs the model comes from."""
     if not stages:
-        return "The run's log is not there, so nothing is known about its course."
+        return "The log of the run is missing, so the course of the training is unknown."
     parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
-    text = f"The model is that of {' and '.join(parts)}"
+    text = f"The model has the weights of {' and '.join(parts)}"
     if any(stage.picked for stage in stages):
         return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was highest."
-    return f"{text}: the last, because there was no validation split to pick by."
+    return f"{text}. These are the last epochs, because there was no validation split."
 
 
 def diagnostic_words(stage: Stage, facts: Facts) -> str:
-    """What the loss saw of the rare class."""
+    """Return the share of the rare class in the images and in the loss."""
     counts = facts.counts("train")
     name = facts.classes[facts.rarest]
     images = counts.get(name, 0) / max(sum(counts.values()), 1)
@@ -326,32 +334,34 @@ def diagnostic_words(stage: Stage, facts: Facts) -> str:
     text = ""
     if shares:
         text = (
-            f"{quoted(name)} makes {percent(images, 1)} of the training images and "
+            f"{quoted(name)} has {percent(images, 1)} of the training images and contributes "
             f"{percent(float(np.mean(shares)), 1)} of the loss."
         )
     if alone:
         mean = float(np.mean(alone))
         rest = "every anchor had a positive" if mean == 0 else f"{percent(mean, 2)} of the anchors had no positive"
-        text += f" In its batches {rest}."
+        text += f" In the training batches, {rest}."
     return text.strip()
 
 
 def calibration_words(figures: Evaluation, judged: Judged) -> str:
-    """Whether the probabilities can be taken at their word."""
+    """Return whether the probabilities match the accuracy."""
     error = figures.figures.calibration_error
     said, right = float(judged.confidence.mean()), 1 - float(judged.wrong.mean())
-    text = f"On average the model is {percent(said)} sure and right in {percent(right)} of the images"
-    lean = "too sure of itself" if said > right else "less sure than it could be" if said < right else "off within bins"
+    text = f"The mean confidence is {percent(said)}, and {percent(right)} of the predictions are correct"
+    lean = "the model is overconfident"
+    if said <= right:
+        lean = "the model is underconfident" if said < right else "only single bins differ"
     if error.low == 0:
-        lean = "no more apart than chance explains"
+        lean = "chance can explain the difference"
     return f"{text}: {lean} (calibration error {number(error.value)} {interval(error)})."
 
 
 def class_words(figures: Evaluation) -> str:
-    """The best and the worst recall."""
+    """Return the best and the worst recall."""
     known = [(row.recall.value, row.label) for row in figures.per_class if row.recall.value is not None]
     (best, of_best), (worst, of_worst) = (pick(known, key=lambda row: row[0]) for pick in (max, min))
     if best == worst:
         which = "The class" if len(known) == 1 else "Every class"
-        return f"{which} with images has the recall {number(best)}."
-    return f"Recall goes from {number(worst)} for {quoted(of_worst)} to {number(best)} for {quoted(of_best)}."
+        return f"{which} with images has a recall of {number(best)}."
+    return f"Recall ranges from {number(worst)} for {quoted(of_worst)} to {number(best)} for {quoted(of_best)}."

@@ -1,11 +1,11 @@
-// What moves on a report's page. Nothing is fetched; names from the data only ever become text nodes.
+// The interactive parts of a report page. Nothing is fetched. Names from the data are inserted as text nodes only.
 (function () {
   "use strict";
 
   const root = document.documentElement;
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
-  const CHUNK = 60; // Pictures that are added to a gallery at once.
+  const CHUNK = 60; // Number of pictures added to a gallery at once.
   root.classList.add("js");
 
   function unpack(text, Type) {
@@ -23,13 +23,13 @@
   }
 
   const name = (text) => element("bdi", "", text);
-  /** Three digits, as the rest of the page has them: a number exactly between two goes to the even one. */
+  /** Write three digits. Ties round to even, as in the rest of the page, which Python wrote. */
   const shown = (value) => {
     if (value === null) return "–";
-    const isBetween = (value * 16) % 1 === 0 && (value * 1000) % 1 === 0.5; // Only sixteenths can be.
+    const isBetween = (value * 16) % 1 === 0 && (value * 1000) % 1 === 0.5; // Only multiples of 1/16 can be ties.
     return (isBetween ? (2 * Math.round((value * 1000) / 2)) / 1000 : value).toFixed(3);
   };
-  /** A threshold, with more digits near 0 and 1, where they matter. */
+  /** Write a threshold, with more digits near 0 and 1. */
   const probability = (value) => {
     const rest = Math.min(value, 1 - value);
     if (rest >= 0.0095 || Number(value.toFixed(3)) === value) return shown(value);
@@ -49,10 +49,10 @@
     try {
       const kept = localStorage.getItem("lopsided-theme");
       if (kept === "dark" || kept === "light") root.dataset.theme = kept;
-    } catch (refused) { /* A page from a file may have no storage. */ }
+    } catch (refused) { /* A page opened from a file may have no storage. */ }
     button.addEventListener("click", () => {
       root.dataset.theme = isDark() ? "light" : "dark";
-      try { localStorage.setItem("lopsided-theme", root.dataset.theme); } catch (refused) { /* As above. */ }
+      try { localStorage.setItem("lopsided-theme", root.dataset.theme); } catch (refused) { /* No storage. */ }
       label();
     });
     system.addEventListener("change", label);
@@ -72,7 +72,7 @@
     for (const button of document.querySelectorAll("button[data-copy]")) {
       const source = $(button.dataset.copy);
       const tell = (done) => {
-        button.textContent = done ? "Copied" : "Press Ctrl+C";
+        button.textContent = done ? "Copied" : "Press Ctrl+C to copy";
         setTimeout(() => { button.textContent = "Copy"; }, 2000);
       };
       button.addEventListener("click", async () => {
@@ -107,7 +107,7 @@
           rows.sort((a, b) => {
             const x = value(a), y = value(b);
             if (isText) return sign * x.localeCompare(y);
-            if (x === "" || y === "") return (x === "") - (y === ""); // What is not defined comes last either way.
+            if (x === "" || y === "") return (x === "") - (y === ""); // Undefined values come last in both orders.
             return sign * (Number(x) - Number(y));
           });
           table.tBodies[0].append(...rows);
@@ -132,7 +132,7 @@
   function words(i) {
     const lines = [element("p", "says", element("b", "", shown(sure[i])), " ", name(data.classes[predicted[i]]))];
     if (label[i] !== predicted[i]) {
-      lines.push(element("p", "is", "is ", name(data.classes[label[i]]), ` (${shown(truth[i])})`));
+      lines.push(element("p", "is", "true: ", name(data.classes[label[i]]), ` (${shown(truth[i])})`));
     }
     lines.push(element("p", "name", name(data.names[i])));
     if (data.groups && data.groups[i]) lines.push(element("p", "group", "group ", name(data.groups[i])));
@@ -149,7 +149,7 @@
     return made;
   }
 
-  /** Fill a list with images, some at a time; the button brings the next. */
+  /** Fill a list with images in chunks. The button adds the next chunk. */
   function gallery(list, more, images) {
     let done = 0;
     const next = () => {
@@ -160,7 +160,7 @@
       more.textContent = `Show more (${grouped(images.length - done)} left)`;
     };
     list.replaceChildren();
-    if (root.dataset.ready) list.scrollTop = 0; // At the start it is, and to ask would lay out the whole page.
+    if (root.dataset.ready) list.scrollTop = 0; // Not during loading: this would force a layout of the whole page.
     more.onclick = next;
     next();
   }
@@ -179,9 +179,9 @@
       const found = [];
       for (let i = 0; i < data.listed; i++) if (label[i] === t && predicted[i] === p) found.push(i);
       const right = t === p;
-      title.replaceChildren(name(data.classes[t]), right ? ", recognised" : " taken for ", ...(right ? [] : [name(data.classes[p])]));
+      title.replaceChildren(name(data.classes[t]), right ? ", predicted correctly" : " predicted as ", ...(right ? [] : [name(data.classes[p])]));
       const part = found.length < count ? `${grouped(found.length)} of ` : "";
-      note.textContent = `${part}${counted(count, "image")}, ${right ? "the least sure" : "the surest"} first. The number is the probability that the model gives to its answer.`;
+      note.textContent = `${part}${counted(count, "image")}, ${right ? "the least confident" : "the most confident"} first. The number is the probability of the predicted class.`;
       gallery(list, more, found);
     };
 
@@ -193,13 +193,13 @@
       button.type = "button";
       button.tabIndex = buttons.length ? -1 : 0;
       button.setAttribute("aria-pressed", "false");
-      button.setAttribute("aria-label", `${data.classes[t]} ${t === p ? "recognised" : `taken for ${data.classes[p]}`}: ${counted(count, "image")}`);
+      button.setAttribute("aria-label", `${data.classes[t]} ${t === p ? "predicted correctly" : `predicted as ${data.classes[p]}`}: ${counted(count, "image")}`);
       button.addEventListener("click", () => { press(button); show(t, p, count); });
       cell.replaceChildren(button);
       buttons.push(button);
     }
 
-    // One stop for the Tab key, arrow keys within; cells without images are passed over.
+    // The Tab key stops once at the matrix; arrow keys move inside it and skip cells without images.
     matrix.addEventListener("keydown", (event) => {
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       const cell = event.target.closest("td");
@@ -227,8 +227,8 @@
       press(null);
       const found = [];
       for (let i = 0; i < data.listed; i++) if (label[i] !== predicted[i]) found.push(i);
-      title.textContent = "The surest mistakes";
-      note.textContent = `${counted(found.length, "mistake")}, the surest first. The number is the probability that the model gives to its answer.`;
+      title.textContent = "Most confident mistakes";
+      note.textContent = `${counted(found.length, "mistake")}, the most confident first. The number is the probability of the predicted class.`;
       gallery(list, more, found);
     };
     all.addEventListener("click", allMistakes);
@@ -241,10 +241,10 @@
     const facts = data.threshold;
     const all = unpack(facts.p, Float32Array);
     const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen");
-    const FAR = 17; // The logit beyond which a float32 probability cannot be told from 0 or 1.
+    const FAR = 17; // Beyond this logit, a float32 probability equals 0 or 1.
     let p, positive, chosen, isLogit, threshold = 0.5;
 
-    // Of a model that is sure of itself, the slider goes by logits, which spread what lies near 0 and 1.
+    // For a confident model the slider uses logits, which give a finer scale near 0 and 1.
     const fromSlider = () => {
       const value = Number(range.value);
       if (!isLogit) return value;
@@ -355,9 +355,9 @@
       if (chosen === null) {
         for (const plot of ["roc", "pr"]) put(`${plot}-chosen`, $(plot), null, null);
       } else {
-        // The thumb's middle runs from half its width to the same before the end.
+        // The middle of the thumb stays half a thumb width away from both ends of the slider.
         mark.style.left = `calc(${(toSlider(chosen) - range.min) / (range.max - range.min)} * (100% - 16px) + 8px)`;
-        chosenButton.textContent = `◇ ${probability(chosen)}, the validation's choice`;
+        chosenButton.textContent = `◇ ${probability(chosen)} (validation threshold)`;
         putBoth("chosen", countAt(chosen));
       }
       set(threshold);
@@ -450,7 +450,7 @@
     });
     map.addEventListener("pointerleave", () => { if (!from) showTip(null); });
     map.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || (event.pointerType === "touch" && !isSelecting)) return; // A finger scrolls; a tap is a click.
+      if (event.button !== 0 || (event.pointerType === "touch" && !isSelecting)) return; // A touch scrolls the page; a tap becomes a click.
       from = at(event);
       map.setPointerCapture(event.pointerId);
       showTip(null);
@@ -467,7 +467,7 @@
       for (let i = 0; i < data.listed; i++) {
         if (onMap(i) && (x(i) - a) * (x(i) - c) <= 0 && (y(i) - b) * (y(i) - d) <= 0) found.push(i);
       }
-      list(found, "Within the frame");
+      list(found, "Images in the frame");
     });
     map.addEventListener("pointercancel", () => { from = null; brush.classList.add("away"); });
     map.addEventListener("click", (event) => { if (event.pointerType === "touch" && !isSelecting) one(at(event)); });
@@ -498,7 +498,7 @@
       } else if (event.key === "Enter" && cursor) {
         const distance = (i) => (x(i) - cursor[0]) ** 2 + (y(i) - cursor[1]) ** 2;
         const all = Array.from({ length: data.listed }, (_, i) => i).filter(onMap);
-        list(all.sort((i, j) => distance(i) - distance(j)).slice(0, 24), "The nearest images");
+        list(all.sort((i, j) => distance(i) - distance(j)).slice(0, 24), "Nearest images");
       }
     });
     $("map-clear").addEventListener("click", clear);
