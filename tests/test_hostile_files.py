@@ -561,7 +561,7 @@ def test_every_command_that_takes_a_table_asks_for_the_flag_and_a_recipe_cannot_
     for flags in ([], ["--allow-outside"]):
         assert call("report", run, "--quiet", *flags).code == 0
         pages.append((run / "report.html").read_text())
-    assert f"Pictures are left out: {told}" in pages[0]
+    assert f"There are no pictures: {told}" in pages[0]
     assert "data:image/webp" not in pages[0]
     assert "data:image/webp" in pages[1]
 

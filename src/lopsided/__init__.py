@@ -1,7 +1,6 @@
-"""Contrastive learning for lopsided data.
+"""Contrastive learning for class-imbalanced images.
 
-The losses live in ``lopsided.losses``. Importing this package stays cheap: torch is imported when a name that needs it
-is first used.
+The losses are in ``lopsided.losses``. Importing this package is fast: torch is imported only when a name needs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars in a terminal, plain lines elsewhere, nothing when it is to be quiet. Needs no torch."""
+"""Progress on stderr: bars in a terminal, plain lines elsewhere, nothing if quiet. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 Counted: TypeAlias = Callable[[int, int], None]
 V = TypeVar("V")
 PLAIN_SECONDS = 5.0
-"""Where there is no terminal, a count is told this often."""
+"""Seconds between two counts if stderr is not a terminal."""
 
 
 def in_terminal() -> bool:
-    """Whether someone may be watching stderr."""
+    """Return whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 def printable(text: str) -> str:
-    """Replace what could steer a terminal: names of files and classes are anyone's."""
+    """Replace control characters. Names of files and classes are untrusted and could control a terminal."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 @contextmanager
 def counter(label: str, *, quiet: bool = False) -> Iterator[Counted | None]:
-    """Yield a function that is told how many of how many are done; None when it is to be quiet."""
+    """Yield a function that takes the number done and the total, or None if quiet."""
     with reporter(quiet=quiet) as watcher:
         yield watcher.counting(label)
 
 
 class Voice:
-    """Says lines on stderr, above the bars of a terminal; the views of a run and of a sweep derive from it.
+    """Prints lines on stderr, above the bars of a terminal. Base class of the views of a run and of a sweep.
 
-    ``label`` stands before what is said, where several runs follow each other.
+    ``label`` is printed before each line, to distinguish several runs.
     """
 
     label = ""
@@ -57,34 +57,34 @@ class Voice:
 
 @contextmanager
 def fitting(told: Callable[[], V], lines: Callable[[], V], screen: Callable[[], V], *, quiet: bool) -> Iterator[V]:
-    """Yield the view that fits whoever is watching; one of a terminal draws its ``live`` part meanwhile."""
+    """Yield the view for quiet mode, for plain output or for a terminal. A terminal view draws its ``live`` part."""
     view = told() if quiet else screen() if in_terminal() else lines()
     with getattr(view, "live", nullcontext()):
         yield view
 
 
 class Told(Voice, Reporter):
-    """A reporter that says warnings on stderr and keeps silent otherwise; the two below say more."""
+    """A reporter that prints only warnings on stderr. The subclasses print more."""
 
     def named(self, label: str) -> Told:
-        """Put a label before what follows."""
+        """Set the label that is printed before the following lines."""
         self.label = label
         return self
 
     def warn(self, text: str) -> None:
-        """Say what makes the figures worth less."""
+        """Print a warning."""
         self.say(f"warning: {text}")
 
     def counting(self, label: str) -> Counted | None:
-        """Return a function that is told how many of how many are done, if they are to be told at all."""
+        """Return a function that takes the number done and the total, or None if counts are not shown."""
         return None
 
 
 class Lines(Told):
-    """A line per epoch."""
+    """Prints one line per epoch."""
 
     def counting(self, label: str) -> Counted | None:
-        """Say the count every few seconds."""
+        """Return a function that prints the count every few seconds."""
         last = time.monotonic()
 
         def tell(done: int, total: int) -> None:
@@ -96,11 +96,11 @@ class Lines(Told):
         return tell
 
     def note(self, text: str) -> None:
-        """Say a decision that the run took."""
+        """Print a note of the run."""
         self.say(text)
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        """Start to count."""
+        """Start to count images and time."""
         self.name, self.epochs = name, epochs
         self.start, self.images, self.first = time.monotonic(), 0, 0
 
@@ -109,11 +109,11 @@ class Lines(Told):
         self.images += images
 
     def rate(self) -> str:
-        """Say how fast images go by in this stage."""
+        """Return the images per second of this stage as text."""
         return f"{self.images / max(time.monotonic() - self.start, 1e-6):,.0f} images/s"
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        """Say what came out of an epoch, and how long the rest will take."""
+        """Print the figures of an epoch and the remaining time."""
         self.first = self.first or index
         left = (time.monotonic() - self.start) / (index - self.first + 1) * (self.epochs - index)
         parts = [*figures(facts), self.rate(), f"{clock(left)} left"]
@@ -121,7 +121,7 @@ class Lines(Told):
 
 
 class Bar(Lines):
-    """A bar per stage, with rate, time left, loss and UWA."""
+    """Draws one bar per stage, with rate, remaining time, loss and UWA."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -133,11 +133,11 @@ class Bar(Lines):
         self.live = Progress(*columns, console=self.console)
 
     def add(self, title: str, total: int, done: str = "") -> TaskID:
-        """Draw a bar below those before."""
+        """Add a bar below the existing bars."""
         return self.live.add_task(title, total=total, done=done, rate="", figures="")
 
     def counting(self, label: str) -> Counted | None:
-        """Draw a bar with the first count."""
+        """Return a function that draws a bar from the first count on."""
         task: TaskID | None = None
         start = 0.0
 
@@ -151,21 +151,21 @@ class Bar(Lines):
         return tell
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        """Draw a new bar below those of the stages before."""
+        """Add the bar of a new stage."""
         super().stage(name, epochs, steps_per_epoch)
         self.steps, self.uwa = steps_per_epoch, ""
         self.calls, self.advance = 0, 1.0
         self.task = self.add(f"{self.label} {name}".strip(), epochs * steps_per_epoch, f"epoch 1/{epochs}")
 
     def step(self, loss: float, images: int) -> None:
-        """Move the bar; on a device that is asked rarely, a call stands for several steps."""
+        """Advance the bar. On devices that report rarely, one call stands for several steps."""
         super().step(loss, images)
         self.calls += 1
         shown = f"loss {loss:.4f} {self.uwa}"
         self.live.update(self.task, advance=self.advance, rate=self.rate(), figures=shown)
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        """Put loss and UWA beside the bar; a resumed run's bar jumps to where it was."""
+        """Show loss and UWA next to the bar. The bar of a resumed run jumps to its epoch."""
         self.advance, self.calls = self.steps / max(self.calls, 1), 0
         shown = figures(facts)
         self.uwa = shown[-1] if "val_uwa" in facts else ""
@@ -174,13 +174,13 @@ class Bar(Lines):
 
 
 def figures(facts: Mapping[str, Any]) -> list[str]:
-    """Return the words for the loss and the UWA of an epoch, as far as it has them."""
+    """Return the loss and the UWA of an epoch as texts, if the epoch has them."""
     named = (("loss", "loss", ".4f"), ("val_uwa", "UWA", ".3f"))
     return [f"{word} {facts[key]:{form}}" for key, word, form in named if isinstance(facts.get(key), float)]
 
 
 def clock(seconds: float) -> str:
-    """Write a duration.
+    """Return a duration as text.
 
     >>> clock(75), clock(7300)
     ('1:15', '2:01:40')
@@ -191,5 +191,5 @@ def clock(seconds: float) -> str:
 
 
 def reporter(*, quiet: bool = False) -> AbstractContextManager[Told]:
-    """Yield the reporter that fits whoever is watching."""
+    """Yield the reporter for quiet mode, for plain output or for a terminal."""
     return fitting(Told, Lines, Bar, quiet=quiet)

@@ -197,14 +197,14 @@ def test_a_finished_run_is_shown_again_when_it_is_resumed(call: Call, finished: 
 def test_a_folder_that_holds_something_is_not_written_to(call: Call, finished: Path, photos: Path) -> None:
     ended = call("fit", photos, "--out", finished)
     assert ended.code == 2
-    do = "Choose another folder, or continue with --resume."
-    assert ended.err == f"lopsided: --out must be a new or empty folder, got {finished}, which is not empty. {do}\n"
+    do = "Choose another folder, or continue its run with --resume."
+    assert ended.err == f"lopsided: The folder {finished} is not empty. {do}\n"
 
 
 def test_a_run_is_not_resumed_with_another_recipe(call: Call, finished: Path) -> None:
     ended = call("fit", "--out", finished, "--resume", "--epochs", "7")
     assert ended.code == 2
-    must = f"a run must be resumed with its own recipe, encoder_training.epochs = 2 in {finished}, got 7."
+    must = f"The run in {finished} has encoder_training.epochs = 2, but the recipe has 7."
     assert must in ended.err
 
 
@@ -241,7 +241,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
     assert not (run / "metrics.json").exists()
     unfinished = call("export", run)
     assert unfinished.code == 2
-    assert "a run must be finished before its model can be used" in unfinished.err
+    assert f"The run in {run} is not finished." in unfinished.err
     with threads(1):  # As the process had it.
         ended = call("fit", "--out", run, "--resume")
     assert ended.code == 0, ended.err
@@ -270,9 +270,9 @@ def test_a_run_in_work_is_left_alone_by_all_others_who_are_told_so_in_a_sentence
     process = start("fit", photos, "--out", run, *LONG)
     wait_for_epochs(run, 3)
     process.send_signal(signal.SIGSTOP)  # It would end too soon on a fast machine.
-    held = f"a run folder must be used by one process at a time, got {run}, held by process {process.pid} on "
-    unfinished = f"a run must be finished before its model can be used, got {run}, which is not."
-    running = f"a run must be finished before its report is written, got {run}, which is still running."
+    held = f"{run} is held by process {process.pid} on "
+    unfinished = f"The run in {run} is not finished."
+    running = f"The run in {run} is still running."
     for arguments, sentence in (
         (("fit", photos, "--out", run, *LONG), held),
         (("fit", "--out", run, "--resume"), held),
@@ -312,7 +312,7 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
     with first:
         ended = call("fit", photos, "--out", run, *SMALL)
     assert ended.code == 2
-    assert f"got {run}, held by process {os.getpid()} on " in ended.err
+    assert f"{run} is held by process {os.getpid()} on " in ended.err
     assert names_below(tmp_path) == ["run/recipe.toml"]
 
 
@@ -351,9 +351,7 @@ def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
     (out / "cl" / "metrics.json").write_text(json.dumps(metrics | {"test": None}))
     refused = call("demo", "--out", out)
     assert refused.code == 2
-    assert refused.err.endswith(
-        "must be a run of the demo, with figures of test images, got none. Choose another folder.\n"
-    )
+    assert refused.err.endswith("cl is not a run of the demo: it has no test figures. Choose another folder.\n")
 
 
 def test_the_demo_holds_the_images_and_the_budget_equal() -> None:

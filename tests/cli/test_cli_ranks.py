@@ -71,7 +71,7 @@ def test_torchrun_starts_the_command_and_what_is_wrong_is_said_once(tmp_path: Pa
     launch += ["--rdzv-endpoint", "localhost:0", str(script), "fit", str(photos), "--out", str(out), *SMALL]
     ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=120)
     assert ended.returncode != 0
-    sentence = f"--out must be a new or empty folder, got {out}, which is not empty."
+    sentence = f"The folder {out} is not empty."
     assert ended.stderr.count(sentence) == 1
     assert "exitcode  : 2" in ended.stderr
     assert names_below(out) == ["mine.txt"]

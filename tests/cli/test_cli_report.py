@@ -23,7 +23,7 @@ def test_the_report_of_a_run_lies_in_its_folder(run: Path, call: Call) -> None:
     assert f"Written to {run / 'report.html'} ({len(page.encode()) / 1e6:.1f} MB)." in ended.out
     assert page.startswith("<!doctype html>")
     assert "There is no map" not in page
-    assert "Pictures are left out" not in page
+    assert "There are no pictures" not in page
 
 
 def test_a_report_goes_where_it_is_asked_for(run: Path, tmp_path: Path, call: Call) -> None:

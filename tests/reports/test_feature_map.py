@@ -25,7 +25,7 @@ def test_pca_is_that_of_scikit_learn_up_to_shift_scale_and_sign(n: int, width: i
     found, expected = lay_out(x, "pca", 0), model.transform(x)
     for axis in range(2):
         assert abs(np.corrcoef(found.xy[:, axis], expected[:, axis])[0, 1]) == pytest.approx(1.0, abs=1e-2)
-    assert f"hold {100 * model.explained_variance_ratio_.sum():.0f} % of the variance" in found.note
+    assert f"explain {100 * model.explained_variance_ratio_.sum():.0f} % of the variance" in found.note
 
 
 def test_a_map_lies_in_the_unit_square_and_is_the_same_each_time() -> None:
@@ -106,7 +106,7 @@ def test_a_map_that_cannot_be_drawn_is_refused_in_a_sentence(monkeypatch: pytest
     with pytest.raises(InputError, match=r"^--map must be one of pca, tsne, umap, got pcb\.$"):
         check_kind("pcb")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    must = r"^--map umap must have the package umap-learn, got none\. "
+    must = r"^--map umap needs the package umap-learn, which is not installed\. "
     with pytest.raises(
         MissingDependencyError, match=must + r"Run pip install 'lopsided\[umap\]', or use --map tsne\.$"
     ):

@@ -279,20 +279,18 @@ def test_of_very_many_classes_those_with_the_most_mistakes_are_in_the_matrix(tmp
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "metrics.json").unlink()
-    with pytest.raises(
-        RunError, match=r"^a run must be finished before its report is written, got .*run, which has no"
-    ):
+    with pytest.raises(RunError, match=r"^The run in .*run is not finished: it has no metrics\.json\."):
         write_report(folder)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("predictions.csv", None, r"^a report needs the run's predictions, got .*No such file"),
+        ("predictions.csv", None, r"^cannot read the predictions .*No such file"),
         (
             "predictions.csv",
             "split,name\n" + "val,x\n" * 28 + "test,x\n" * 52,
-            r"^predictions.csv must be a table that a run wrote, got .*KeyError",
+            r"predictions\.csv is not a valid table of predictions \(KeyError",
         ),
         ("features.safetensors", "nothing", r"^features.safetensors must be a readable safetensors file, got "),
     ],
@@ -311,7 +309,7 @@ def test_features_of_other_images_are_refused(tmp_path: Path) -> None:
     folder, other = make_run(tmp_path / "run"), make_run(tmp_path / "other", test=(9, 9))
     (folder / "features.safetensors").write_bytes((other / "features.safetensors").read_bytes())
     run, metrics = open_finished(folder)
-    with pytest.raises(RunError, match=r"52 rows of test for 18 features"):
+    with pytest.raises(RunError, match=r"52 rows but 18 features of test"):
         read_judged(run, metrics)
 
 

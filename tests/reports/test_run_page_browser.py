@@ -359,7 +359,7 @@ def test_the_legend_of_the_map_is_that_of_its_colours(page_file: Path, show: Ope
     assert (page.is_visible("#legend-class"), page.is_visible("#legend-mistake")) == (True, False)
     page.check("input[name=map-by][value=mistake]")
     assert (page.is_visible("#legend-class"), page.is_visible("#legend-mistake")) == (False, True)
-    assert page.locator("#legend-mistake li").all_inner_texts() == ["right", "mistake"]
+    assert page.locator("#legend-mistake li").all_inner_texts() == ["correct", "mistake"]
     stroke = "element => getComputedStyle(element).stroke"
     for kind in ("good", "bad"):
         drawn, told = page.locator(f"#map .{kind}").first, page.locator(f"#legend-mistake .{kind}")
@@ -560,7 +560,7 @@ def test_every_shape_of_a_run_renders(tmp_path: Path, show: Open, kind: str) -> 
     assert shown_figures(page) == written(figures_at(rows, label, 0.25))
     if kind == "bare":
         assert page.locator(".thumb").count() == 0
-        assert "Pictures are left out" in page.inner_text("#mistakes")
+        assert "There are no pictures" in page.inner_text("#mistakes")
         assert "There is no map" in page.inner_text("#features")
         assert "log of the run is missing" in page.inner_text("#training")
     if kind == "perfect":

@@ -77,7 +77,7 @@ def test_a_source_that_is_gone_gives_no_pictures_and_a_reason(tmp_path: Path) ->
     found = make_thumbnails(Recipe().override(**{"data.source": str(tmp_path / "gone")}), ["x"], 1_000_000)
     assert found.sheets == ()
     assert found.css() == ""
-    assert found.note.startswith("Pictures are left out: DATA must be a folder")
+    assert found.note.startswith("There are no pictures: DATA must be a folder")
     assert found.note.endswith("gone, which does not exist.")
 
 
@@ -95,7 +95,7 @@ def test_pictures_of_pure_noise_shrink_until_they_fit(tmp_path: Path) -> None:
         assert len(found.css().split("base64,", 1)[1]) <= found.num_bytes <= budget
     nothing = make_thumbnails(recipe, sorted(images), 100)
     assert nothing.sheets == ()
-    assert nothing.note == "Pictures are left out: they do not fit into the page."
+    assert nothing.note == "There are no pictures: they do not fit into the page."
 
 
 def test_a_source_in_memory_has_pictures_too() -> None:

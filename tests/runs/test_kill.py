@@ -95,9 +95,7 @@ def test_a_report_asked_for_while_a_run_is_in_work_is_a_sentence_and_changes_not
     run_recipe(recipe, tmp_path / "alone")
     assert content_of(folder) == content_of(tmp_path / "alone")
     assert len(asking.told) > 5
-    assert set(asking.told) == {
-        f"a run must be finished before its report is written, got {folder}, which is still running. Wait for its end."
-    }
+    assert set(asking.told) == {f"The run in {folder} is still running. Wait until it ends."}
 
 
 # Predictions.

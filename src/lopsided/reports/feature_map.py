@@ -1,4 +1,4 @@
-"""The features of a split as a map of two dimensions, and what it shows in a sentence. Needs no torch."""
+"""Two-dimensional maps of the features of a split. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lopsided.seeds import derive_seed
 Floats = npt.NDArray[np.float32]
 KINDS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 MOST_NEIGHBOURS = 3_000
-"""The most images that t-SNE and UMAP lay out, which would take minutes with more."""
+"""Maximum number of images for t-SNE and UMAP. More would take minutes."""
 _MOST_ASKED = 2_000
 _MARGIN, _FRAME = 0.05, 0.02
-"""Where the margin of far points begins, and where it ends: no mark touches the frame."""
+"""Start and end of the margin for far points. The end keeps marks away from the frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureMap:
-    """A place in the unit square for each image, NaN for one that is not on the map."""
+    """The position of each image in the unit square, or NaN if the image is not on the map."""
 
     kind: str
     xy: npt.NDArray[np.float64]
@@ -29,12 +29,12 @@ class FeatureMap:
 
     @property
     def title(self) -> str:
-        """The name of the method as people write it."""
+        """The display name of the method."""
         return KINDS[self.kind]
 
 
 def check_kind(kind: str) -> None:
-    """Refuse a map that is not known, or that needs a package which is not there."""
+    """Raise an error if a map is unknown or its package is not installed."""
     if kind not in KINDS:
         raise InputError(sentence(f"--map must be one of {', '.join(KINDS)}", kind))
     if kind == "umap":
@@ -42,18 +42,18 @@ def check_kind(kind: str) -> None:
 
         if find_spec("umap") is None:
             do = "Run pip install 'lopsided[umap]', or use --map tsne."
-            raise MissingDependencyError(sentence("--map umap must have the package umap-learn", "none", do))
+            raise MissingDependencyError(f"--map umap needs the package umap-learn, which is not installed. {do}")
 
 
 def lay_out(features: Floats, kind: str, seed: int) -> FeatureMap:
-    """Lay out features by one method; the same seed gives the same map."""
+    """Compute a map of the features. The same seed gives the same map."""
     if kind == "pca":
         xy, share = _pca(features)
-        return FeatureMap(kind, _unit(xy), f"The two directions of the map hold {100 * share:.0f} % of the variance.")
+        return FeatureMap(kind, _unit(xy), f"The two axes of the map explain {100 * share:.0f} % of the variance.")
     title = KINDS[kind]
     random_state = derive_seed(seed, "report", kind) % 2**32
     rows = np.random.default_rng(random_state).permutation(len(features))[:MOST_NEIGHBOURS]
-    note = f"{title} keeps neighbours together; distances between far groups mean little."
+    note = f"{title} keeps neighbours together. Large distances have little meaning."
     if len(rows) < len(features):
         note += f" It shows {len(rows):,} of {len(features):,} images."
     xy = np.full((len(features), 2), np.nan)
@@ -62,11 +62,11 @@ def lay_out(features: Floats, kind: str, seed: int) -> FeatureMap:
 
 
 def _pca(features: Floats) -> tuple[npt.NDArray[np.float64], float]:
-    """Project on the two directions of the largest variance, each turned so that its largest weight is positive."""
+    """Project on the two directions of largest variance. The largest weight of each direction is positive."""
     from sklearn.decomposition import PCA
 
     wide, xy = features.astype(np.float64), np.zeros((len(features), 2))
-    if not np.ptp(wide, axis=0).any():  # Nothing to tell apart.
+    if not np.ptp(wide, axis=0).any():  # All features are equal.
         return xy, 1.0
     solver = "covariance_eigh" if len(wide) >= wide.shape[1] else "full"
     model = PCA(min(2, *wide.shape), svd_solver=solver)
@@ -78,7 +78,7 @@ def _pca(features: Floats) -> tuple[npt.NDArray[np.float64], float]:
 def _tsne(features: Floats, random_state: int) -> npt.NDArray[np.float64]:
     from sklearn.manifold import TSNE
 
-    if len(features) < 4 or not np.ptp(features, axis=0).any():  # Nothing to tell apart.
+    if len(features) < 4 or not np.ptp(features, axis=0).any():  # Too few points, or all are equal.
         return _pca(features)[0]
     perplexity = min(30.0, (len(features) - 1) / 3)
     init = "pca" if min(features.shape) >= 2 else "random"
@@ -96,7 +96,7 @@ def _umap(features: Floats, random_state: int) -> npt.NDArray[np.float64]:
 
 
 def _unit(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Shift each axis into [0, 1]; far points do not squeeze the others: they share a margin, the farthest outside."""
+    """Scale each axis to [0, 1]. Outliers are compressed into a margin, so that they do not squeeze other points."""
     low, high = np.quantile(xy, [0.001, 0.999], axis=0)
     share = (xy - low) / np.where(high > low, high - low, 1.0)
     inside = np.clip(share, 0.0, 1.0)
@@ -105,14 +105,14 @@ def _unit(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def neighbour_share(features: Floats, labels: npt.NDArray[np.int64], label: int) -> float | None:
-    """Return the share of a class's images whose nearest other image, by angle, is of the class; None without images.
+    """Return the share of images of a class whose nearest other image (by angle) has the same class.
 
-    Of a large class the first 2,000 images are asked.
+    Use the first 2,000 images of a large class. Return None if the class has no images.
     """
     rows = np.flatnonzero(labels == label)[:_MOST_ASKED]
     if not len(rows) or len(labels) < 2:
         return None
-    wide = features.astype(np.float64)  # The square of a large float32 is none.
+    wide = features.astype(np.float64)  # The square of a large float32 overflows.
     z = (wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     similarity = z[rows] @ z.T
     similarity[np.arange(len(rows)), rows] = -np.inf

@@ -1,7 +1,7 @@
-"""One HTML file that needs nothing else: style, script, figures, pictures and data are in it, and nothing is fetched.
+"""A self-contained HTML file with style, script, figures, pictures and data. Nothing is fetched.
 
-The page's policy forbids all loading but of embedded pictures, and all scripts and styles but its own, which it names
-by their hashes: should a name from the data ever slip through the escaping, it still could not run.
+The content security policy allows only embedded pictures, and only the scripts and styles of the page, identified by
+their hashes. Even if a name from the data escaped the HTML escaping, it could not run as code.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lopsided import __version__
 from lopsided.reports import wording
 
 LIMIT = 15_000_000
-"""The most bytes that a page may have."""
+"""Maximum size of a page in bytes."""
 
 
 def render(template: str, *, data: Any, pictures: str = "", **context: Any) -> str:
-    """Fill a template: ``data`` is what the script gets, ``pictures`` the style rules of the thumbnails."""
+    """Render a template. ``data`` is passed to the script; ``pictures`` are the CSS rules of the thumbnails."""
     style, script = _static("report.css"), _static("report.js")
     policy = "; ".join(
         [
@@ -51,11 +51,11 @@ def render(template: str, *, data: Any, pictures: str = "", **context: Any) -> s
             **context,
         )
     )
-    return wording.clean(page)  # Whatever text of odd bytes was not cleaned on its way: the page must be UTF-8.
+    return wording.clean(page)  # Clean any remaining invalid text, because the page must be UTF-8.
 
 
 def embedded_json(data: Any) -> Markup:
-    """Write JSON that can stand in a script element whatever the texts in it are.
+    """Return JSON that is safe inside a script element, whatever texts it contains.
 
     >>> print(embedded_json({"class": "</script>\u2028"}))
     {"class":"\\u003c/script\\u003e\\u2028"}
@@ -67,7 +67,7 @@ def embedded_json(data: Any) -> Markup:
 
 
 def packed(array: npt.NDArray[Any]) -> str:
-    """Write an array's bytes, little end first, for a typed array of the script."""
+    """Return the little-endian bytes of an array as base64, for a typed array of the script."""
     return base64.b64encode(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()).decode()
 
 

@@ -1,4 +1,4 @@
-"""A run folder as arrays: what the model answered for each image, and how its training went. Needs no torch."""
+"""Read a run folder into arrays: the predictions for each image and the course of training. No torch import."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lopsided.runs.run import LOG, METRICS, PREDICTIONS, RECIPE, Run
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 _SUM = 1e-3
-"""How far the probabilities of an image may be from 1 together; those of a cut line are farther."""
+"""Maximum deviation of the sum of probabilities from 1. A truncated line exceeds it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The images of one split with the model's answers; the columns of ``p`` follow the classes."""
+    """The images of one split with their predictions. The columns of ``p`` are in class order."""
 
     split: str
     names: tuple[str, ...]
@@ -47,13 +47,13 @@ class Judged:
 
     @property
     def wrong(self) -> npt.NDArray[np.bool_]:
-        """Which answers are mistakes."""
+        """Whether each prediction is a mistake."""
         return np.asarray(self.y_true != self.y_pred)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """The epochs of one stage, in order; ``taken`` is the epoch whose weights were taken."""
+    """The epochs of one stage, in order. ``taken`` is the epoch whose weights were kept."""
 
     name: str
     epochs: list[dict[str, Any]]
@@ -61,33 +61,31 @@ class Stage:
     picked: bool
 
     def series(self, name: str) -> list[tuple[float, float]]:
-        """The epochs in which something was noted down, with what was."""
+        """Return (epoch, value) for each epoch that logged ``name``."""
         return [(row["epoch"], row[name]) for row in self.epochs if is_number(row.get(name))]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, no truth value, that a float can hold."""
+    """Return whether a value is a finite number (not a bool) within the range of float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def open_finished(folder: Path) -> tuple[Run, Metrics]:
-    """Open a run that came to its end, with its metrics."""
+    """Open a finished run. Return the run and its metrics."""
     run = Run.open(folder)
     if run.metrics is None:
-        must, got = "a run must be finished before its report is written", f"{folder}, which has no {METRICS}"
-        do = f"Continue it with lopsided fit --out {shlex.quote(str(folder))} --resume."
         if _is_running(folder):
-            got, do = f"{folder}, which is still running", "Wait for its end."
-        raise RunError(sentence(must, got, do))
+            raise RunError(f"The run in {folder} is still running. Wait until it ends.")
+        do = f"Continue it with lopsided fit --out {shlex.quote(str(folder))} --resume."
+        raise RunError(f"The run in {folder} is not finished: it has no {METRICS}. {do}")
     metrics = check_metrics(folder / METRICS, run.metrics)
     if run.recipe.content_hash() != metrics.recipe and _is_comparable(metrics):
-        got = f"another one in {folder / RECIPE}"
-        raise RunError(sentence(f"{RECIPE} must be the recipe of the run's figures", got, "Restore the file."))
+        raise RunError(f"{folder / RECIPE} is not the recipe of the figures in {METRICS}. Restore the file.")
     return run, metrics
 
 
 def _is_comparable(metrics: Metrics) -> bool:
-    """Whether the hash of a recipe was taken as this version takes it; another may have hashed other fields."""
+    """Return whether this version computes the hash of a recipe in the same way. Versions may hash other fields."""
     return metrics.lopsided == __version__ and re.fullmatch("[0-9a-f]{64}", metrics.recipe) is not None
 
 
@@ -100,7 +98,7 @@ def _is_running(folder: Path) -> bool:
 
 
 def read_judged(run: Run, metrics: Metrics) -> dict[str, Judged]:
-    """Read predictions and features of a run by split; each split must have as many images as its figures."""
+    """Read the predictions and features of each split. Check the number of images against the figures."""
     path = run.folder / PREDICTIONS
     try:
         rows = run.predictions()
@@ -118,10 +116,11 @@ def read_judged(run: Run, metrics: Metrics) -> dict[str, Judged]:
             for split in splits
         }
     except OSError as error:
-        raise RunError(sentence("a report needs the run's predictions", f"{path} ({error.strerror})")) from None
+        do = "Restore the file, or train the run again."
+        raise RunError(f"cannot read the predictions {path} ({error.strerror}). {do}") from None
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        got = f"{path} ({type(error).__name__}: {error})"
-        raise RunError(sentence(f"{PREDICTIONS} must be a table that a run wrote", got)) from None
+        do = "Restore the file, or train the run again."
+        raise RunError(f"{path} is not a valid table of predictions ({type(error).__name__}: {error}). {do}") from None
 
 
 def _judged(
@@ -129,12 +128,12 @@ def _judged(
 ) -> Judged:
     groups = tuple(row["group"] for row in rows)
     if features is not None and len(features) != len(rows):
-        raise ValueError(f"{len(rows)} rows of {split} for {len(features)} features")
+        raise ValueError(f"{len(rows)} rows but {len(features)} features of {split}")
     p = np.array([[float(row[column]) for column in columns] for row in rows], dtype=np.float32)
-    # Written so that NaN is found.
+    # This form of the comparison rejects NaN.
     is_share = ((p >= 0) & (p <= 1)).all(axis=1) & (np.abs(p.sum(axis=1, dtype=np.float64) - 1) <= _SUM)
     if not is_share.all():
-        raise ValueError(f"no probabilities of {rows[int((~is_share).argmax())]['name']!r}")
+        raise ValueError(f"invalid probabilities of {rows[int((~is_share).argmax())]['name']!r}")
     return Judged(
         split=split,
         names=tuple(row["name"] for row in rows),
@@ -147,11 +146,11 @@ def _judged(
 
 
 def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
-    """Read the epochs of each stage from a run's log, and the notes that it took; both empty without a log.
+    """Read the epochs of each stage and the notes from the log of a run. Both are empty if there is no log.
 
-    Of the lines with the same stage and epoch the last one counts, and a note that a resumed run took again is given
-    once. The epoch that was taken is found by the rule of the
-    training: the highest validation figure, the later of equals, or the last epoch where there was no validation.
+    If several lines have the same stage and epoch, the last one counts. A note that a resumed run repeats is returned
+    once. The kept epoch follows the rule of training: the highest validation figure, the later epoch if two tie, or
+    the last epoch without validation.
     """
     if not (run.folder / LOG).is_file():
         return [], []

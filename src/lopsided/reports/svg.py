@@ -1,6 +1,6 @@
-"""Figures as inline SVG. Colours and strokes are classes of the style sheet, so that a figure follows the page's theme.
+"""Plots as inline SVG. Colours and strokes are CSS classes, so a plot follows the theme of the page.
 
-Every text goes through ``Markup.format``, which escapes it.
+``Markup.format`` escapes every text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Range = tuple[float, float]
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers within a range.
+    """Return round tick values within a range.
 
     >>> ticks(0, 1)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -33,7 +33,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def padded(values: Iterable[float], *, floor: float | None = None, share: float = 0.06) -> Range:
-    """Return a range around values with some room; ``floor`` is the least that it starts at."""
+    """Return the range of the values with a margin. The range does not start below ``floor``."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return 0.0, 1.0
@@ -43,7 +43,7 @@ def padded(values: Iterable[float], *, floor: float | None = None, share: float 
 
 
 def short(value: float) -> str:
-    """Write a number at an axis, without zeros that say nothing.
+    """Return the text of an axis tick, without trailing zeros.
 
     >>> short(0.2), short(60.0), short(1e-05)
     ('0.2', '60', '1e-05')
@@ -57,7 +57,7 @@ def _at(value: float) -> str:
 
 @dataclass
 class Plot:
-    """Axes with things drawn into them; ``label`` says to a reader who cannot see it what is in it."""
+    """A plot with axes. ``label`` is the description for screen readers."""
 
     label: str
     x: Range
@@ -77,18 +77,18 @@ class Plot:
     parts: list[Markup] = field(default_factory=list)
 
     def px(self, x: float) -> float:
-        """The place of a value along the figure's width."""
+        """Return the horizontal position of a value."""
         low, high = self.x
         return self.left + (self.width - self.left - self.right) * ((x - low) / (high - low) if high > low else 0.5)
 
     def py(self, y: float) -> float:
-        """The place of a value along the figure's height."""
+        """Return the vertical position of a value."""
         low, high = self.y
         share = (y - low) / (high - low) if high > low else 0.5
         return self.height - self.bottom - (self.height - self.top - self.bottom) * share
 
     def path(self, points: Iterable[Point]) -> str:
-        """The path through points; those that fall on the one before are left out."""
+        """Return the path through points. A point at the position of the previous point is omitted."""
         text: list[str] = []
         for x, y in points:
             place = f"{_at(self.px(x))} {_at(self.py(y))}"
@@ -102,19 +102,19 @@ class Plot:
         self.parts.append(Markup('<path class="line {}"{} d="{}"/>').format(style, mark, self.path(points)))
 
     def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
-        """Fill between two lines."""
+        """Fill the area between two lines."""
         outline = self.path([*low, *reversed(high)])
         if outline:
             self.parts.append(Markup('<path class="band {}" d="{}Z"/>').format(style, outline))
 
     def whisker(self, x: float, low: float, high: float, style: str) -> None:
-        """Draw an interval upright."""
+        """Draw a vertical interval."""
         at = _at(self.px(x))
         d = f"M{at} {_at(self.py(low))}V{_at(self.py(high))}"
         self.parts.append(Markup('<path class="whisker {}" d="{}"/>').format(style, d))
 
     def dot(self, x: float, y: float, style: str, title: str = "", *, radius: float = 3.5, identity: str = "") -> None:
-        """Draw a point; ``title`` is shown when a pointer rests on it."""
+        """Draw a point. ``title`` is its tooltip."""
         mark = Markup(' id="{}"').format(identity) if identity else ""
         inner = Markup("<title>{}</title>").format(title) if title else ""
         self.parts.append(
@@ -124,7 +124,7 @@ class Plot:
         )
 
     def diamond(self, x: float, y: float, style: str, title: str = "", *, identity: str = "") -> None:
-        """Draw a diamond, the mark of what the validation split says."""
+        """Draw a diamond, the mark of the validation threshold."""
         mark = Markup(' id="{}"').format(identity) if identity else ""
         place = f"translate({_at(self.px(x))} {_at(self.py(y))})"
         self.parts.append(
@@ -134,7 +134,7 @@ class Plot:
         )
 
     def rule(self, *, x: float | None = None, y: float | None = None, text: str = "", below: bool = False) -> None:
-        """Draw a dashed line across, with a word above or below it."""
+        """Draw a dashed line across the plot, with a text above or below it."""
         if y is not None:
             at = self.py(y)
             d = f"M{self.left} {_at(at)}H{self.width - self.right}"
@@ -149,7 +149,7 @@ class Plot:
             self.text(*place, text, "note")
 
     def text(self, x: float, y: float, anchor: str, text: str, style: str = "tick") -> None:
-        """Write a text at a place of the figure."""
+        """Draw a text at a position in pixels."""
         self.parts.append(
             Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(
                 style, _at(x), _at(y), anchor, text
@@ -157,7 +157,7 @@ class Plot:
         )
 
     def bar(self, x0: float, x1: float, y: float, style: str, title: str = "") -> None:
-        """Draw a bar from the bottom."""
+        """Draw a bar from the bottom axis."""
         top, bottom = self.py(y), self.py(self.y[0])
         inner = Markup("<title>{}</title>").format(title) if title else ""
         numbers = (_at(self.px(x0)), _at(top), _at(max(self.px(x1) - self.px(x0), 0.5)), _at(max(bottom - top, 0)))
@@ -189,7 +189,7 @@ class Plot:
         return Markup("").join(parts)
 
     def render(self) -> Markup:
-        """The figure as an element."""
+        """Return the SVG element."""
         mark = Markup(' id="{}"').format(self.identity) if self.identity else ""
         body = self._axes() + Markup("\n").join(self.parts)
         return Markup(
@@ -197,12 +197,12 @@ class Plot:
         ).format(mark, self.width, self.height, self.label, self._box(), body)
 
     def _box(self) -> str:
-        """Where the axes are, for a script that moves a point: left, right, top and bottom of the plotting area."""
+        """Return left, right, top and bottom of the plotting area, for the script of the page."""
         return f"{self.left} {self.width - self.right} {self.top} {self.height - self.bottom}"
 
 
 def strip(label: str, value: float, low: float, high: float, reference: float | None = None) -> Markup:
-    """Draw one figure between 0 and 1 with its interval, and the mark of what it is compared with."""
+    """Draw one figure between 0 and 1 with its interval and the mark of a reference value."""
     width, middle = 300, 13
 
     def at(share: float) -> str:
@@ -219,7 +219,7 @@ def strip(label: str, value: float, low: float, high: float, reference: float | 
 
 
 def small_bar(share: float, low: float, high: float) -> Markup:
-    """Draw a share with its interval, as wide as a table's cell; the number beside it says the same."""
+    """Draw a share with its interval, as wide as a table cell. Hidden from screen readers: the number is beside it."""
     x, a, b = (_at(100 * min(max(value, 0.0), 1.0)) for value in (share, low, high))
     return Markup(
         '<svg class="small-bar" viewBox="0 0 100 12" preserveAspectRatio="none" aria-hidden="true">'
@@ -229,11 +229,11 @@ def small_bar(share: float, low: float, high: float) -> Markup:
 
 
 def dots(points: Iterable[Point]) -> str:
-    """The path of round points: lines without length, which a round cap makes dots."""
+    """Return the path of round points: lines of length 0, drawn as dots by the round line cap."""
     return "".join(f"M{_at(x)} {_at(y)}h0" for x, y in points)
 
 
 def crosses(points: Iterable[Point], size: float = 3.0) -> str:
-    """The path of crosses, the mark of mistakes."""
+    """Return the path of crosses, the mark of mistakes."""
     d = _at(2 * size)
     return "".join(f"M{_at(x - size)} {_at(y - size)}l{d} {d}m0-{d}l-{d} {d}" for x, y in points)

@@ -1,7 +1,7 @@
-"""One class against the rest at every threshold: counts, curves, and the threshold that a split favours.
+"""One class against all others at every threshold: counts, curves, and the best threshold of a split.
 
-An image is called positive where its probability is at or above the threshold. Probabilities and thresholds are
-compared in float32, as the model gave them and as the page compares them.
+An image is predicted as positive if its probability is at least the threshold. Probabilities and thresholds are
+compared in float32, like the output of the model and like the script of the page.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 STEPS = 1000
-"""The slider goes from 0 to 1 in so many steps."""
+"""Number of steps of the slider from 0 to 1."""
 END = 0.005
-"""How near to 0 or 1 a probability is at an end, where the steps of the slider are too coarse."""
+"""Within this distance of 0 or 1, the steps of the slider are too coarse."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What one threshold makes of a split."""
+    """True and false positives and negatives of a split at one threshold."""
 
     tp: int
     fn: int
@@ -30,22 +30,22 @@ class Counts:
 
     @property
     def recall(self) -> float | None:
-        """Positives that are found."""
+        """The share of positive images that are found."""
         return _share(self.tp, self.fn)
 
     @property
     def specificity(self) -> float | None:
-        """Others that are left alone."""
+        """The share of other images that are correctly rejected."""
         return _share(self.tn, self.fp)
 
     @property
     def precision(self) -> float | None:
-        """Those called positive that are."""
+        """The share of positive predictions that are correct."""
         return _share(self.tp, self.fp)
 
     @property
     def uwa(self) -> float | None:
-        """The mean of recall and specificity; of the one that there is where the other is not defined."""
+        """The mean of recall and specificity. If only one of them is defined, its value."""
         known = [share for share in (self.recall, self.specificity) if share is not None]
         return sum(known) / len(known) if known else None
 
@@ -55,18 +55,18 @@ def _share(part: int, rest: int) -> float | None:
 
 
 def counts_at(p: Floats, positive: Flags, threshold: float) -> Counts:
-    """Count at one threshold."""
+    """Return the counts at one threshold."""
     called = p >= np.float32(threshold)
     tp, fp = int((called & positive).sum()), int((called & ~positive).sum())
     return Counts(tp=tp, fn=int(positive.sum()) - tp, fp=fp, tn=int((~positive).sum()) - fp)
 
 
 def favoured(p: Floats, positive: Flags) -> float | None:
-    """Return the threshold with the best UWA of all; None if a side has no image.
+    """Return the threshold with the best UWA, or None if there are no positive or no other images.
 
-    Only where a threshold lies between the distinct probabilities matters. Of equals, the middle of the longest stretch
-    is taken (the first of equally long ones), the farthest from where the next image would tip, written with as few
-    digits as keep it near there.
+    All thresholds between two neighbouring probabilities are equivalent. If several intervals tie, the result is the
+    middle of the longest interval (the first one if lengths tie), because it is farthest from a change. The result is
+    rounded to few digits.
 
     >>> favoured(np.float32([1e-6, 2e-6, 9e-5, 1e-4]), np.array([False, False, True, True]))
     5e-05
@@ -74,7 +74,7 @@ def favoured(p: Floats, positive: Flags) -> float | None:
     if not 0 < positive.sum() < len(positive):
         return None
     values = np.unique(p)
-    # A threshold in (edges[i], edges[i + 1]] calls all from values[i] on; the last calls none, the first may be 0.
+    # Thresholds in (edges[i], edges[i + 1]] select all values >= values[i]. The last interval selects nothing.
     found = [
         1 - np.searchsorted(np.sort(p[side]), np.append(values, np.inf), side="left") / np.count_nonzero(side)
         for side in (positive, ~positive)
@@ -94,7 +94,7 @@ def favoured(p: Floats, positive: Flags) -> float | None:
 
 
 def is_sure(p: Floats, chosen: float | None) -> bool:
-    """Whether a slider needs a scale that spreads the ends: most probabilities, or the threshold favoured, lie there.
+    """Return whether the slider needs a finer scale near 0 and 1, where most values or the threshold lie.
 
     >>> is_sure(np.float32([1e-4, 0.2, 0.9999]), None), is_sure(np.float32([0.4]), 0.5)
     (True, False)
@@ -106,8 +106,8 @@ def is_sure(p: Floats, chosen: float | None) -> bool:
 def curves(p: Floats, positive: Flags) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Return the ROC curve as (1 - specificity, recall) and the precision-recall curve as (recall, precision).
 
-    Both go from the strictest threshold to the loosest, one point for each distinct probability; empty if a side has
-    no image.
+    Both start at the highest threshold and have one point per distinct probability. They are empty if there are no
+    positive or no other images.
     """
     from sklearn.metrics import precision_recall_curve, roc_curve
 
@@ -115,6 +115,8 @@ def curves(p: Floats, positive: Flags) -> tuple[list[tuple[float, float]], list[
         return [], []
     taken, found, _ = roc_curve(positive, p, drop_intermediate=False)
     precision, recall, _ = precision_recall_curve(positive, p)
-    strictest_first = slice(-2, None, -1)  # Without the point that scikit-learn adds beyond the strictest.
+    strictest_first = slice(
+        -2, None, -1
+    )  # Without the extra point that scikit-learn adds beyond the highest threshold.
     pairs = zip(recall[strictest_first].tolist(), precision[strictest_first].tolist(), strict=True)
     return list(zip(taken.tolist(), found.tolist(), strict=True)), list(pairs)

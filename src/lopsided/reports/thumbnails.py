@@ -1,7 +1,7 @@
-"""Small pictures of a run's images, each embedded once: sheets of many, of which the page shows pieces.
+"""Thumbnails of the images of a run, combined into sheets.
 
-A sheet is a background image of the style sheet, so that pictures need no script, and no picture is written twice. The
-pieces are squares with the whole image in them, transparent where it is not square.
+Each sheet is a CSS background image, so pictures need no script and each picture is embedded once. A thumbnail is a
+square that holds the whole image; the rest of the square is transparent.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from lopsided.recipe import Recipe
 COLUMNS = ROWS = 20
 LOSSLESS, BEST = 100, 75
 _LADDER = ((96, BEST), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30))
-"""Side in pixels and quality; one step down when the sheets do not fit."""
-_NO_ROOM = "Pictures are left out: they do not fit into the page."
+"""Side in pixels and quality. If the sheets do not fit, the next step is tried."""
+_NO_ROOM = "There are no pictures: they do not fit into the page."
 _SAMPLED = 8
-"""Of very many pictures, one in eight tells whether all will fit."""
+"""If there are many pictures, one in eight is used to estimate the total size."""
 _ENOUGH = ((1_500, 96), (4_000, 64))
-"""Up to so many images the side is the second number; above, 48: nobody looks closely at each of so many."""
+"""Maximum number of images, and the side of their pictures. With more images the side is 48."""
 
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Sheets of pictures; the picture of image i is in place i. ``missing`` are the places without one."""
+    """Sheets of pictures. Picture i belongs to image i. ``missing`` lists the images without a picture."""
 
     side: int
     sheets: tuple[bytes, ...]
@@ -42,11 +42,11 @@ class Thumbnails:
 
     @property
     def num_bytes(self) -> int:
-        """How much the sheets add to a page."""
+        """The number of bytes that the sheets add to a page."""
         return sum(4 * (len(sheet) // 3 + 1) + 80 for sheet in self.sheets)
 
     def css(self) -> str:
-        """The rules that make ``class="thumb s0 x3 y7"`` a picture; --u is the side at which it is shown."""
+        """Return the CSS rules for ``class="thumb s0 x3 y7"``. The variable --u is the displayed side."""
         if not self.sheets:
             return ""
         rules = [
@@ -61,7 +61,7 @@ class Thumbnails:
         return "\n".join(rules)
 
     def classes(self, place: int) -> str:
-        """The class names of one picture; empty for an image without one."""
+        """Return the CSS classes of one picture, or an empty text if the image has no picture."""
         if not self.sheets or place in self.missing:
             return ""
         sheet, rest = divmod(place, COLUMNS * ROWS)
@@ -69,14 +69,14 @@ class Thumbnails:
 
 
 def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbnails:
-    """Make the pictures of a run's images from its source; without the source there are none, and a note says why.
+    """Make the pictures of the images of a run from its source. If the source is missing, a note gives the reason.
 
-    ``budget`` is the most that they may add to the page, in bytes; larger pictures are made where they fit.
+    ``budget`` is the maximum number of bytes for the page. The pictures are as large as the budget allows.
     """
     try:
         source = _open(recipe)
     except LopsidedError as error:
-        return Thumbnails(0, (), tuple(range(len(names))), f"Pictures are left out: {error}")
+        return Thumbnails(0, (), tuple(range(len(names))), f"There are no pictures: {error}")
     if budget <= 0:
         return Thumbnails(0, (), tuple(range(len(names))), _NO_ROOM)
     places = {name: i for i, name in reversed(list(enumerate(source.names)))}
@@ -86,7 +86,7 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
     pictures = list(ordered_map(lambda row: _picture(source, row, side), rows, workers))
     missing = tuple(i for i, picture in enumerate(pictures) if picture is None)
     if len(missing) == len(names):
-        return Thumbnails(0, (), missing, "Pictures are left out: none of the images could be found or read.")
+        return Thumbnails(0, (), missing, "There are no pictures: none of the images could be found or read.")
     note = f"{len(missing):,} of {len(names):,} pictures could not be found or read." if missing else ""
     side = max(picture.width for picture in pictures if picture is not None)
     for rung, quality in _ladder(side):
@@ -100,7 +100,7 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
 
 
 def _ladder(side: int) -> list[tuple[int, int]]:
-    """The sides and qualities to try for pictures of a side; small ones are first tried without any loss."""
+    """Return the sides and qualities to try. Small pictures are first tried without loss."""
     first = [(side, LOSSLESS)] if side <= 32 else []
     return list(dict.fromkeys([*first, (side, BEST), *(rung for rung in _LADDER if rung[0] <= side)]))
 
@@ -118,7 +118,7 @@ def _open(recipe: Recipe) -> Source:
 
 
 def _picture(source: Source, row: int | None, side: int) -> Image.Image | None:
-    """One image as a transparent square of at most ``side`` pixels, or nothing if it cannot be read."""
+    """Return an image on a transparent square of at most ``side`` pixels, or None if it cannot be read."""
     if row is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Numbers and names as a page writes them."""
+"""Format numbers and names for a page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lopsided.runs.metrics import Figure
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 ETA, GAMMA = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER GAMMA}"
 
-_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # Surrogates that stand for no byte of a file name.
-# Control characters, and those that turn the direction of the text around them; a mark of a letter's own is none.
+_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # Surrogates that do not encode a byte of a file name.
+# Control characters and characters that change the text direction. Combining marks of letters are not included.
 _STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str) -> str:
-    """Make a name that may be anyone's, and come from a file name of any bytes, fit for a UTF-8 page.
+    """Return an untrusted name, possibly a file name of arbitrary bytes, as valid text for a UTF-8 page.
 
     >>> clean("caf\\udce9.png")
     'caf\ufffd.png'
@@ -29,7 +29,7 @@ def clean(text: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """Set off the name of a class in a sentence.
+    """Return a class name in quotation marks.
 
     >>> quoted("shirt")
     '“shirt”'
@@ -38,7 +38,7 @@ def quoted(name: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Name a few things, and how many more there are.
+    """Return a list of at most ``most`` names, and the number of the rest.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
@@ -51,7 +51,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def amount(number: int, thing: str, things: str = "") -> str:
-    """Count things.
+    """Return a number with its noun.
 
     >>> amount(1, "image"), amount(1200, "image")
     ('1 image', '1,200 images')
@@ -60,7 +60,7 @@ def amount(number: int, thing: str, things: str = "") -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a figure with as many digits as its neighbours, a dash where it is not defined.
+    """Return a figure with a fixed number of digits, or a dash if it is undefined.
 
     >>> number(0.5), number(None)
     ('0.500', '–')
@@ -69,7 +69,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def probability(value: float) -> str:
-    """Write a threshold, with more digits near 0 and 1, where they matter.
+    """Return a threshold with more digits near 0 and 1.
 
     >>> probability(0.5), probability(0.99988), probability(0.0000123), probability(1e-12)
     ('0.500', '0.99988', '0.000012', '1.0e-12')
@@ -82,7 +82,7 @@ def probability(value: float) -> str:
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """Write a difference with its sign.
+    """Return a difference with its sign.
 
     >>> signed(0.25), signed(-0.25), signed(None)
     ('+0.250', '−0.250', '–')
@@ -92,7 +92,7 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 
 def interval(figure: Figure) -> str:
-    """Write the interval of a figure, nothing where there is none.
+    """Return the interval of a figure, or an empty text if it has none.
 
     >>> interval(Figure(value=0.5, low=0.25, high=0.75))
     '[0.250, 0.750]'
@@ -101,7 +101,7 @@ def interval(figure: Figure) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Write a share in per cent.
+    """Return a share in per cent.
 
     >>> percent(0.1), percent(0.104, 1)
     ('10 %', '10.4 %')
@@ -110,7 +110,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write how long something took.
+    """Return a duration as text.
 
     >>> duration(31.4), duration(185), duration(7380)
     ('31 s', '3 min', '2 h 3 min')

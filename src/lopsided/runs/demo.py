@@ -1,4 +1,4 @@
-"""The main job on the embedded images: the losses side by side at 90:10, within minutes."""
+"""The demo: compare three losses on the included images at 90:10, within minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided import files
-from lopsided.errors import RunError, sentence
+from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import Run, run_recipe
 
@@ -21,7 +21,7 @@ SUMMARY = "summary.json"
 
 
 def demo_recipes(seed: int = 0) -> dict[str, Recipe]:
-    """Return the recipe of each loss: the recipe ``demo``, its CL form and its CE baseline of the same budget."""
+    """Return the recipe of each loss: ``demo`` (AFCL), the same with CL, and the CE baseline with equal epochs."""
     base = named_recipe("demo").override(seed=seed)
     return {loss: base.override(**{"encoder_training.loss": loss}) for loss in LOSSES}
 
@@ -33,9 +33,9 @@ def run_demo(
     device: str | None = None,
     reporter: Callable[[str], Reporter | None] = lambda loss: None,
 ) -> dict[str, Run]:
-    """Train one run per loss below ``out``; those that are finished there are taken as they are.
+    """Train one run per loss in a sub-folder of ``out``. Finished runs are reused.
 
-    ``reporter`` gives the reporter of each loss's run. ``summary.json`` is written at the end.
+    ``reporter`` returns the reporter for the run of a loss. ``summary.json`` is written at the end.
     """
     runs = {}
     for loss, recipe in demo_recipes(seed).items():
@@ -46,14 +46,13 @@ def run_demo(
 
 
 def summarise(runs: dict[str, Run]) -> dict[str, Any]:
-    """Return the test figures of each run, and those of the majority vote."""
+    """Return the test figures of each run and of the majority vote."""
     rows = []
     majority: dict[str, Any] = {}
     for loss, run in runs.items():
         metrics = run.metrics or {}
-        if not metrics.get("test"):  # A folder of someone else's may hold any finished run.
-            must = f"{run.folder} must be a run of the demo, with figures of test images"
-            raise RunError(sentence(must, "none", "Choose another folder."))
+        if not metrics.get("test"):  # The folder may hold any finished run.
+            raise RunError(f"{run.folder} is not a run of the demo: it has no test figures. Choose another folder.")
         figures = metrics["test"]["figures"]
         majority = metrics["test"]["majority"]
         rows.append(

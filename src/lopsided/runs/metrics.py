@@ -1,4 +1,4 @@
-"""What ``metrics.json`` holds, as types: a file that may come from someone else is checked once. Needs no torch."""
+"""The content of ``metrics.json`` as types. An untrusted file is checked once. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from lopsided.errors import RunError, sentence
+from lopsided.errors import RunError
 
 JUDGED = ("test", "val", "held_out")
-"""The splits that a run may be judged on, in the order in which a page prefers them."""
+"""The splits with figures. A page shows the first one that exists."""
 _Count = Annotated[NonNegativeInt, Field(le=2**53)]
 _Counts = Annotated[dict[str, _Count], Field(min_length=1)]
 
@@ -21,7 +21,7 @@ class _Content(BaseModel):
 
 
 class Figure(_Content):
-    """A value with its interval; all None where it is not defined."""
+    """A value with its interval. All three are None if the value is undefined."""
 
     value: float | None
     low: float | None
@@ -35,7 +35,7 @@ class Figure(_Content):
 
 
 class ClassFigures(_Content):
-    """One class against the others."""
+    """The figures of one class against all others."""
 
     label: str
     support: int
@@ -48,7 +48,7 @@ class ClassFigures(_Content):
 
 
 class Majority(_Content):
-    """What always answering the most frequent class would reach."""
+    """The figures of always predicting the most frequent class."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
@@ -85,7 +85,7 @@ class Evaluation(_Content):
 
 
 class Counts(_Content):
-    """The images of each class in a split."""
+    """The number of images of each class in each split."""
 
     train: _Counts
     val: _Counts | None = None
@@ -93,14 +93,14 @@ class Counts(_Content):
 
 
 class Leaks(_Content):
-    """Groups in more than one split, and pairs of the same image: one and its split, the other and its split."""
+    """Groups in more than one split, and pairs of identical images: (image, split, other image, other split)."""
 
     groups: list[str]
     duplicates: list[Annotated[list[str], Field(min_length=4, max_length=4)]]
 
 
 class Environment(_Content):
-    """What the figures may depend on beside the recipe, as far as a page tells it."""
+    """The environment of a run, as far as a page shows it."""
 
     device: str = ""
     packages: dict[str, str] = {}
@@ -130,23 +130,23 @@ class Metrics(_Content):
         number = len(self.classes)
         for split, part in self.judged().items():
             if len(part.per_class) != number:
-                raise ValueError(f"{split}.per_class of {number} classes")
+                raise ValueError(f"{split}.per_class must have {number} classes")
             if {len(part.confusion), *map(len, part.confusion)} != {number}:
-                raise ValueError(f"{split}.confusion of {number} classes")
+                raise ValueError(f"{split}.confusion must have {number} classes")
         return self
 
     def judged(self) -> dict[str, Evaluation]:
-        """The figures of each split that has some, in the order in which a page prefers them."""
+        """Return the figures of each evaluated split, in the order of ``JUDGED``."""
         parts: dict[str, Evaluation | None] = {split: getattr(self, split) for split in JUDGED}
         return {split: part for split, part in parts.items() if part is not None}
 
 
 def check_metrics(path: Path, content: Mapping[str, Any]) -> Metrics:
-    """Return the content of a ``metrics.json``, or name the first thing that is missing or of another kind."""
+    """Return the checked content of a ``metrics.json``. The error names the first missing or invalid value."""
     try:
         return Metrics.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or str(first["ctx"]["error"])
-        got, do = f"none that can be used in {path}", "Train the run again, or restore the file."
-        raise RunError(sentence(f"{path.name} must hold {place}", got, do)) from None
+        do = "Restore the file, or train the run again."
+        raise RunError(f"{path} has a missing or invalid value: {place}. {do}") from None

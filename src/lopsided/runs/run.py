@@ -1,7 +1,8 @@
-"""Run folders: a recipe in, a model with honest figures out.
+"""Run folders: train a model with a recipe and write the model and its figures.
 
 A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
-``features.safetensors``, ``checkpoint/`` and ``metrics.json``. The last is written last: a run that has it is finished.
+``features.safetensors``, ``checkpoint/`` and ``metrics.json``. A run is finished when it has ``metrics.json``, which is
+written last.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
     from lopsided.training.reporter import Reporter
 
 FORMAT = 1
-"""The version of a run folder; it rises when an older reader could misread a newer folder."""
+"""The format version of a run folder. It increases when an older version could misread a newer folder."""
 
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
 MAX_TABLE = 1 << 30
-"""The most bytes of predictions that are read, all at once; those of a million images take a fraction of it."""
+"""Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that was opened; ``metrics`` is None until the run is finished."""
+    """An opened run folder. ``metrics`` is None until the run is finished."""
 
     folder: Path
     recipe: Recipe
@@ -68,17 +69,17 @@ class Run:
         try:
             recipe = Recipe.load(path / RECIPE)
         except InputError as error:
-            do = f"If another version wrote the run, open it with that one; this is lopsided {__version__}."
+            do = f"This is lopsided {__version__}; if another version wrote the run, use that version."
             raise RunError(f"{error} {do}") from None
         return cls(path, recipe, _read_metrics(path))
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return self.metrics is not None
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of the log, oldest first; what a killed process left of a line is passed over."""
+        """Yield the events of the log, oldest first. Unfinished lines of a killed process are skipped."""
         path = self.folder / LOG
         try:
             files.check_regular(path, files.MAX_BYTES)
@@ -99,7 +100,7 @@ class Run:
             return list(csv.DictReader(table))
 
     def features(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the encoder's features of each split, in the order of its predictions; empty if there are none."""
+        """Return the encoder features of each split, in the order of its predictions. Empty if the file is missing."""
         path = self.folder / FEATURES
         if not path.is_file():
             return {}
@@ -117,9 +118,9 @@ class Run:
 
 
 def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
-    """Load the model of a finished run, or of any folder that holds ``model.safetensors`` and ``model.json``.
+    """Load the model of a finished run, or of any folder with ``model.safetensors`` and ``model.json``.
 
-    It must be a model of images; the estimator loads its own models, those of vectors too.
+    The model must be an image model. The estimator has its own method to load models, including vector models.
     """
     from lopsided.models.machine import pick_device
     from lopsided.models.model import load_model
@@ -127,11 +128,11 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
     path = Path(folder)
     if (path / RECIPE).is_file() and not (path / CARD).is_file():
         do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
-        raise RunError(sentence("a run must be finished before its model can be used", f"{path}, which is not", do))
+        raise RunError(f"The run in {path} is not finished. {do}")
     model, card = load_model(path, pick_device(device))
     if card.kind != "image":
         do = "Load it with lopsided.TwoStageClassifier."
-        raise RunError(sentence("the model must be one of images", f"one of kind {card.kind} in {path}", do))
+        raise RunError(f"The model in {path} is not an image model but of kind {card.kind}. {do}")
     return model, card
 
 
@@ -145,14 +146,14 @@ def run_recipe(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> Run:
-    """Train by a recipe into the folder ``out`` and return the finished run.
+    """Train with a recipe, write the results to the folder ``out`` and return the finished run.
 
-    ``data`` replaces the recipe's source. ``resume`` continues a run of the same recipe, starts one that is not there
-    yet, and returns one that is finished. Nothing is written before the data have been read, and an error before the
-    first checkpoint removes the folder again. ``progress`` is told how many images have been checked.
+    ``data`` replaces the source of the recipe. ``resume`` continues a run of the same recipe, starts a run that does
+    not exist, and returns a finished run unchanged. Nothing is written before the data have been read. An error before
+    the first checkpoint removes the folder again. ``progress`` receives the number of checked images.
 
-    Of several ``ranks``, each reads the data for itself, the first one alone has to do with the folder, and all return
-    the same.
+    With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
+    same result.
     """
     recipe = settle(recipe, data)
     folder = Path(out)
@@ -169,22 +170,22 @@ def run_recipe(
         return make() if ranks is None else ranks.told(make)
 
     told(lambda: files.check_no_links(folder))
-    told(lambda: files.check_free(folder))  # Before the data are read, which may take long.
+    told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
     if told(state) != "finished":
         sources = open_sources(recipe, progress)
         with _held(folder) if first else nullcontext():
-            found = told(state)  # Another process may have been here since.
+            found = told(state)  # Another process may have used the folder since.
             if found != "finished":
                 _train(folder, recipe, *sources, resume=found == "unfinished", reporter=reporter, ranks=ranks)
     elif first:
-        files.remove_left_lock(folder)  # By a process that was killed after its last file.
+        files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
     metrics = told(lambda: Run.open(folder).metrics)
     return Run.open(folder) if first else Run(folder, recipe, metrics)
 
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Make a folder if need be and lock it while the block runs; one that was made for nothing goes again."""
+    """Create a folder if necessary and lock it while the block runs. Remove new folders that stay empty."""
     made = _make(folder)
     try:
         with files.lock(folder):
@@ -192,7 +193,7 @@ def _held(folder: Path) -> Iterator[None]:
     finally:
         for path in made:
             with suppress(OSError):
-                path.rmdir()  # Only what is empty goes.
+                path.rmdir()  # Removes empty folders only.
 
 
 def _train(
@@ -216,20 +217,20 @@ def _train(
         if writes:
             _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:
-        if writes and not resume and not Checkpoint(folder).exists():  # There is nothing to go on from.
+        if writes and not resume and not Checkpoint(folder).exists():  # The run cannot be continued.
             shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
             for name in (RECIPE, LOG):
-                with suppress(OSError):  # A disk that refuses this, too, is not what is to be said.
+                with suppress(OSError):  # The original error matters, not an error of this cleanup.
                     (folder / name).unlink()
         raise
 
 
 def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe:
-    """Put ``data`` in a recipe's place for it, and make its paths absolute, so that it says the same everywhere."""
+    """Return the recipe with ``data`` as its source and with absolute paths, which are valid in any folder."""
     source = recipe.data.source if data is None else os.fspath(data)
     if source is None:
         do = "Write lopsided fit DATA, or set data.source in the recipe."
-        raise InputError(sentence("DATA must be given, or the recipe must name a source", "neither", do))
+        raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     changes = {"data.source": _absolute(source)}
     if recipe.encoder.weights not in ("none", "timm"):
         changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
@@ -237,7 +238,7 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
 
 
 def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> bool:
-    """Whether the model of a run was trained on this source, or on what holds it or lies in it, if the folder tells."""
+    """Return whether a model was trained on this source, or on a folder inside or around it, as far as known."""
     path = Path(folder) / RECIPE
     try:
         source = Recipe.load(path).data.source if path.is_file() else None
@@ -256,7 +257,7 @@ def _absolute(source: str) -> str:
 
 
 def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
-    """Return what a figure may depend on beside the recipe."""
+    """Return the versions and settings that can change figures in addition to the recipe."""
     import torch
 
     from lopsided.models.machine import pick_device
@@ -290,35 +291,35 @@ def _read_metrics(folder: Path) -> dict[str, Any] | None:
 
 
 def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
-    """Return the run that is there and may be gone on with; None when there is nothing yet."""
+    """Return the existing run that may be continued, or None if the folder is empty or missing."""
     if folder.exists() and not folder.is_dir():
         raise RunError(sentence("--out must be a folder", f"{folder}, which is a file"))
     if not folder.exists() or all(path.name == files.LOCK_NAME or _is_temporary(path) for path in folder.iterdir()):
         return None
     if not resume:
-        do = "Choose another folder, or continue with --resume."
-        raise RunError(sentence("--out must be a new or empty folder", f"{folder}, which is not empty", do))
+        do = "Choose another folder, or continue its run with --resume."
+        raise RunError(f"The folder {folder} is not empty. {do}")
     run = Run.open(folder)
     before = {path: value for path, _, value in words.leaves(run.recipe)}
     for path, _, value in words.leaves(recipe):
         if path not in RUNTIME_FIELDS and before[path] != value:
-            must = f"a run must be resumed with its own recipe, {path} = {before[path]!r} in {folder}"
-            raise RunError(sentence(must, repr(value), "Leave it as it was, or choose another folder."))
+            differs = f"The run in {folder} has {path} = {before[path]!r}, but the recipe has {value!r}."
+            raise RunError(f"{differs} Keep the old value, or choose another folder.")
     return run
 
 
 def _is_temporary(path: Path) -> bool:
-    """Whether a killed process left a file before it had its name."""
+    """Return whether a path is a temporary file, which a killed process may have left."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make a folder and those above it; return those that were made, the deepest first."""
+    """Create a folder and its parents. Return the new folders, the deepest first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(sentence("--out must be a folder that can be written", f"{folder} ({error.strerror})")) from None
+        raise RunError(f"cannot create the folder {folder} ({error.strerror}). Choose another folder.") from None
     return missing
 
 
