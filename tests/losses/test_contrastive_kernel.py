@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 import re
@@ -11,10 +12,11 @@ import sys
 
 import pytest
 import torch
-from batches import LOSSES, PATHS, unit
+from batches import BATCHES, LOSSES, PATHS, unit
 from pytorch_metric_learning.distances import DotProductSimilarity
 from pytorch_metric_learning.losses import SupConLoss
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from lopsided.losses import (
@@ -26,7 +28,9 @@ from lopsided.losses import (
     contrastive_loss,
     parity_eta,
 )
-from lopsided.losses._kernel.plan import rows_per_block, sorted_plan
+from lopsided.losses._kernel.plan import free_memory, rows_per_block, sorted_plan
+from lopsided.losses._kernel.tiled import sweep
+from lopsided.losses.reference import reference_loss
 
 every_path = pytest.mark.parametrize("tile", PATHS.values(), ids=PATHS)
 
@@ -326,6 +330,93 @@ def test_blocks_have_at_most_a_tile_of_rows_and_whole_classes_or_parts_of_one():
 )
 def test_a_block_has_from_64_to_256_rows_and_about_a_million_entries(columns, rows):
     assert rows_per_block(columns) == rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "itemsize", "free", "rows"),
+    [
+        (128, 4, 80 * 2**30, 131072),  # far more rows than the batch has: one block
+        (4096, 4, 80 * 2**30, 4096),
+        (65536, 4, 80 * 2**30, 256),
+        (65536, 8, 80 * 2**30, 256),
+        (65536, 4, 2**30, 64),  # a quarter of 1 GiB holds 6.7 million entries of ten numbers: 102 rows
+        (65536, 8, 2**30, 51),  # and half as many in double precision, too few to round to a multiple of 64
+        (10**6, 4, 2**30, 6),
+        (10**9, 4, 2**20, 1),
+        (65536, 4, 0, 1),
+        (65536, 4, None, 64),  # nobody says how much is free
+        (1024, 4, None, 4096),
+    ],
+)
+def test_a_block_on_a_device_is_sized_by_its_free_memory(columns, itemsize, free, rows):
+    assert rows_per_block(columns, "cuda", itemsize, free) == rows
+    assert rows == 1 or free is None or rows * columns * itemsize * 10 <= free / 4
+
+
+def test_only_a_cuda_device_is_asked_for_its_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
+    assert free_memory(torch.device("cuda")) == 1300  # what torch holds and does not use counts as free
+    assert free_memory(torch.device("cpu")) is None
+    assert free_memory(torch.device("mps")) is None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("tile", ["auto", 3])
+def test_on_a_cuda_device_the_host_asks_for_no_number(monkeypatch, masked, tile):
+    """Fake tensors have a device and a shape and no content: who asks for a number is told that there is none."""
+    monkeypatch.setattr("lopsided.losses._kernel.tiled.free_memory", lambda device: 2**30)
+    with FakeTensorMode():
+        z, z_ref = (torch.empty(n, 2, 6, device="cuda", requires_grad=True) for n in (9, 4))
+        y, y_ref = (torch.empty(n, dtype=torch.long, device="cuda") for n in (9, 4))
+        positive = torch.empty(9, 13, dtype=torch.bool, device="cuda") if masked else None
+        loss = AsymmetricFocalContrastiveLoss(eta=9.0, gamma=7.0, tile=tile)
+        total, values = loss.total_and_values(z, y, reference=(z_ref, y_ref), positive=positive)
+        # Autograd's engine runs no backward without a device, so that the second visit of "none" is called by hand.
+        flat, flat_ref = z.detach().reshape(18, 6), z_ref.detach().reshape(8, 6)
+        labels = y.repeat_interleave(2), y_ref.repeat_interleave(2)
+        rows = 0 if tile == "auto" else tile
+        options = (9.0, 7.0, 0.07, False, False, rows, False, True, True)
+        again = sweep(flat, flat_ref, *labels, None, values.flatten(), *options)
+    assert total.shape == ()
+    assert values.shape == (9, 2)
+    assert [(grad.shape, grad.device.type) for grad in again[1:]] == [((18, 6), "cuda"), ((8, 6), "cuda")]
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """A CPU is treated as a device of which nothing is asked."""
+    monkeypatch.setattr("lopsided.losses._kernel.tiled._answers_at_once", lambda z: False)
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("tile", [1, 3, 64])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_way_of_a_device_gives_value_and_gradients_of_the_specification(batch, tile):
+    z, y = BATCHES[batch]()
+    z_ref, y_ref = torch.cat([unit(3, z.shape[1], seed=1), z[:1]]), torch.tensor([0, 1, 4, 0])
+    for eta, gamma, temperature in [(0.0, 0.0, 0.07), (60.0, 0.5, 0.07), (300.0, 7.0, 0.5), (1.0, 1.0, 0.01)]:
+        options = {"eta": eta, "gamma": gamma, "temperature": temperature}
+        for reference in (None, (z_ref, y_ref)):
+            inputs = [x.clone().requires_grad_() for x in (z, *(reference or ())[:1])]
+            pair = None if reference is None else (inputs[1], y_ref)
+            expected = reference_loss(inputs[0], y, **options, reference=pair)
+            found = asymmetric_focal_contrastive_loss(inputs[0], y, **options, reference=pair, tile=tile)
+            assert_close(found, expected, rtol=1e-9, atol=1e-11 * max(1.0, eta))
+            for one, other in zip(
+                torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True
+            ):
+                assert_close(one, other, rtol=1e-9, atol=1e-11 * max(1.0, other.abs().max().item()))
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_the_way_of_a_device_is_exact_in_single_precision_too():
+    z, y = unit(300, 6), torch.arange(300) % 3
+    for gamma, temperature in itertools.product((0.0, 2.0, 7.0), (0.07, 1.0)):
+        options = {"eta": 300.0, "gamma": gamma, "temperature": temperature}
+        exact = asymmetric_focal_contrastive_loss(z, y, **options, tile=None)
+        assert_close(asymmetric_focal_contrastive_loss(z.float(), y, **options).double(), exact, rtol=4e-6, atol=0.0)
 
 
 @every_path

@@ -220,3 +220,58 @@ def test_what_a_large_gamma_leaves_of_small_batches_keeps_its_digits(tile):
     found = gradient(z, y, eta=0.0, gamma=30.0, temperature=1.0, tile=tile)
     assert 0 < exact.norm() < 1e-4
     assert (found - exact).norm() < 100 * ROUNDING * exact.norm()
+
+
+def worst_errors(z, y, **options):
+    """The largest relative error of any anchor's value, and the relative error of the gradient of their sum."""
+    values, grads = [], []
+    for dtype, tile in ((torch.float32, "auto"), (torch.float64, None)):
+        features = z.float().to(dtype).requires_grad_()
+        each = asymmetric_focal_contrastive_loss(features, y, reduction="none", **options, tile=tile)
+        values.append(each.detach().double())
+        total = asymmetric_focal_contrastive_loss(features, y, reduction="sum", **options, tile=tile)
+        grads.append(torch.autograd.grad(total, features)[0].double())
+    found, exact = values
+    of_value = ((found - exact).abs() / exact.abs().clamp(min=1e-37)).max().item()
+    return of_value, ((grads[0] - grads[1]).norm() / grads[1].norm()).item()
+
+
+@pytest.mark.parametrize("n", [400, 601])
+def test_the_push_of_many_small_p_keeps_digits_that_1_minus_p_would_lose(n):
+    """Without positives there is nothing but log(1 - p), with p about 1/n; 1 - p would be wrong by n roundings."""
+    of_value, _ = worst_errors(unit(n, 6), torch.arange(n), eta=1.0, temperature=1.0)
+    assert of_value < 24 * ROUNDING
+
+
+@pytest.mark.parametrize("classes", [603, 201])
+def test_the_push_and_pull_of_p_near_one_half_keep_their_digits_in_large_blocks(classes):
+    """Each feature occurs three times, so that each anchor has two others with a p of 1/2, of its class or of none."""
+    z, y = unit(201, 6).repeat_interleave(3, 0), torch.arange(603) // (603 // classes)
+    p = torch.softmax((z @ z.t() / 0.002).fill_diagonal_(-torch.inf), 1)
+    assert (p.amax(1) > 0.4).all()
+    for gamma in (0.0, 2.0, 7.0, 7.5):
+        of_value, _ = worst_errors(z, y, eta=1.0, gamma=gamma, temperature=0.02)
+        assert of_value < (4 + gamma) * 8 * ROUNDING / 0.02
+
+
+@pytest.mark.parametrize("gamma", [*map(float, range(1, 13)), 29.0, 30.0, 32.0, 33.0, 34.0, 100.0])
+def test_every_whole_gamma_is_as_exact_as_its_power_allows(gamma):
+    """With three to five samples p is about 1/2 to 1/4, where the power of 1 - p is smallest beside its 1."""
+    for n in (3, 4, 5):
+        for seed in range(3):
+            z, y = 0.1 * unit(n, 8, seed=seed), torch.arange(n) % 2
+            of_value, of_grad = worst_errors(z, y, gamma=gamma, temperature=1.0)
+            assert of_value < (16 + 4 * gamma) * ROUNDING
+            assert of_grad < (100 + 4 * gamma) * ROUNDING
+
+
+@pytest.mark.parametrize("tile", ["auto", 32])
+@pytest.mark.parametrize("gamma", [1.0, 2.0, 7.0, 7.5, 30.0])
+def test_a_whole_gamma_lies_between_its_neighbours_in_large_blocks(tile, gamma):
+    """Products and logarithms are two ways to the same power: no step where one takes over from the other."""
+    z, y = unit(300, 6).float(), torch.arange(300) % 3
+    options = {"eta": 300.0, "temperature": 0.07, "tile": tile, "reduction": "none"}
+    below, here, above = (
+        asymmetric_focal_contrastive_loss(z, y, gamma=gamma * (1 + step), **options) for step in (-1e-6, 0.0, 1e-6)
+    )
+    torch.testing.assert_close(here, (below + above) / 2, rtol=4e-6, atol=0.0)

@@ -117,12 +117,12 @@ def _total_and_values(inputs: Arguments, options: _Options, tile: Tile, *, mean:
 
 
 def _prepare(inputs: Arguments, tile: Tile) -> tuple[int, int | None, Arguments]:
-    """The number of contrast columns, the rows of a block, and the inputs as the gradient mode asks for them."""
+    """The number of contrast columns, the tile as the kernel takes it, and inputs that fit the gradient mode."""
     columns = inputs.z.shape[0] + (0 if inputs.reference is None else inputs.reference.shape[0])
     if not torch.is_grad_enabled():  # A feature that requires grad would have its gradient made for nothing.
         reference = None if inputs.reference is None else inputs.reference.detach()
         inputs = inputs._replace(z=inputs.z.detach(), reference=reference)
-    return columns, check_tile(tile, columns), inputs
+    return columns, check_tile(tile), inputs
 
 
 def _dense(inputs: Arguments, options: _Options) -> Tensor:
@@ -215,7 +215,7 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         self.normalize = normalize
         self.normalization = check_word("normalization", normalization, ("paper", "released"))
         self.reduction = check_word("reduction", reduction, ("mean", "sum", "none"))
-        check_tile(tile, 1)
+        check_tile(tile)
         self.tile = tile
 
     def forward(

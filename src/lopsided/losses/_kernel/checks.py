@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lopsided.losses._kernel.plan import rows_per_block
-
 Reference = tuple[Tensor, Tensor | None]
 
 
@@ -66,12 +64,12 @@ def check_word(name: str, value: object, words: tuple[str, ...]) -> str:
     return value
 
 
-def check_tile(tile: object, columns: int) -> int | None:
-    """Rows per block, or None for the dense path."""
+def check_tile(tile: object) -> int | None:
+    """Rows per block, 0 for the number that the kernel chooses, or None for the dense path."""
     if tile is None:
         return None
     if isinstance(tile, str) and tile == "auto":
-        return rows_per_block(columns)
+        return 0
     if isinstance(tile, bool) or not isinstance(tile, numbers.Integral) or tile < 1:
         raise ValueError(f"tile must be 'auto', None or an int >= 1, got {tile!r}. It is the number of rows per block.")
     return int(tile)
@@ -96,8 +94,9 @@ def check_inputs(z: Tensor, y: Tensor | None, reference: Reference | None, posit
     if positive is not None:
         positive = _check_mask(positive, n, n + ref_rows, z)
         if views > 1 or ref_views > 1:
-            times = torch.tensor([views] * n + [ref_views] * ref_rows, device=z.device)
-            positive = positive.repeat_interleave(views, 0).repeat_interleave(times, 1)
+            times = torch.where(torch.arange(n + ref_rows, device=z.device) < n, views, ref_views)
+            columns = n * views + ref_rows * ref_views  # Without it, the host would wait for the sum of ``times``.
+            positive = positive.repeat_interleave(views, 0).repeat_interleave(times, 1, output_size=columns)
         y = y_ref = None
     dtype = torch.promote_types(z.dtype if z_ref is None else torch.promote_types(z.dtype, z_ref.dtype), torch.float32)
     z = (z if z.ndim == 2 else z.reshape(n * views, z.shape[-1])).to(dtype)

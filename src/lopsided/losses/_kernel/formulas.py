@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -37,6 +38,16 @@ class Scratch:
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._buffers: dict[str, Tensor] = {}
+
+    @functools.cached_property
+    def one(self) -> Tensor:
+        """1, kept because a small block feels the time to make it anew."""
+        return self._like.new_ones(())
+
+    @functools.cached_property
+    def zero(self) -> Tensor:
+        """0, for a row sum that nobody asked for."""
+        return self._like.new_zeros(())
 
     def take(self, name: str, rows: int, columns: int) -> Tensor:
         """A buffer of this shape, with whatever its last user left in it."""
@@ -81,16 +92,56 @@ def negative_part(
     p: Tensor, positives: Tensor | None, terms: Terms, scratch: Scratch, i: int
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """p/(1-p) of the negatives, and the row sums of log(1-p) and of p/(1-p)."""
-    minus_p = torch.neg(p, out=scratch.take(f"ratio{i}", *p.shape))
-    if positives is not None:
-        minus_p.addcmul_(p, positives)  # exactly 0 at the positives, for which all that follows is 0
     work = scratch.take("work", *p.shape)
-    nothing = p.new_zeros(())  # a row sum that nobody asked for
-    values = torch.log1p(minus_p, out=work).sum(1) if terms.want_values else nothing
-    if not terms.want_grad:
-        return None, values, nothing
-    ratio = minus_p.div_(torch.sub(minus_p.new_full((), -1.0), minus_p, out=work))
-    return ratio, values, ratio.sum(1)
+    if positives is not None:
+        p = torch.addcmul(p, p, positives, value=-1.0, out=work)  # exactly 0 at the positives, as is all that follows
+    ratio = None
+    if terms.want_grad:
+        ratio = torch.sub(scratch.one, p, out=scratch.take(f"ratio{i}", *p.shape))
+        torch.div(p, ratio, out=ratio)
+    # It spends ``work``, so it comes last.
+    values = _sum_of_log_not_p(p, work, scratch.one) if terms.want_values else scratch.zero
+    return ratio, values, scratch.zero if ratio is None else ratio.sum(1)
+
+
+# A logarithm costs ten times a product, but an operation on fewer numbers than this costs no less than its call.
+_FEWEST_FOLDED = 2**15
+
+
+def _sum_of_log_not_p(p: Tensor, work: Tensor, one: Tensor) -> Tensor:
+    """Row sums of log(1-p), with few logarithms; spends ``work``, which may be ``p`` itself.
+
+    Two entries a and b count as much as the one entry a + b(1-a), because 1 minus that is (1-a)(1-b). So a row is
+    folded in half as often as it pays. All numbers added are positive, so that small p keep their digits, which 1-p
+    would lose. No 1-p vanishes on the way: entries of at most 1/2 that sum to at most 1 have a product of 1-p of at
+    least 1/4.
+    """
+    width = p.shape[1]
+    while len(p) * width > _FEWEST_FOLDED and width > 1:
+        half = (width + 1) // 2
+        torch.lerp(p[:, : width - half], one, p[:, half:width], out=work[:, : width - half])
+        if p is not work and half > width - half:
+            work[:, half - 1] = p[:, half - 1]  # the odd one in the middle
+        p, width = work, half
+    return torch.log1p(p[:, :width].neg()).sum(1)
+
+
+# Up to this exponent, products are cheaper than exp(gamma log(1-p)), and lose no more than rounding 1-p did.
+_LARGEST_PRODUCT = 32
+
+
+def _power(x: Tensor, exponent: float, out: Tensor) -> Tensor:
+    """x^exponent, for x from 1/2 to 1; ``x`` itself for the exponent 1, otherwise in ``out``."""
+    if not exponent.is_integer() or not 1 <= exponent <= _LARGEST_PRODUCT:
+        # Several times faster than torch.pow and as exact, x being at least 1/2.
+        return torch.log(x, out=out).mul_(exponent).exp_()
+    if exponent == 1:
+        return x
+    if exponent % 3 == 0:
+        return torch.pow(_power(x, exponent / 3, out), 3, out=out)  # two products in one pass
+    if exponent % 2 == 0:
+        return torch.square(_power(x, exponent / 2, out), out=out)
+    return torch.mul(_power(x, exponent - 1, out), x, out=out)
 
 
 def positive_part(
@@ -106,30 +157,25 @@ def positive_part(
 
     ``itself`` is the column of each anchor where there is one among columns that are all positives: it is none.
 
-    With V = (1-p)^gamma, the first is V - gamma p/(1-p) V log p: few passes over few buffers, which is what the time
-    goes into. exp(gamma log(1-p)) is several times faster than torch.pow and as exact, 1-p being at least 1/2.
+    With W = (1-p)^(gamma-1) and T = p W log p, the first is W (1-p) - gamma T, and the second the sum of W log p - T:
+    few passes over few buffers, and no logarithm or exponential if gamma is a small whole number.
     """
-    gamma, nothing = terms.gamma, p.new_zeros(())
-    not_p = torch.sub(p.new_ones(()), p, out=scratch.take("work", *p.shape))
-    if gamma == 1:
-        product = torch.mul(not_p, log_p, out=scratch.take(f"q{i}", *p.shape)) if terms.want_values else log_p
-        minus_q, values = not_p, _row_sum(product, positives) if terms.want_values else nothing
-        if terms.want_grad:
-            minus_q = torch.addcmul(not_p, p, log_p, value=-1.0, out=scratch.take(f"q{i}", *p.shape))
-    else:
-        minus_q = torch.log(not_p, out=scratch.take(f"q{i}", *p.shape)).mul_(gamma).exp_()
-        log_p.mul_(minus_q)
-        values = _row_sum(log_p, positives) if terms.want_values else nothing
-        if terms.want_grad:
-            minus_q.addcmul_(torch.div(p, not_p, out=not_p), log_p, value=-gamma)
-    if not terms.want_grad:
-        return None, values, nothing
+    gamma = terms.gamma
+    work = scratch.take("work", *p.shape)
+    v = torch.sub(scratch.one, p, out=scratch.take(f"q{i}", *p.shape))
+    w = None if gamma == 1 else _power(v, gamma - 1, work)
+    # W = 0 where there is no positive, so that it is 0 in all that follows. Before the sums: beside the 1 of an anchor
+    # itself, what a large gamma leaves of the others would be lost.
     if positives is not None:
-        minus_q.mul_(positives)
-    elif itself is not None:  # Before the sum: beside its 1, what a large gamma leaves of the others would be lost.
-        minus_q.scatter_(1, itself, 0.0)
+        w = positives if w is None else torch.mul(w, positives, out=work)
+    elif itself is not None:
+        (v if w is None else w).scatter_(1, itself, 0.0)
+    if w is not None:
+        log_p.mul_(w)
+        v.mul_(w)
+    t = torch.mul(p, log_p, out=work)
+    values = log_p.sum(1).sub_(t.sum(1)) if terms.want_values else scratch.zero
+    if not terms.want_grad:
+        return None, values, scratch.zero
+    minus_q = v.sub_(t, alpha=gamma)
     return minus_q, values, minus_q.sum(1)
-
-
-def _row_sum(x: Tensor, positives: Tensor | None) -> Tensor:
-    return x.sum(1) if positives is None else torch.linalg.vecdot(x, positives)

@@ -26,7 +26,7 @@ in which nothing is divided by a number that can vanish, at any temperature.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -35,11 +35,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lopsided.losses._kernel.formulas import Scratch, Terms, add_q, negative_part, parity_eta, positive_part, weights
-from lopsided.losses._kernel.plan import Block, Segment, sorted_plan
+from lopsided.losses._kernel.plan import Block, Segment, free_memory, plain_plan, rows_per_block, sorted_plan
 
-# exp(s) needs no shift while |s| stays below this: a million terms add up to a float32, and the smallest p,
-# e^-60 / 10^6, is still a normal one, which matters where denormals are flushed to zero.
-_UNSHIFTED = 30.0
 _EXACT_IN_FLOAT = 2**24  # whole numbers below this are float32 numbers
 
 _Rows: TypeAlias = slice | Tensor
@@ -81,7 +78,7 @@ class _Batch:
             found = row == column
         return found.to(self.columns.dtype)
 
-    def add_gradient(self, rows: _Rows, columns: slice, grad: Tensor) -> None:
+    def add_gradient(self, rows: _Rows, grad: Tensor) -> None:
         """Send the gradient of a block's similarities on to the features on both sides."""
         if grad.shape == (len(self.columns), len(self.columns)):  # One block, no reference: both sides in one product.
             self.grad_columns = (grad + grad.t()) @ self.queries
@@ -91,12 +88,11 @@ class _Batch:
             self.grad_queries, self.grad_columns = like.new_zeros(self.queries.shape), like.new_zeros(like.shape)
         if isinstance(rows, slice):
             target = self.grad_queries[rows]
-            target.addmm_(grad, self.columns[columns])
+            target.addmm_(grad, self.columns)
         else:
-            self.grad_queries.index_add_(0, rows, grad @ self.columns[columns])
-        target = self.grad_columns[columns]  # ends early where the reference wants no gradient
-        if len(target):
-            target.addmm_(grad[:, : len(target)].t(), self.queries[rows])
+            self.grad_queries.index_add_(0, rows, grad @ self.columns)
+        # It has fewer rows than there are columns where the reference wants no gradient.
+        self.grad_columns.addmm_(grad[:, : len(self.grad_columns)].t(), self.queries[rows])
 
 
 def sweep(
@@ -116,9 +112,15 @@ def sweep(
     want_grad: bool,
     want_reference_grad: bool,
 ) -> Sweep:
-    """Visit all anchors once. There must be three contrast columns at least, the anchor's own among them."""
+    """Visit all anchors once. There must be three contrast columns at least, the anchor's own among them.
+
+    ``tile`` is the number of rows in a block; 0 leaves it to :func:`rows_per_block`.
+    """
+    num_columns = len(z) + (0 if reference is None else len(reference))
+    tile = tile or rows_per_block(num_columns, z.device.type, z.element_size(), free_memory(z.device))
+    host = _answers_at_once(z)
     order = reference_order = None
-    if y is not None and len(z) > tile:
+    if host and y is not None and len(z) > tile:
         order = torch.argsort(y, stable=True)
         z, y = z[order], y[order]
         weight = None if weight is None else weight[order]
@@ -127,7 +129,7 @@ def sweep(
         reference, y_reference = reference[reference_order], y_reference[reference_order]
     columns = z if reference is None else torch.cat([z, reference])
     labels = y if y is None or y_reference is None else torch.cat([y, y_reference])
-    if labels is not None:
+    if host and labels is not None:
         low, high = torch.aminmax(labels)
         if low.item() > -_EXACT_IN_FLOAT and high.item() < _EXACT_IN_FLOAT:
             labels = labels.to(z.dtype)
@@ -143,10 +145,12 @@ def sweep(
     )
     eta = eta * parity_eta(len(columns)) if parity else eta
     terms = Terms(eta, gamma, released, want_values, want_grad)
-    if order is not None and y is not None:
-        _visit_sorted(batch, terms, sorted_plan(y, y_reference, tile), temperature)
+    if not host:
+        _visit_unasked(batch, terms, tile)
+    elif order is not None and y is not None:
+        _visit(batch, terms, sorted_plan(y, y_reference, tile))
     else:
-        _visit_plain(batch, terms, tile)
+        _visit(batch, terms, plain_plan(len(z), len(columns), tile))
 
     values, grad_z, grad_reference = batch.values, z.new_empty(0), z.new_empty(0)
     if batch.grad_columns is not None:
@@ -164,91 +168,89 @@ def sweep(
     return Sweep(values, grad_z, grad_reference)
 
 
-def _visit_plain(batch: _Batch, terms: Terms, tile: int) -> None:
-    """Visit rows in the order they have, each against all columns, with a mask."""
+def _answers_at_once(z: Tensor) -> bool:
+    """Whether asking about a tensor's content is free. Any other device has to finish its work first."""
+    return z.device.type == "cpu"
+
+
+def _visit(batch: _Batch, terms: Terms, plan: Iterable[Block]) -> None:
+    """Visit all blocks, each by the cheaper formulas where these hold."""
+    scratch = Scratch(batch.columns)
+    index = torch.arange(len(batch.queries), device=batch.columns.device).unsqueeze(1)
+    try_smooth = True
+    for block in plan:
+        here = slice(block.start, block.stop)
+        own = index[here]
+        peaked = _visit_smooth(batch, terms, block, own, scratch) if try_smooth else own
+        num_peaked = 0
+        if peaked is not None:
+            where = here if len(peaked) == len(own) else peaked.squeeze(1)
+            num_peaked = int(_visit_peaked(batch, terms, peaked, where, scratch).sum())
+        # Peaked rows come in crowds: after a mostly peaked block, trying the next as smooth is work for nothing.
+        try_smooth = num_peaked * 2 <= len(own)
+
+
+def _visit_unasked(batch: _Batch, terms: Terms, tile: int) -> None:
+    """Visit all rows by the formulas that hold for every p, so that the host never waits for the device."""
     scratch, n = Scratch(batch.columns), len(batch.queries)
     index = torch.arange(n, device=batch.columns.device).unsqueeze(1)
     for start in range(0, n, tile):
         here = slice(start, min(start + tile, n))
-        if not _visit_masked(batch, terms, index[here], here, scratch):
-            _visit_peaked(batch, terms, index[here], here, scratch)
-
-
-def _visit_sorted(batch: _Batch, terms: Terms, plan: Iterator[Block], temperature: float) -> None:
-    """Visit rows sorted by class, segment by segment."""
-    bound = batch.columns.square().sum(1).max() / temperature
-    unshifted = bool(bound <= _UNSHIFTED)  # False for NaN: such a batch takes the path that assumes nothing.
-    scratch = Scratch(batch.columns)
-    index = torch.arange(len(batch.queries), device=batch.columns.device).unsqueeze(1)
-    try_smooth = unshifted
-    for block in plan:
-        here = slice(block.start, block.stop)
-        own = index[here]
-        peaked: Tensor | None = own
-        if try_smooth:
-            peaked = _visit_smooth(batch, terms, block, own, scratch)
-        num_peaked = 0
-        if peaked is not None:
-            where = here if len(peaked) == len(own) else peaked.squeeze(1)
-            num_peaked = _visit_peaked(batch, terms, peaked, where, scratch)
-        # Peaked rows come in crowds: after a mostly peaked block, trying the next as smooth is work for nothing.
-        try_smooth = unshifted and num_peaked * 2 <= len(own)
-
-
-class _Part(NamedTuple):
-    """A segment of a block with its exp(s), later p, later gradient; s, where needed; positives, if it is mixed."""
-
-    segment: Segment
-    entries: Tensor
-    s: Tensor | None
-    positives: Tensor | None
+        _visit_peaked(batch, terms, index[here], here, scratch)
 
 
 def _visit_smooth(batch: _Batch, terms: Terms, block: Block, own: Tensor, scratch: Scratch) -> Tensor | None:
     """Do the rows of a block in which no p exceeds 1/2, and return the others, which are then still to be done."""
     here, size, m = slice(block.start, block.stop), block.stop - block.start, len(batch.columns)
-    queries = batch.queries[here]
-    parts: list[_Part] = []
-    totals, tops, counts, similarities = [], [], [], []
-    for i, segment in enumerate(block.segments):
-        s = e = scratch.take(f"e{i}", size, segment.stop - segment.start)
-        if terms.gamma > 0 and segment.kind != "negative":
-            s = scratch.take(f"s{i}", size, segment.stop - segment.start)
-        torch.mm(queries, batch.columns[segment.columns].t(), out=s)
-        itself = own - segment.start if segment.start else own
+    s = torch.mm(batch.queries[here], batch.columns.t(), out=scratch.take("s", size, m))
+    s.scatter_(1, own, -torch.inf)
+    p = torch.softmax(s, 1, out=scratch.take("p", size, m))
+    top = p.amax(1)
+    is_peaked = None
+    if top.max().item() > 0.5:  # NaN is not, and goes through every formula below.
+        is_peaked = top > 0.5
+        if block.masked or int(is_peaked.sum()) * 2 > size:
+            return own
+        p[is_peaked] = 0.0  # Harmless, and of weight zero; their values are overwritten afterwards.
+    log_total = s.amax(1).sub_(top.log())  # The largest p is exp(0) over the sum of exponentials.
+    parts, num_positive = _parts(batch, block, own, p, s)
+    w_pos, w_neg = weights(num_positive, m, terms)
+    if is_peaked is not None:
+        w_pos, w_neg = w_pos * ~is_peaked, None if w_neg is None else w_neg * ~is_peaked
+    _finish_smooth(batch, terms, here, p, parts, _SmoothRows(log_total, w_pos, w_neg, num_positive), scratch)
+    return None if is_peaked is None else own[is_peaked]
+
+
+class _Part(NamedTuple):
+    """A segment of a block: p and s of it; where the anchors stand in it, if they do; its positives, if it is mixed."""
+
+    segment: Segment
+    p: Tensor
+    s: Tensor
+    itself: Tensor | None
+    positives: Tensor | None
+
+
+def _parts(batch: _Batch, block: Block, own: Tensor, p: Tensor, s: Tensor) -> tuple[list[_Part], Tensor]:
+    """The segments of a block, and the number of positives in each row."""
+    here, parts, counts = slice(block.start, block.stop), [], []
+    for segment in block.segments:
+        itself = None
+        if segment.own:
+            itself = own - segment.start if segment.start else own
         positives = None
         if segment.kind == "mixed":
             positives = batch.positives(here, segment.columns)
-            if segment.own:
+            if itself is not None:
                 positives.scatter_(1, itself, 0.0)
             counts.append(positives.sum(1))
         elif segment.kind == "positive":
-            counts.append(queries.new_full((size,), segment.stop - segment.start - segment.own))
-        if segment.kind != "negative" and terms.gamma == 0 and terms.want_values:
-            if segment.own:
-                s.scatter_(1, itself, 0.0)
-            # The similarities of the positives, summed, are all that gamma = 0 needs of them.
-            similarities.append(s.sum(1) if positives is None else torch.linalg.vecdot(s, positives))
-        if segment.own:
-            s.scatter_(1, itself, -torch.inf)
-        totals.append(torch.exp(s, out=e).sum(1))
-        tops.append(e.amax(1))
-        parts.append(_Part(segment, e, None if s is e else s, positives))
-    total, num_positive = _add(totals), _add(counts)
-    is_peaked = functools.reduce(torch.maximum, tops) * 2 > total
-    some_peaked = bool(is_peaked.any())
-    if some_peaked and bool(is_peaked.all()):
-        return own
-    w_pos, w_neg = weights(num_positive, m, terms)
-    if some_peaked:  # Their entries become harmless numbers of weight zero; their values are overwritten afterwards.
-        for part in parts:
-            part.entries[is_peaked] = 1.0
-        total[is_peaked] = 4.0
-        w_pos, w_neg = w_pos * ~is_peaked, None if w_neg is None else w_neg * ~is_peaked
-    similarity = _add(similarities) if similarities else total
-    row = _SmoothRows(own, total, w_pos, w_neg, num_positive, similarity)
-    _finish_smooth(batch, terms, here, parts, row, scratch)
-    return own[is_peaked] if some_peaked else None
+            counts.append(p.new_full((len(own),), segment.stop - segment.start - segment.own))
+        if block.masked:
+            parts.append(_Part(segment, p, s, itself, positives))
+        else:
+            parts.append(_Part(segment, p[:, segment.columns], s[:, segment.columns], itself, positives))
+    return parts, _add(counts)
 
 
 def _add(tensors: list[Tensor]) -> Tensor:
@@ -256,53 +258,53 @@ def _add(tensors: list[Tensor]) -> Tensor:
 
 
 class _SmoothRows(NamedTuple):
-    """Per row: its own column, the sum of exp(s), both weights, |P_i|, and the positives' similarities summed."""
+    """Per row: the logarithm of the sum of exp(s), both weights, and |P_i|."""
 
-    own: Tensor
-    total: Tensor
+    log_total: Tensor
     w_pos: Tensor
     w_neg: Tensor | None
     num_positive: Tensor
-    similarity: Tensor
 
 
 def _finish_smooth(
-    batch: _Batch, terms: Terms, here: slice, parts: list[_Part], row: _SmoothRows, scratch: Scratch
+    batch: _Batch, terms: Terms, here: slice, p: Tensor, parts: list[_Part], row: _SmoothRows, scratch: Scratch
 ) -> None:
-    """From exp(s) and its row sums to values and gradients."""
-    inverse = row.total.reciprocal().unsqueeze(1)
+    """From s and p to values and gradients."""
     # Row sums of (1-p)^gamma log p and of log(1-p), and of q / w for each of the two terms.
     pulls, pushes, pull_qs, push_qs = [], [], [], []
     if terms.gamma == 0:
-        if terms.want_values:
-            pulls.append(row.similarity - row.total.log() * row.num_positive)
         pull_qs.append(-row.num_positive)
     found: list[tuple[Tensor | None, Tensor | None]] = []
-    for i, (segment, p, s, positives) in enumerate(parts):
-        p.mul_(inverse)
+    for i, (segment, p_here, s, itself, positives) in enumerate(parts):
         ratio = minus_q = None
         if terms.eta > 0 and segment.kind != "positive":
-            ratio, value, q = negative_part(p, positives, terms, scratch, i)
+            ratio, value, q = negative_part(p_here, positives, terms, scratch, i)
             pushes.append(value)
             push_qs.append(q)
-        if s is not None:
-            log_p = s.sub_(row.total.log().unsqueeze(1))
-            itself = row.own - segment.start if segment.own else None
+        if segment.kind != "negative" and terms.gamma > 0:
+            log_p = s.sub_(row.log_total.unsqueeze(1))
             if itself is not None:
                 log_p.scatter_(1, itself, 0.0)
-            minus_q, value, q = positive_part(p, log_p, positives, terms, scratch, i, itself)
+            minus_q, value, q = positive_part(p_here, log_p, positives, terms, scratch, i, itself)
             pulls.append(value)
             pull_qs.append(-q)
+        elif segment.kind != "negative" and terms.want_values:
+            # The similarities of the positives, summed, are all that gamma = 0 needs of them.
+            if itself is not None:
+                s.scatter_(1, itself, 0.0)
+            pulls.append(s.sum(1) if positives is None else torch.linalg.vecdot(s, positives))
         found.append((ratio, minus_q))
+    if terms.gamma == 0 and terms.want_values:
+        pulls = [_add(pulls).addcmul(row.log_total, row.num_positive, value=-1.0)]
     q_sum, w_pos, w_neg = _store_values(batch, terms, here, row.w_pos, row.w_neg, pulls, pushes, pull_qs, push_qs)
     if not terms.want_grad:
         return
-    for (segment, grad, _, positives), (ratio, minus_q) in zip(parts, found, strict=True):
-        grad.mul_(q_sum)
-        add_q(grad, ratio, minus_q, positives, segment.kind, w_pos, w_neg)
-        if segment.own and positives is None:
-            grad.scatter_(1, row.own - segment.start, 0.0)
-        batch.add_gradient(here, segment.columns, grad)
+    grad = p.mul_(q_sum)
+    for (segment, grad_here, _, itself, positives), (ratio, minus_q) in zip(parts, found, strict=True):
+        add_q(grad_here, ratio, minus_q, positives, segment.kind, w_pos, w_neg)
+        if itself is not None and positives is None and minus_q is None:
+            grad_here.scatter_(1, itself, 0.0)
+    batch.add_gradient(here, grad)
 
 
 def _store_values(
@@ -333,41 +335,10 @@ def _store_values(
     return q_sum.neg_().unsqueeze(1), w_pos.unsqueeze(1), None if w_neg is None else w_neg.unsqueeze(1)
 
 
-def _visit_masked(batch: _Batch, terms: Terms, own: Tensor, here: slice, scratch: Scratch) -> bool:
-    """Do a block against all columns in few operations; False, and nothing done, where a p exceeds 1/2."""
-    m = len(batch.columns)
-    s = scratch.take("e0", len(own), m)
-    torch.mm(batch.queries[here], batch.columns.t(), out=s).scatter_(1, own, -torch.inf)
-    log_p = torch.log_softmax(s, 1)
-    p = torch.exp(log_p, out=s)
-    if p.max().item() > 0.5:  # NaN is not, and goes through every formula below.
-        return False
-    log_p.scatter_(1, own, 0.0)
-    positives = batch.positives(here, slice(0, m)).scatter_(1, own, 0.0)
-    num_positive = positives.sum(1)
-    w_pos, w_neg = weights(num_positive, m, terms)
-    ratio = minus_q = None
-    pushes, push_qs = [], []
-    if terms.eta > 0:
-        ratio, push, push_q = negative_part(p, positives, terms, scratch, 0)
-        pushes, push_qs = [push], [push_q]
-    if terms.gamma > 0:
-        minus_q, pull, q = positive_part(p, log_p, positives, terms, scratch, 0)
-        pull_q = -q
-    else:
-        pull, pull_q = torch.linalg.vecdot(log_p, positives) if terms.want_values else num_positive, -num_positive
-    q_sum, w_pos, w_neg = _store_values(batch, terms, here, w_pos, w_neg, [pull], pushes, [pull_q], push_qs)
-    if terms.want_grad:
-        grad = p.mul_(q_sum)
-        add_q(grad, ratio, minus_q, positives, "mixed", w_pos, w_neg)
-        batch.add_gradient(here, slice(0, m), grad)
-    return True
-
-
-def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratch: Scratch) -> int:
-    """Do rows at any temperature, each with its largest entry k taken out; returns in how many p_k exceeds 1/2."""
+def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratch: Scratch) -> Tensor:
+    """Do rows at any temperature, each with its largest entry k taken out; returns in which of them p_k exceeds 1/2."""
     size, m, gamma = len(own), len(batch.columns), terms.gamma
-    s = scratch.take("e0", size, m)
+    s = scratch.take("s", size, m)
     torch.mm(batch.queries[where], batch.columns.t(), out=s).scatter_(1, own, -torch.inf)
     positives = batch.positives(where, slice(0, m)).scatter_(1, own, 0.0)
     w_pos, w_neg = weights(positives.sum(1), m, terms)
@@ -410,5 +381,5 @@ def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratc
         grad = share.mul_(-(a * q_sum + h).unsqueeze(1))
         add_q(grad, ratio, minus_q, positives, "mixed", w_pos.unsqueeze(1), w_neg.unsqueeze(1))
         grad.scatter_(1, k, (h - p_k * q_sum).unsqueeze(1))
-        batch.add_gradient(where, slice(0, m), grad)
-    return int((gap < 0).sum())
+        batch.add_gradient(where, grad)
+    return gap < 0
