@@ -94,6 +94,7 @@ class Heard(View):
     """Keeps what it was told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.notes: list[str] = []
         self.failures: list[tuple[Failure, bool]] = []
         self.reasons: list[str] = []

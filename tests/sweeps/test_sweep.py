@@ -201,7 +201,7 @@ def test_records_of_version_0_1_without_a_run_folder_are_kept_and_said(
     outcome = run_sweep(cells[:2], folder, engine=engine, view=view)
     assert (engine.submitted, outcome.skipped) == ([0], 1)
     assert view.notes == [
-        "1 record is of lopsided 0.1 and without a run folder: such cells are trained again if asked for."
+        "1 record is of lopsided 0.1 without a run folder: these cells are trained again if requested."
     ]
     assert [record.cell for record in read_records(folder / "records.jsonl")[0]] == ["old-0", now[1].cell, now[0].cell]
 

@@ -1,4 +1,4 @@
-"""The verb that compares arms: losses or whole recipes on the same data."""
+"""The verb that compares arms: losses or recipes on the same data."""
 
 from __future__ import annotations
 
@@ -39,23 +39,25 @@ def compare(
         list[str] | None,
         option(
             CHOICE,
-            "What is compared, with commas: losses (cl), losses with parameters (afcl:gamma=7), named recipes, or "
-            "recipes' TOML files, of which all but the data is taken.",
+            "Arms, separated by commas: losses (cl), losses with parameters (afcl:gamma=7), named recipes, or recipe "
+            "files (mine.toml). A recipe keeps the data of --recipe.",
         ),
     ] = None,
     baseline: Annotated[
-        str | None, option(CHOICE, "The arm that the others are measured by; the first unless given.")
+        str | None, option(CHOICE, "The arm to which the others are compared; by default the first.")
     ] = None,
     scenario: Annotated[
         list[str] | None,
-        option(CHOICE, "Proportions to draw, such as 90:10; several with commas, or by giving it again."),
+        option(CHOICE, "Class proportions to draw, such as 90:10; several, separated by commas or by repetition."),
     ] = None,
-    seeds: Annotated[int, option(CHOICE, "Runs of each arm in each scenario, seeds 0 and up; else 3.", min=1)] = 3,
+    seeds: Annotated[
+        int, option(CHOICE, "Runs of each arm in each scenario, with seeds 0, 1, ...; 3 by default.", min=1)
+    ] = 3,
     recipe: Annotated[
         str,
         option(
             CHOICE,
-            "The recipe that losses are put into, a name or a TOML file; default unless given.",
+            "The base recipe, by name or as a TOML file.",
             autocompletion=complete_recipe,
         ),
     ] = "default",
@@ -63,7 +65,7 @@ def compare(
         list[str] | None,
         option(
             CHOICE,
-            "Set any field of the recipe of every arm, such as --set encoder_training.epochs=10; may be repeated.",
+            "Set any recipe field for all arms, such as --set encoder_training.epochs=10; may be repeated.",
             "--set",
             metavar="NAME=VALUE",
         ),
@@ -78,12 +80,12 @@ def compare(
 ) -> None:
     """Compare losses or recipes on the same images, with intervals.
 
-    Every arm is trained with the same seeds on the same images, and its
-    difference to the baseline is taken run by run. A loss for classification
-    is trained end to end, with as many epochs as the two stages of the others
-    together. Every finished run is kept in CMP, so that starting again goes
-    on and more seeds or arms only add. A cell that fails does not stop the
-    others; the exit code is 1 then.
+    All arms are trained on the same images with the same seeds, and compared
+    to the baseline run by run. A classification loss is trained end to end,
+    for as many epochs as the two stages of the other arms together. Finished
+    runs are kept in CMP: the same command continues an interrupted
+    comparison, and further seeds or arms add to it. A failed cell does not
+    stop the others; the exit code is then 1.
 
     \b
     Examples:
@@ -121,7 +123,7 @@ def compare(
 
 
 def _scenarios(texts: Sequence[str]) -> list[str | None]:
-    """Read scenarios from lists with commas; a total or a shape belongs to the scenario before it."""
+    """Read scenarios from comma-separated lists; a total or a shape belongs to the preceding scenario."""
     from lopsided.data.scenarios import parse_scenario
     from lopsided.runs.records import proportion
 
@@ -140,7 +142,7 @@ def _scenarios(texts: Sequence[str]) -> list[str | None]:
 
 
 def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) -> dict[str, Any]:
-    """Return what is written down of the comparison; a folder with runs on other data is refused."""
+    """Return the contents of ``sweep.json``; a folder with runs on other data is refused."""
     from lopsided.recipe.words import shown
     from lopsided.runs.records import read_records
     from lopsided.sweeps.sweep import RECORDS, about_sweep
@@ -157,7 +159,7 @@ def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) ->
 
 
 def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: str) -> Comparison:
-    """Compare all runs of the arms and scenarios that were asked for, also those of earlier commands."""
+    """Compare all runs of the requested arms and scenarios, including those of earlier commands."""
     from lopsided.runs.records import proportion, read_records, treatment_of
     from lopsided.sweeps import compare
     from lopsided.sweeps.sweep import RECORDS
@@ -180,4 +182,4 @@ def _show(comparison: Comparison, failed: Sequence[Failure], out: Path, *, as_js
 
     print_comparison(comparison, sweeping.wide_console())
     lines = [f"{failure.name} failed: {failure.error}" for failure in failed]
-    show("\n".join([*lines, f"A page of it: lopsided report {shlex.quote(str(out))}"]))
+    show("\n".join([*lines, f"For a page, run: lopsided report {shlex.quote(str(out))}"]))

@@ -32,8 +32,8 @@ def arms_page(folder: Path, beside: Path | None = None) -> str:
     passed_over = sum(comparison.passed_over for comparison in comparisons)
     warnings = sweep.warnings(single)
     if passed_over:
-        why = "Each is the second of its arm with the same data and seed."
-        warnings.append((f"{amount(passed_over, 'run')} passed over", why))
+        why = "An earlier run has the same arm, data and seed."
+        warnings.append((f"{amount(passed_over, 'run')} ignored", why))
     there = {figure for comparison in comparisons for figure in comparison.figures}
     return render(
         "arms.html.j2",

@@ -1,4 +1,4 @@
-"""What a page needs of a sweep folder: records, failed cells, the pages of its runs. Needs no torch."""
+"""Read a sweep folder for a page: records, failed cells, links to the pages of runs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PAGE = "report.html"
 """A page's name in the folder that it is about."""
 
 FEW = 30
-"""So many test images of the rare class are few."""
+"""With fewer test images of the rare class, a page warns."""
 
 _KEY = re.compile(r"[\w-]{1,64}")
 
 
 @dataclass(frozen=True)
 class SweepData:
-    """The records of a sweep, what was passed over in reading, cells that failed with their attempts, and pages."""
+    """The records of a sweep, notes from reading them, failed cells with the number of attempts, and pages of runs."""
 
     name: str
     records: Sequence[Record]
@@ -39,10 +39,10 @@ class SweepData:
     """The addresses of those runs' pages that are there, by cell."""
     arms: Sequence[str] = ()
     baseline: str | None = None
-    """What a comparison called its arms, and to which of them it measured."""
+    """The names of the arms and of the baseline, if the sweep is a comparison."""
 
     def summary(self, what: str) -> str:
-        """Say how many runs there are, of how many arms or losses (``what``, counted), and how long they took."""
+        """Return the number of runs and their duration; ``what`` is the number of arms or losses in words."""
         if not self.records:
             return "No run has come to its end yet."
         scenarios = {record.scenario for record in self.records if record.scenario is not None}
@@ -56,7 +56,7 @@ class SweepData:
         return f"{', '.join(parts)}. They took {hours} of training altogether.{failed}"
 
     def warnings(self, single: int) -> list[tuple[str, str]]:
-        """Return what to mind, each with its reason; so many cells have one run only (``single``)."""
+        """Return warnings with reasons; ``single`` is the number of cells with one run."""
         found = []
         if self.failures:
             found.append((f"{amount(len(self.failures), 'cell')} failed", "They are listed below with their errors."))

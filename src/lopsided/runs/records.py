@@ -1,4 +1,4 @@
-"""What is kept of the runs of a sweep: one line of JSON a run, and one per attempt that failed. Needs no torch."""
+"""The records of a sweep: one line of JSON per finished run, and one per failed attempt. Needs no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lopsided.runs.run import Run
 
 FORMAT = 2
-"""The version of a line; it rises when an older reader could misread a newer line. Format 1 is read, too."""
+"""The version of a line; it rises when an older reader could misread a newer line. Format 1 can still be read."""
 
 KEY_LENGTH = 16
 WITH_WEIGHTS = "+"
@@ -41,12 +41,12 @@ LOCK_SECONDS = 60.0
 
 VARIED_FIELDS = frozenset({"seed", "data.source", "data.scenario", "encoder.weights"})
 VARIED_LOSS = "encoder_training.loss."
-"""What the recipes of one family may differ in, beside the fields that do not decide the outcome of a run."""
+"""Fields in which the recipes of one family may differ, besides those that do not change the result."""
 
 BLIND_FIELDS = frozenset(
     {f"data.{name}" for name in ("source", "held_out", "redraw", "image_size", "channels", "skip_unreadable")}
 )
-"""Fields of the data that do not decide which images are trained and tested on, or that the key of the data has."""
+"""Fields of the data that do not decide which images are used, or whose effect ``data_key`` includes otherwise."""
 
 _Line = TypeVar("_Line", "Record", "Failure")
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -65,7 +65,7 @@ _Scenario = Annotated[str, AfterValidator(_check_scenario)]
 
 @dataclass(frozen=True)
 class LossTable:
-    """A loss with its own parameters, sorted by name; it may be one that is not installed here."""
+    """A loss with its own parameters, sorted by name. The loss need not be installed."""
 
     name: str
     parameters: tuple[tuple[str, catalogue.Value], ...] = ()
@@ -77,7 +77,7 @@ class LossTable:
 
     @classmethod
     def read(cls, value: object) -> LossTable:
-        """Make one of what ``to_dict`` returns."""
+        """Read what ``to_dict`` returned."""
         if isinstance(value, LossTable):
             return value
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -88,16 +88,16 @@ class LossTable:
         return cls(value["name"], tuple(sorted(parameters.items())))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a parameter, or what is to stand for one that the loss does not have."""
+        """Return a parameter, or ``default`` if the loss does not have it."""
         return dict(self.parameters).get(name, default)
 
     def to_dict(self) -> dict[str, catalogue.Value]:
-        """Return name and parameters for JSON."""
+        """Return the name and the parameters for JSON."""
         return {"name": self.name, **dict(self.parameters)}
 
     @property
     def label(self) -> str:
-        """The loss with the parameters that differ from their defaults, for people."""
+        """The loss with the parameters that differ from their defaults."""
         try:
             return catalogue.find(self.name).describe(dict(self.parameters))
         except (catalogue.CatalogueError, ValueError, TypeError):  # Of a package that is not installed, or changed.
@@ -111,7 +111,7 @@ def _is_finite(value: object) -> bool:
 _Loss = Annotated[LossTable, PlainValidator(LossTable.read)]
 
 Treatment = tuple[str, LossTable, LossTable | None, str | None]
-"""What was done to the images: method, both losses, family."""
+"""Method, both losses and family: all that decides a run except data, seed and proportions."""
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -120,10 +120,10 @@ def cell_key(recipe: Recipe) -> str:
 
 
 def family_of(recipe: Recipe) -> str:
-    """Return the name of all recipes that differ in nothing but loss, proportions and seed: the start of a hash.
+    """Return a hash that is equal for recipes that differ only in the encoder's loss, the proportions and the seed.
 
-    The loss is that of the encoder's training. Where the images lie does not matter, nor the folder of a file of
-    weights. The name with weights is that without, and a second hash.
+    The location of the images does not matter, nor the folder of a file of weights. With weights, a second hash
+    follows that of the recipe without weights.
     """
     kept = {
         path: value
@@ -138,16 +138,16 @@ def family_of(recipe: Recipe) -> str:
 
 
 def treatment_of(recipe: Recipe) -> Treatment:
-    """Return what a recipe does to the images: two runs of it differ in their data and their seed alone."""
+    """Return the treatment of a recipe: runs of one treatment differ only in data, seed and proportions."""
     losses = LossTable.of(recipe.encoder_training.loss), LossTable.of(recipe.classifier.loss)
     return recipe.method, *losses, family_of(recipe)
 
 
 def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
-    """Return what is equal for two runs that trained and were tested on the same images: the start of a hash.
+    """Return a hash that is equal for two runs that were trained and tested on the same images.
 
-    It is made of the source's name, the fields that draw and split, the seed where it has a say, and the images of each
-    class in each part, which change when images are added to a folder.
+    It covers the name of the source, the fields that draw and split, the seed if it decides the draw, and the number of
+    images of each class in each split, which changes when images are added to a folder.
     """
     kept: dict[str, Any] = {
         path: value
@@ -173,7 +173,7 @@ def epochs_of(recipe: Recipe) -> tuple[int, ...]:
 
 
 def coordinates(scenario: str | None, what: str, seed: int) -> str:
-    """Name a cell in words, by its scenario, its arm or loss, and its seed.
+    """Name a cell by its scenario, its arm or loss, and its seed.
 
     >>> coordinates("90:10", "AFCL(eta=300)", 2)
     '90:10 AFCL(eta=300) seed 2'
@@ -226,11 +226,11 @@ class Record:
     """One finished run; its figures have five digits.
 
     ``source`` is the name of what was opened, never a path: isic2018 for any folder of its layout. ``scenario`` has no
-    total. ``held_out`` are the figures on the images of the pool that the scenario did not draw, if they were asked
-    for. ``data`` is equal for runs that saw the same images; ``family`` tells runs apart whose recipes differ in more
-    than loss, proportions and seed. ``epochs`` are those of each stage, ``classes`` the names in their order, and
-    ``arm`` is what a comparison called the run. Lines of format 1 have no loss of the classifier and may lack what
-    follows ``data``; there ``data`` stands for source, scenario, split and seed.
+    total. ``held_out`` has the figures on the images that the scenario did not draw, if they were requested. ``data``
+    is equal for runs that saw the same images. ``family`` differs between recipes that differ in more than loss,
+    proportions and seed. ``epochs`` are those of each stage, ``classes`` the names in order, and ``arm`` is the name
+    that a comparison gave the run. A line of format 1 has no loss of the classifier and may lack the fields after
+    ``data``; its ``data`` is a hash of source, scenario, split and seed.
     """
 
     cell: str
@@ -310,12 +310,12 @@ class Record:
 
     @property
     def treatment(self) -> Treatment:
-        """What was done to the images."""
+        """The treatment of the run."""
         return self.method, self.loss, self.classifier_loss, self.family
 
     @property
     def is_complete(self) -> bool:
-        """Whether it says all that today's records say; those of format 1 do not."""
+        """Whether the record has all fields; one of format 1 does not."""
         return self.classifier_loss is not None
 
     def to_json(self) -> str:
@@ -387,9 +387,9 @@ def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
 
 
 def renew_records(path: str | os.PathLike[str], renewed: Mapping[str, Record] | Iterable[Record]) -> None:
-    """Put records in the place of those of the same cells, and add the others; all at once or not at all.
+    """Replace the records of the same cells, and add the others; all at once or not at all.
 
-    By a mapping, a record takes the place of that of another cell.
+    A mapping replaces the records of the cells that are its keys.
     """
     if not isinstance(renewed, Mapping):
         renewed = {record.cell: record for record in renewed}
@@ -470,9 +470,9 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
 
 
 def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a line whose loss is a table, as those of version 0.1 are not: eta, gamma and normalization stood beside.
+    """Convert a line of version 0.1, which has eta, gamma and normalization beside the name of every loss.
 
-    Of these, every loss had all three, and a contrastive one takes those that it has; their data were not named.
+    A contrastive loss takes the parameters that it has; any other loss takes none of them.
     """
     flat = {name: values.get(name) for name in ("eta", "gamma", "normalization") if name in values}
     rest = {name: value for name, value in values.items() if name not in flat}

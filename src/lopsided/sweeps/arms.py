@@ -16,15 +16,15 @@ from lopsided.sweeps.engines import Cell
 
 LOSS = "encoder_training.loss"
 OWN_DATA = frozenset({"data.image_size", "data.channels"})
-"""Fields of the data that an arm may have of its own: how images are seen, not which."""
+"""Fields of the data that an arm may set: they change how images are presented, not which images are used."""
 
 SHARED_FIELDS = frozenset({"seed", "description"}) | RUNTIME_FIELDS
-"""What all arms have from the recipe that they change, beside the data."""
+"""Fields that every arm takes from the base recipe, besides the data."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A change of a recipe by dotted names, or another recipe of which all but the data and the seed is taken.
+    """Changes of a recipe by dotted names, or another recipe, which keeps the data and the seed of the base.
 
     >>> Arm("mine", {"encoder_training.loss": "cl"}).applied(Recipe()).encoder_training.loss.label
     'CL'
@@ -35,7 +35,7 @@ class Arm:
     recipe: Recipe | None = None
 
     def applied(self, base: Recipe) -> Recipe:
-        """Return the recipe of this arm on the data and with the seed of another one."""
+        """Return the recipe of this arm, with the data and the seed of ``base``."""
         if self.recipe is None:
             return base.override(**self.changes)
         shared = {path: value for path, _, value in leaves(base) if is_shared(path)}
@@ -43,17 +43,17 @@ class Arm:
         return self.recipe.override(**shared, **{path: _get(base, path) for path in own}).override(**self.changes)
 
     def label(self, base: Recipe) -> str:
-        """The arm's loss, for people."""
+        """Return the label of the arm's loss."""
         return self.applied(base).encoder_training.loss.label
 
 
 def is_shared(path: str) -> bool:
-    """Whether a field is the same for all arms: the data, the seed, and what does not decide a run."""
+    """Whether all arms share a field: the data, the seed, and fields that do not change the result."""
     return path in SHARED_FIELDS or (path.startswith("data.") and path not in OWN_DATA)
 
 
 def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> list[Arm]:
-    """Read arms from lists with commas; ``sets`` are changes that arms which are recipes get, too.
+    """Read arms from comma-separated lists; ``sets`` are changes that also apply to arms which are recipes.
 
     >>> [arm.name for arm in parse_arms(["ce,cl,afcl:eta=300,eta_unit=absolute"])]
     ['ce', 'cl', 'afcl:eta=300,eta_unit=absolute']
@@ -71,9 +71,9 @@ def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> l
 
 
 def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
-    """Read one arm: a loss of the catalogue, a named recipe, or a recipe's file, and after a colon its changes.
+    """Read one arm: a loss, a named recipe or a recipe file, optionally followed by a colon and changes.
 
-    A change without a dot is one of the loss's parameters, any other one a field of the recipe.
+    A change without a dot sets a parameter of the loss; a change with a dot sets a field of the recipe.
 
     >>> parse_arm("afcl:eta=300,eta_unit=absolute").changes["encoder_training.loss"]
     {'name': 'afcl', 'eta': 300, 'eta_unit': 'absolute'}
@@ -102,7 +102,7 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
 
 
 def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:
-    """Return the recipe of each arm; two of one name, or of one content, are refused."""
+    """Return the recipe of each arm; two arms with the same name or the same content are refused."""
     found: dict[str, Recipe] = {}
     names: dict[str, str] = {}
     for arm in arms:
@@ -120,7 +120,7 @@ def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:
 
 
 def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:
-    """Return a recipe with another scenario, which keeps the total of the old one unless it has its own."""
+    """Return a recipe with another scenario; a scenario without a total keeps the total of the old one."""
     if scenario is None:
         return recipe
     total = None if recipe.data.scenario is None else parse_scenario(recipe.data.scenario).total
@@ -130,7 +130,7 @@ def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:
 
 
 def cells(arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], seeds: Iterable[int]) -> list[Cell]:
-    """Return the cells of a comparison, seed by seed, so that one that was cut off has whole tables of fewer runs."""
+    """Return the cells of a comparison, seed by seed, so that an interrupted one has complete tables of fewer runs."""
     recipes = check_arms(arms, base)
     return [
         Cell.of(with_scenario(recipe, scenario).override(seed=seed), name)

@@ -1,13 +1,13 @@
-"""From the records of a sweep to a comparison of arms: means, intervals, paired differences. Needs no torch.
+"""Compare arms from the records of a sweep: means, intervals, paired differences. Needs no torch.
 
-An arm is what was done to the images: method, losses and all else of the recipe that is neither data, seed nor
-proportions. Runs of other arms, however alike, are never taken together. An entry is one figure of one arm in one
-scenario: a value for each of its runs, and their mean with Student's 95 % interval. The difference of two arms is taken
-over the pairs of runs that saw the same data with the same seed.
+An arm is one treatment: the method, the losses and every other field of the recipe except the data, the seed and the
+class proportions. Runs of different treatments are never pooled. An entry is one figure of one arm in one scenario: a
+value per run, and the mean with Student's 95 % interval. A difference between two arms uses the pairs of runs that saw
+the same data with the same seed.
 
-Two sets of images judge each model: ``test``, and ``held_out``, as many images of each class as the scenario left in
-the pool. Held-out accuracy is the mean of the recalls, weighted by the scenario's proportions: the accuracy on a large
-set that is as lopsided as the scenario.
+Each model is judged on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
+scenario did not draw. Held-out accuracy is the mean of the recalls weighted by the scenario's proportions: an estimate
+of the accuracy on a large set with these proportions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lopsided.runs.records import ROUNDING, Record, Treatment
 SPLITS = ("test", "held_out")
 FIGURES = ("uwa", "accuracy", "auroc")
 RECALL, SECONDS = "recall:", "seconds"
-"""``recall:0`` is that of the first class. A run's seconds stand with its test images."""
+"""``recall:0`` is the recall of the first class. The seconds of a run are an entry of the split ``test``."""
 
 WORDS = {
     "uwa": "UWA",
@@ -39,9 +39,9 @@ WORDS = {
 }
 ALPHA = 0.05
 RULE = (
-    "A difference is that of runs that saw the same data with the same seed, with Student's interval. The intervals of "
-    "all arms' differences to the baseline hold together with 95 %: Bonferroni's correction for the number of arms, "
-    "and none for that of scenarios and figures."
+    "A difference compares runs that saw the same data with the same seed; its interval is Student's. With "
+    "Bonferroni's correction for the number of arms, the intervals of all differences to the baseline hold together "
+    "at 95 %. Scenarios and figures are not corrected for."
 )
 
 Key = tuple[str | None, str, str, str]
@@ -49,7 +49,7 @@ Key = tuple[str | None, str, str, str]
 
 
 class Run(NamedTuple):
-    """One run's value of a figure. Two runs make a pair if they have the same data and seed."""
+    """The value of a figure in one run. Two runs form a pair if they have the same data and the same seed."""
 
     data: str
     seed: int
@@ -68,7 +68,7 @@ class Entry:
         return mean_interval([run.value for run in self.runs])
 
     def less(self, other: Entry, level: float) -> Difference | None:
-        """Return the mean difference to another arm over the pairs that both have; None if they have none."""
+        """Return the mean difference to another arm over their pairs of runs; None without a pair."""
         theirs = {run[:2]: run.value for run in other.runs}
         pairs = [(run.value, theirs[run[:2]]) for run in self.runs if run[:2] in theirs]
         if not pairs:
@@ -79,20 +79,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one arm has above another, in points, and over how many pairs of runs."""
+    """The difference between two arms in points, and the number of pairs of runs."""
 
     figure: Figure
     pairs: int
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """Whether the interval excludes 0."""
         return self.figure.leaves_out_0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms side by side on one source. Cells without a finished run have no entry."""
+    """Arms side by side on one source. A cell without a finished run has no entry."""
 
     source: str
     classes: tuple[str, ...]
@@ -101,18 +101,18 @@ class Comparison:
     scenarios: tuple[str | None, ...]
     entries: Mapping[Key, Entry]
     about: Mapping[str, str]
-    """What each arm is, in words."""
+    """A description of each arm."""
     passed_over: int
-    """Runs that are the second of their arm, data and seed."""
+    """The number of runs ignored because an earlier run has the same arm, data and seed."""
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The sets of images that any run was judged on."""
+        """The sets of images for which there are figures."""
         return tuple(split for split in SPLITS if any(key[2] == split for key in self.entries))
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The figures that any run has."""
+        """The figures for which there are values."""
         known = (*FIGURES, *(f"{RECALL}{i}" for i in range(len(self.classes))), SECONDS)
         return tuple(figure for figure in known if any(key[3] == figure for key in self.entries))
 
@@ -129,9 +129,9 @@ class Comparison:
     def difference(
         self, scenario: str | None, arm: str, split: str, figure: str, *, to: str | None = None, comparisons: int = 0
     ) -> Difference | None:
-        """Return what an arm has above another one, by default the baseline; None without a pair of runs.
+        """Return the difference of an arm to another one, by default the baseline; None without a pair of runs.
 
-        The interval is one of as many as there are other arms, or of so many ``comparisons``, that hold together.
+        The interval is corrected for ``comparisons``, by default the number of the other arms.
         """
         to = self.baseline if to is None else to
         own, other = self.entry(scenario, arm, split, figure), self.entry(scenario, to, split, figure)
@@ -140,9 +140,9 @@ class Comparison:
         return own.less(other, 1 - ALPHA / max(comparisons or len(self.arms) - 1, 1))
 
     def sentence(self, scenario: str | None) -> str:
-        """Say which arm has the highest UWA, and which others cannot be told apart from it.
+        """Return which arm has the highest UWA, and which arms cannot be told apart from it.
 
-        Which arm that is was not known before, so the intervals are corrected for all pairs of arms.
+        The best arm is chosen after looking at the figures, so the intervals are corrected for all pairs of arms.
         """
         split = "held_out" if "held_out" in self.splits else "test"
         found = {arm: entry for arm in self.arms if (entry := self.entry(scenario, arm, split, "uwa")) is not None}
@@ -203,10 +203,10 @@ def compare(
     scenarios: Sequence[str | None] | None = None,
     source: str = "",
 ) -> Comparison:
-    """Lay records of one source out by arm and scenario; those of other arms than the given ones are left out.
+    """Arrange the records of one source by arm and scenario; records of other treatments than ``arms`` are ignored.
 
-    Without ``arms``, every treatment is one, called as its records call it. The first arm is the baseline unless
-    another one is named. ``source`` is the name of the data where there are no records to say it.
+    Without ``arms``, every treatment is an arm, named by ``name_arms``. The default baseline is the first arm.
+    ``source`` names the data if there are no records.
     """
     records = sorted(records, key=lambda record: record.seed)
     arms = name_arms(records) if arms is None else arms
@@ -240,9 +240,9 @@ def compare(
 
 
 def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Treatment, str]:
-    """Name every treatment: as its arm was called, else by its loss; more is said where several have one name.
+    """Name every treatment by its arm, or else by its loss; equal names are extended until they differ.
 
-    Those that ``order`` names come first.
+    The arms in ``order`` come first.
     """
     first: dict[Treatment, Record] = {}
     for record in records:
@@ -275,7 +275,7 @@ def _about(record: Record) -> str:
 
 
 def source_of(records: Iterable[Record]) -> str | None:
-    """Return the data that all records are of; those of several cannot be put into one table."""
+    """Return the source of all records; records of several sources are refused."""
     sources = dict.fromkeys(record.source for record in records)
     if len(sources) > 1:
         do = "Keep the records of one, or name its data in a recipe."
@@ -284,7 +284,7 @@ def source_of(records: Iterable[Record]) -> str | None:
 
 
 def _classes(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the names of the classes, or their numbers where the records do not agree on names."""
+    """Return the names of the classes, or numbers if the records disagree."""
     named = {record.classes for record in records if record.classes is not None}
     if len(named) == 1:
         return next(iter(named))
@@ -292,7 +292,7 @@ def _classes(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def values_of(record: Record) -> Iterator[tuple[str, str, float]]:
-    """Yield split, figure and value of all figures that a run has."""
+    """Yield the split, name and value of each figure of a run."""
     for split in SPLITS:
         figures = record.test if split == "test" else record.held_out
         if figures is None:
@@ -308,7 +308,7 @@ def values_of(record: Record) -> Iterator[tuple[str, str, float]]:
 
 
 def value_of(record: Record, split: str, figure: str) -> float | None:
-    """Return one of ``FIGURES`` of a run in per cent; None if it has none."""
+    """Return one of ``FIGURES`` of a run in per cent, or None."""
     figures = record.test if split == "test" else record.held_out
     if figures is None:
         return None
@@ -321,6 +321,6 @@ def value_of(record: Record, split: str, figure: str) -> float | None:
 
 
 def lopsidedness(scenario: str | None) -> tuple[float, str]:
-    """Return what scenarios are sorted by: the majority's share."""
+    """Return the sort key of a scenario: the share of the majority."""
     first = (scenario or "").partition(":")[0]
     return (float(first) if first.replace(".", "", 1).isdigit() else 0.0, scenario or "")

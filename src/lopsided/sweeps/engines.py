@@ -26,7 +26,7 @@ CELLS = "cells"
 
 @dataclass(frozen=True)
 class Cell:
-    """A settled recipe of a sweep, the name of its folder, and that of the arm it belongs to, if it does to one."""
+    """A settled recipe of a sweep, the name of its folder, and the name of its arm in a comparison."""
 
     key: str
     recipe: Recipe

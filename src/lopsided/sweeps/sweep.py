@@ -4,8 +4,8 @@ A sweep folder holds ``sweep.json``, which marks it; ``records.jsonl``, a line p
 line per failed attempt; and ``cells/KEY/``, the run folders, KEY being the start of the recipe's hash. Starting again
 skips what is done, goes on with what was cut off, tries again what failed, and reads those run folders again that have
 no record or one of an earlier version. Several processes may work on one folder: ``claims/KEY/`` is locked by whoever
-has a cell computed. Version 0.1 hashed recipes in another way; its finished runs are found by their recipes and moved
-to the folders that bear their names now.
+has a cell computed. Version 0.1 computed the hash differently; its finished runs are recognised by their recipes and
+moved to the folders of their new keys.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def run_sweep(
 
 
 def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> Path:
-    """Make a sweep folder, or check that there is one, and write down what it is about.
+    """Create a sweep folder, or check an existing one, and update ``sweep.json`` with ``about``.
 
-    ``about["kind"]`` names who asked for the runs; a folder has those of one kind.
+    ``about["kind"]`` is the verb that made the sweep; another verb is refused.
     """
     path = Path(folder)
     there = _check_kind(path, about or {})
@@ -114,7 +114,7 @@ def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None =
 
 
 def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what ``sweep.json`` says; nothing where there is no sweep."""
+    """Return the contents of ``sweep.json``; empty if there is no sweep."""
     path = Path(folder) / SWEEP
     return dict(json.loads(files.read_whole(path))) if check_sweep(folder) else {}
 
@@ -160,8 +160,8 @@ def _is_empty(path: Path) -> bool:
 def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
     """Record the finished runs of a sweep that have no record, or one of an earlier version; return how many.
 
-    The runs of the cells ``but`` are left alone if they have no record at all. A run that version 0.1 made gets the
-    folder that its recipe has now.
+    The runs of the cells ``but`` are left alone if they have no record at all. A run of version 0.1 is moved to the
+    folder of its new key.
     """
     path = Path(folder)
     there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
@@ -184,7 +184,7 @@ def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) ->
 
 
 def _can_move(folder: Path, cell: str) -> bool:
-    """Whether a run of version 0.1 can get the folder of its cell: there is none, and no process or link has it."""
+    """Whether a run can be moved to the folder of a cell: the folder is free, and the run neither in use nor a link."""
     return not (folder.is_symlink() or (folder / files.LOCK_NAME).exists() or folder.with_name(cell).exists())
 
 
@@ -248,7 +248,7 @@ class _Driver:
         old = sum(not record.is_complete for record in there.values())
         if old:
             some = "1 record is" if old == 1 else f"{old} records are"
-            self.tell(f"{some} of lopsided 0.1 and without a run folder: such cells are trained again if asked for.")
+            self.tell(f"{some} of lopsided 0.1 without a run folder: these cells are trained again if requested.")
         for cell in self.cells:
             record = there.get(cell.key)
             finished = (self.folder / CELLS / cell.key / runs.METRICS).exists()

@@ -1,4 +1,4 @@
-"""A comparison of arms as text: means and differences with their intervals, for a terminal and as Markdown."""
+"""Comparisons as text: means and differences with intervals, tables for a terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 MOST_CLASSES = 4
-"""Of more classes, a terminal has no room for the recalls; the page and the JSON have all."""
+"""With more classes, the terminal tables omit the recalls; the page and the JSON have them."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One table of a comparison: arms down; across, scenarios of one figure, or figures of the one scenario."""
+    """One table: a row per arm, and a column per scenario of one figure, or per figure of one scenario."""
 
     title: str
     columns: tuple[tuple[str, str | None, str, str], ...]
-    """Header, scenario, split and figure of each."""
+    """Header, scenario, split and figure of each column."""
 
     def rows(self, comparison: Comparison) -> Iterator[list[str]]:
-        """Yield for each arm its means, and for all but the baseline the differences to it."""
+        """Yield a row of means per arm, followed by a row of differences for every arm but the baseline."""
         for arm in comparison.arms:
             entries = [comparison.entry(scenario, arm, *of) for _, scenario, *of in self.columns]
             yield [
@@ -94,7 +94,7 @@ class Block:
 
 
 def blocks(comparison: Comparison) -> list[Block]:
-    """Lay a comparison out in tables."""
+    """Arrange a comparison in tables."""
     few = len(comparison.classes) <= MOST_CLASSES
     figures = [name for name in comparison.figures if name in FIGURES or (few and name.startswith(RECALL))]
     source, found = comparison.source, []
@@ -113,7 +113,7 @@ def blocks(comparison: Comparison) -> list[Block]:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the tables to a terminal, what the numbers are, and what they say."""
+    """Print tables, notes and conclusions to a terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -138,7 +138,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Say how long a run took, what the numbers are, and what was passed over."""
+    """Return notes: the duration of a run, what the numbers mean, and which runs were ignored."""
     found = []
     for scenario in comparison.scenarios:
         times = [
@@ -149,10 +149,10 @@ def notes(comparison: Comparison) -> list[str]:
         if times:
             found.append(f"Minutes of a run{'' if scenario is None else f' at {scenario}'}: {', '.join(times)}.")
     found.append(
-        "Means over runs with Student's 95 % interval, and the number of runs, or of pairs, behind. "
-        f"{RULE} * The interval leaves out 0."
+        "Means over runs with Student's 95 % interval; the number of runs, or of pairs, is in parentheses. "
+        f"{RULE} * The interval excludes 0."
     )
     if comparison.passed_over:
         number = runs_text(comparison.passed_over)
-        found.append(f"{number} passed over: each is the second of its arm with the same data and seed.")
+        found.append(f"{number} ignored: an earlier run has the same arm, data and seed.")
     return found
