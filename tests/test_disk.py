@@ -141,8 +141,7 @@ def test_a_fit_on_a_disk_that_is_really_full_goes_on_when_there_is_room(
     with small_disk(tmp_path / "small", 96 * 1024) as (disk, change):
         ended = call(*arguments, disk / "run")
         assert ended.code == 2
-        assert "Free some disk space." in ended.err
-        assert ended.err.endswith(". Free some space.\n")
+        assert ended.err.endswith("no space left on device. Free some disk space.\n")
         assert leftovers(disk) == []
         change("size=16m")
         ended = call(*arguments, disk / "run", "--resume")
@@ -161,8 +160,7 @@ def test_a_folder_that_is_really_read_only_is_one_sentence_and_keeps_its_files(
             predicted = call("predict", run, inbox, "--out", disk / "answers.csv", "--quiet")
             fitted = call("fit", folder / "data" / "photos", *TINY, "--quiet", "--out", disk / "run")
         assert (predicted.code, fitted.code) == (2, 2)
-        assert f"lopsided: {disk / 'answers'}" in predicted.err
-        assert "cannot write " in predicted.err
+        assert f"lopsided: cannot write {disk / 'answers'}" in predicted.err
         assert f"cannot create the folder {disk / 'run'} (" in fitted.err
         assert names_below(disk) == ["answers.csv"]
         assert (disk / "answers.csv").read_bytes() == OLD

@@ -152,12 +152,12 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
         (("--encoder", "resnet19"), "encoder.name must be a timm model or \"mlp\", got 'resnet19'."),
         (
             ("--loss", "afc"),
-            "encoder_training.loss cannot be used. There is no loss 'afc'; the losses are cl, fcl, acl,",
+            "encoder_training.loss is not valid. There is no loss 'afc'; the losses are cl, fcl, acl,",
         ),
         (("--eta", "-1"), "encoder_training.loss.eta must be a finite number >= 0, got -1.0"),
         (("--loss", "cl", "--eta", "1"), "encoder_training.loss \"cl\" has no parameter 'eta'; it has temperature and"),
-        (("--set", "seed"), "--set takes dotted.name=value, got 'seed'. Such as --set encoder.name=resnet50."),
-        (("--set", "=3"), "--set takes dotted.name=value, got '=3'."),
+        (("--set", "seed"), "--set must be dotted.name=value, got 'seed'. Example: --set encoder.name=resnet50."),
+        (("--set", "=3"), "--set must be dotted.name=value, got '=3'."),
         (
             ("--set", "encoder_training.vews=2"),
             "A recipe has no field 'encoder_training.vews'. Did you mean encoder_training.views?",

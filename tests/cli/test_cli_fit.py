@@ -166,7 +166,7 @@ def test_any_field_can_be_set_and_the_last_word_counts(call: Call, photos: Path,
 def test_without_a_held_out_image_there_is_a_model_and_no_figure(call: Call, photos: Path, tmp_path: Path) -> None:
     ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, "--val", "0", "--test", "0")
     assert ended.code == 0
-    assert "there is no figure" in ended.out
+    assert "There are no figures" in ended.out
     assert rows_of(tmp_path / "run") == []
     assert (tmp_path / "run" / "model.safetensors").exists()
 
