@@ -47,13 +47,14 @@ programs:
 	} || echo "No chromium or no pdflatex, and they could not be installed: tests that need them will be skipped."
 
 # Each worker has one thread of its own. Three keep two cores busy, for many tests wait for processes that they started.
+# Where a test asks for two threads, one that waits sleeps: spinning, it would keep a core from the other workers.
 check: setup programs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile
 
 # For work in progress: no test that takes long, starts many processes or needs a program of the system. These wait for
 # nothing, so that a third worker would only import everything once more.
 quick: lint contracts
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test: lint types contracts check
 
@@ -67,7 +68,7 @@ $(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
 	touch $@
 
 oldest: $(VENV_OLDEST)/.lopsided-stamp programs
-	OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(VENV_OLDEST)/bin/python -m pytest -n 3 --dist loadfile
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
