@@ -75,6 +75,7 @@ def installed(tmp_path: Path) -> Path:
     return write_package(tmp_path / "site")
 
 
+@pytest.mark.slow
 def test_a_loss_of_another_package_is_listed_fitted_resumed_and_reported(installed: Path, tmp_path: Path) -> None:
     listed = call(installed, "losses", "--json")
     assert json.loads(listed.stdout)["prototypes"]["parameters"]["temperature"]["default"] == 0.1
