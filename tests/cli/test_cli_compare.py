@@ -167,7 +167,10 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
 
 def test_without_a_folder_or_data_it_is_said(call: Call, photos: Path, tmp_path: Path) -> None:
     assert_refused(call("compare", photos, "--arms", "cl"), "--out must name the folder of the comparison, got none.")
-    assert_refused(call("compare", "--arms", "cl", "--out", tmp_path / "CMP"), "DATA must be given, or the recipe must")
+    assert_refused(
+        call("compare", "--arms", "cl", "--out", tmp_path / "CMP"),
+        "DATA is missing, and the recipe names no source. Write lopsided compare DATA",
+    )
     gone = call("compare", tmp_path / "gone", "--arms", "cl", "--out", tmp_path / "CMP")
     assert_refused(gone, "gone, which does not exist.")
 

@@ -103,6 +103,9 @@ def compare(
     sets = dict(map(parse_change, changes or ()))
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
     base = find_recipe(recipe).override(**sets, **given)
+    if base.data.source is None:
+        do = "Write lopsided compare DATA, or set data.source in the recipe."
+        raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     chosen = parse_arms(arms or ["ce,weighted-ce,cl,afcl"], sets)
     recipes = check_arms(chosen, base)
     if baseline is not None and baseline not in recipes:
