@@ -190,11 +190,11 @@ def test_a_folder_with_runs_on_other_data_or_of_another_verb_is_refused_and_left
     told = f"{out} has runs on 'pictures', not on 'photos'. Choose"
     assert_refused(call("compare", photos, "--arms", "cl", "--out", out), told)
     paper = sweep.open_sweep(tmp_path / "paper", {"kind": "reproduce"})
-    told = f"the sweep must be one of `lopsided compare`, got {paper}, which is one of `lopsided reproduce`."
+    told = f"{paper} contains a sweep of `lopsided reproduce`, not of `lopsided compare`."
     assert_refused(call("compare", photos, "--arms", "cl", "--out", paper), told)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("years of work")
-    told = "a sweep must have a new folder, an empty one or its own, got "
+    told = "contains other files and no sweep. Choose a new or empty folder."
     assert_refused(call("compare", photos, "--arms", "cl", "--out", tmp_path / "notes"), told)
     assert names_below(tmp_path) == sorted([*before, "notes/thesis.tex", "paper/sweep.json"])
 

@@ -244,7 +244,7 @@ def test_a_file_of_records_that_was_cut_in_half_loses_its_last_line_alone(
     before = cut.read_bytes()
     ended = call("reproduce", "eta", "--records", cut, "--json")
     assert ended.code == 0
-    assert f"The last line of {cut} was cut off in writing and passed over." in ended.err
+    assert f"Skipped the last line of {cut}: it is incomplete." in ended.err
     runs = [entry["runs"] for entry in json.loads(ended.out)["entries"]]
     assert (min(runs), sum(runs)) == (1, 4 * (6 * 11 * 2 - 1))
     assert cut.read_bytes() == before
@@ -332,7 +332,7 @@ def test_where_no_cluster_answers_nothing_is_left(call: Call, tmp_path: Path) ->
         unused.bind(("127.0.0.2", 0))
         address = f"127.0.0.2:{unused.getsockname()[1]}"
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray", "--address", address)
-    assert_refused(ended, f"--address must be that of a running Ray cluster, got {address}, where no cluster answers (")
+    assert_refused(ended, f"Cannot connect to a Ray cluster at {address}: no cluster answers (")
     assert not (tmp_path / "sweep").exists()
 
 
@@ -413,7 +413,10 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("eta", "--recipe", "none.toml", "--out", "x"), "a recipe must be a readable TOML file, got none.toml"),
         (("isic", "--out", "x"), "isic2018 needs the environment variable LOPSIDED_DATA, which is not set."),
         (("isic", "--out", "x", "--data", "nowhere"), "nowhere, which does not exist."),
-        (("eta", "--out", "x", "--weights", "none.safetensors"), "none.safetensors, which does not exist."),
+        (
+            ("eta", "--out", "x", "--weights", "none.safetensors"),
+            "The file of weights none.safetensors does not exist.",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
@@ -427,7 +430,7 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
 def test_a_folder_of_other_content_is_refused_and_left_alone(call: Call, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     ended = call("reproduce", "eta", "--out", tmp_path)
-    assert_refused(ended, f"a sweep must have a new folder, an empty one or its own, got {tmp_path}")
+    assert_refused(ended, f"{tmp_path} contains other files and no sweep.")
     assert names_below(tmp_path) == ["thesis.tex"]
 
 
@@ -436,7 +439,9 @@ def test_without_ray_its_engine_is_refused(call: Call, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray")
-    assert_refused(ended, "--engine ray needs the package ray, got no such package. Run pip install 'lopsided[ray]'.")
+    assert_refused(
+        ended, "--engine ray needs the package ray, which is not installed. Run pip install 'lopsided[ray]'."
+    )
     assert not (tmp_path / "sweep").exists()
 
 

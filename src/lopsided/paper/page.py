@@ -228,7 +228,7 @@ def _words(view: View) -> str:
         if of == split and figure == "uwa" and entry.difference is not None and not math.isnan(entry.difference.low)
     ]
     if not found:
-        return "No difference to CL has an interval. An interval needs two runs with the seeds of CL and unequal differences."
+        return "No difference to CL has an interval: it needs two runs with seeds of CL and unequal differences."
     scenario, setting, entry = max(found, key=lambda item: abs(item[2].difference.value if item[2].difference else 0.0))
     value = entry.difference or entry.mean
     where = "" if scenario is None else f" at {clean(scenario)}"

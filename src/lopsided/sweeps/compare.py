@@ -5,7 +5,7 @@ class proportions. Runs of different treatments are never pooled. An entry is on
 value per run, and the mean with Student's 95 % interval. A difference between two arms uses the pairs of runs that saw
 the same data with the same seed.
 
-Each model is judged on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
+Each model is evaluated on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
 scenario did not draw. Held-out accuracy is the mean of the recalls weighted by the scenario's proportions: an estimate
 of the accuracy on a large set with these proportions.
 """
