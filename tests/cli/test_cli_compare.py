@@ -176,7 +176,9 @@ def test_without_a_folder_or_data_it_is_said(call: Call, photos: Path, tmp_path:
         call("compare", photos, "--arms", "cl"),
         "--out is missing. Name the folder of the comparison, such as --out CMP.",
     )
-    assert_refused(call("compare", "--arms", "cl", "--out", tmp_path / "CMP"), "DATA must be given, or the recipe must")
+    assert_refused(
+        call("compare", "--arms", "cl", "--out", tmp_path / "CMP"), "DATA is missing, and the recipe names no source"
+    )
     gone = call("compare", tmp_path / "gone", "--arms", "cl", "--out", tmp_path / "CMP")
     assert_refused(gone, "gone, which does not exist.")
 

@@ -99,7 +99,7 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
     assert {row["split"] for row in rows} == {"test", "held_out"}
     assert ended.out.startswith("photos over eta (gamma = 0): UWA, per cent\n")
     assert {Record.from_json(line).source for line in (out / "records.jsonl").read_text().splitlines()} == {"photos"}
-    assert "The paper's claims are about other data, so that these runs judge none of them." in out_of(ended)
+    assert "The paper's claims are about other data, so there are no verdicts for these runs." in out_of(ended)
     assert "published" not in ended.out
     assert f"Written to {out / 'tables'}." in ended.out
 
@@ -312,8 +312,8 @@ def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_ask
 @pytest.mark.parametrize(
     ("table", "data", "told"),
     [
-        ("isic", 'scenario = "90:10"', "a recipe for the table isic must take all images, got data.scenario = '90:10'"),
-        ("eta", "test = 0.0", "a recipe for a table must have test images, got data.test = 0."),
+        ("isic", 'scenario = "90:10"', "The table isic uses all images, but the recipe has data.scenario = '90:10'"),
+        ("eta", "test = 0.0", "A table needs test images, but the recipe has data.test = 0."),
     ],
 )
 def test_a_recipe_whose_runs_no_table_could_show_is_refused_before_they_are_made(
@@ -396,9 +396,9 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("eta",), "--out is missing. Name the folder of the sweep, such as --out sweep."),
         (("eta", "--scenarios", "90:11"), "--scenarios must be among 50:50"),
         (("eta", "--values", "7"), "--values must be among 0, 60, 120, 180, 240, 300 for the table eta, got '7'."),
-        (("eta", "--losses", "acl"), "a loss must be named with its parameters, got 'acl'."),
+        (("eta", "--losses", "acl"), "'acl' is not a loss with its parameters."),
         (("eta", "--runs", "0"), "Invalid value for '--runs'"),
-        (("eta", "--preset", "small"), "--preset is for the table isic"),
+        (("eta", "--preset", "small"), "--preset small is for the table isic"),
         (("eta", "--normalization", "mine"), "encoder_training.loss.normalization must be one of"),
         (("eta", "--engine", "cloud", "--out", "x"), "--engine must be one of local, ray, got 'cloud'."),
         (
@@ -415,7 +415,7 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("isic", "--out", "x", "--data", "nowhere"), "nowhere, which does not exist."),
         (
             ("eta", "--out", "x", "--weights", "none.safetensors"),
-            "The file of weights none.safetensors does not exist.",
+            "none.safetensors does not exist.",
         ),
     ],
 )
@@ -481,6 +481,6 @@ def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--quick")
     assert ended.code == 0
     assert len(trained) == 2 * 3 * 4
-    assert ended.err.startswith("A quick look; it leaves out 9 of 11 scenarios (50:50, ")
-    assert "A quick look; it leaves out 9 of 11 scenarios" in ended.out
+    assert ended.err.startswith("This quick table omits 9 of 11 scenarios (50:50, ")
+    assert "This quick table omits 9 of 11 scenarios" in ended.out
     assert "6 cells have no run" in ended.out

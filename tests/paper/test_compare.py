@@ -305,7 +305,7 @@ def test_the_cells_of_the_papers_table_that_have_a_run_are_counted() -> None:
 
 def test_two_runs_for_one_place_are_refused() -> None:
     twice = [*at_90_10(ACL, [0.6]), record("90:10", ACL, 0, figures((0.9, 0.5), 0.9), cell="0123456789abcdef")]
-    with pytest.raises(InputError, match=r"a table must have one run of 90:10 ACL\(eta=300, .*\) seed 0, got those of"):
+    with pytest.raises(InputError, match=r"There are two runs of 90:10 ACL\(eta=300, .*\) seed 0, in the cells "):
         of(twice)
 
 

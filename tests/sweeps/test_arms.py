@@ -65,7 +65,7 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
     [
         ("cll", r"^an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'\. Did you mean cl\?$"),
         ("qqqq", r"got 'qqqq'\. The losses are cl, fcl, "),
-        ("ce,,cl", r"^--arms must be a list with commas between its entries, got 'ce,,cl'\. Such as ce,"),
+        ("ce,,cl", r"^--arms must be a comma-separated list without empty entries, got 'ce,,cl'\. Such as ce,"),
         ("", r"^--arms must be a list"),
         ("ce,ce", r"^arms must have different names, got 'ce' twice\.$"),
         (

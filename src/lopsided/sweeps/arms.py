@@ -48,7 +48,7 @@ class Arm:
 
 
 def is_shared(path: str) -> bool:
-    """Whether all arms share a field: the data, the seed, and fields that do not change the result."""
+    """Return whether all arms share a field: the data, the seed, and fields that do not change the result."""
     return path in SHARED_FIELDS or (path.startswith("data.") and path not in OWN_DATA)
 
 
@@ -65,7 +65,7 @@ def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> l
         else:
             parts.append(part)
     if not parts or not all(parts):
-        must = "--arms must be a list with commas between its entries"
+        must = "--arms must be a comma-separated list without empty entries"
         raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
     return [parse_arm(part, sets) for part in parts]
 
@@ -102,7 +102,7 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
 
 
 def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:
-    """Return the recipe of each arm; two arms with the same name or the same content are refused."""
+    """Return the recipe of each arm; raise an error if two have the same name or content."""
     found: dict[str, Recipe] = {}
     names: dict[str, str] = {}
     for arm in arms:

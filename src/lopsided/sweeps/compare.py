@@ -123,7 +123,7 @@ class Comparison:
         return WORDS[figure]
 
     def entry(self, scenario: str | None, arm: str, split: str, figure: str) -> Entry | None:
-        """Return an entry, or None where there is no run."""
+        """Return an entry, or None if there is no run."""
         return self.entries.get((scenario, arm, split, figure))
 
     def difference(
@@ -275,10 +275,10 @@ def _about(record: Record) -> str:
 
 
 def source_of(records: Iterable[Record]) -> str | None:
-    """Return the source of all records; records of several sources are refused."""
+    """Return the source of all records; raise an error if there are several."""
     sources = dict.fromkeys(record.source for record in records)
     if len(sources) > 1:
-        do = "Keep the records of one, or name its data in a recipe."
+        do = "Keep the records of one source, or name its data in a recipe."
         raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
     return next(iter(sources), None)
 
