@@ -306,7 +306,7 @@ def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_ask
     content = json.loads(call("reproduce", "eta", "--records", alone, "--json").out)
     assert (content["source"], content["verdicts"]) == ("photos-0", [])
     both = write_records(tmp_path / "both.jsonl", [*others[0], *others[1]])
-    assert_refused(call("reproduce", "eta", "--records", both), "a table must have runs on one source, got 'photos-0'")
+    assert_refused(call("reproduce", "eta", "--records", both), "The records are of several sources: 'photos-0'")
 
 
 @pytest.mark.parametrize(

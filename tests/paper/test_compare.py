@@ -264,7 +264,7 @@ def test_figures_that_were_rounded_may_still_all_differ_by_the_same_number() -> 
 
 def test_runs_on_several_sources_are_not_put_into_one_table() -> None:
     mixed = [*make_records("eta", runs=2), *make_records("eta", runs=2, seed=9, source="photos")]
-    told = r"^a table must have runs on one source, got 'fashion-mnist-tops', 'photos'\. Keep the records of one"
+    told = r"^The records are of several sources: 'fashion-mnist-tops', 'photos'\. Keep the records of one"
     with pytest.raises(InputError, match=told):
         of(mixed)
 

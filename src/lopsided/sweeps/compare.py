@@ -279,7 +279,7 @@ def source_of(records: Iterable[Record]) -> str | None:
     sources = dict.fromkeys(record.source for record in records)
     if len(sources) > 1:
         do = "Keep the records of one source, or name its data in a recipe."
-        raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
+        raise InputError(f"The records are of several sources: {', '.join(map(shown, sources))}. {do}")
     return next(iter(sources), None)
 
 
