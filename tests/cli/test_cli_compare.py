@@ -140,20 +140,26 @@ def test_failed_cells_are_named_and_the_code_is_1(
             ("--arms", "cll"),
             "an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'. Did you mean cl?",
         ),
-        (("--arms", "cl,cl"), "arms must have different names, got 'cl' twice."),
-        (("--arms", "fcl,fcl:gamma=1"), "arms must differ, got 'fcl' and 'fcl:gamma=1', which are the same."),
+        (("--arms", "cl,cl"), "The arm 'cl' is listed twice."),
+        (("--arms", "fcl,fcl:gamma=1"), "The arms 'fcl' and 'fcl:gamma=1' are the same recipe."),
         (("--arms", "cl,ce", "--baseline", "afcl"), "--baseline must be one of the arms, cl, ce, got 'afcl'."),
         (("--arms", "cl", "--seeds", "0"), "Invalid value for '--seeds'"),
         (("--arms", "cl", "--scenario", "ninety"), "a scenario must be a proportion or a long tail, got 'ninety'."),
-        (("--arms", "cl", "--scenario", "90:10,90:10,total=9"), "--scenario must name every proportion once"),
-        (("--arms", "cl", "--set", "data.test=0"), "a comparison must have test images, got data.test = 0."),
+        (
+            ("--arms", "cl", "--scenario", "90:10,90:10,total=9"),
+            "--scenario names the proportions of 90:10,total=9 twice.",
+        ),
+        (("--arms", "cl", "--set", "data.test=0"), "A comparison needs test images, but data.test is 0."),
         (
             ("--arms", "cl", "--set", "encoder.nam=mlp"),
             "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
         ),
         (("--arms", "cl", "--recipe", "defalt"), "Did you mean default?"),
         (("--arms", "cl", "--engine", "cloud"), "--engine must be one of local, ray, got 'cloud'."),
-        (("--arms", "cl", "--address", "there"), "--address is for --engine ray, got it with --engine local."),
+        (
+            ("--arms", "cl", "--address", "there"),
+            "--address is for --engine ray and cannot be used with --engine local.",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
@@ -166,7 +172,10 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
 
 
 def test_without_a_folder_or_data_it_is_said(call: Call, photos: Path, tmp_path: Path) -> None:
-    assert_refused(call("compare", photos, "--arms", "cl"), "--out must name the folder of the comparison, got none.")
+    assert_refused(
+        call("compare", photos, "--arms", "cl"),
+        "--out is missing. Name the folder of the comparison, such as --out CMP.",
+    )
     assert_refused(
         call("compare", "--arms", "cl", "--out", tmp_path / "CMP"),
         "DATA is missing, and the recipe names no source. Write lopsided compare DATA",
@@ -181,14 +190,14 @@ def test_a_folder_with_runs_on_other_data_or_of_another_verb_is_refused_and_left
     out = sweep.open_sweep(tmp_path / "CMP", {"kind": "compare"})
     append_record(out / "records.jsonl", run("cl", 0, 0.5, source="pictures"))
     before = names_below(tmp_path)
-    told = f"the folder of a comparison on 'photos' must have no other runs, got {out} with runs on 'pictures'. Choose"
+    told = f"{out} has runs on 'pictures', not on 'photos'. Choose"
     assert_refused(call("compare", photos, "--arms", "cl", "--out", out), told)
     paper = sweep.open_sweep(tmp_path / "paper", {"kind": "reproduce"})
-    told = f"the sweep must be one of `lopsided compare`, got {paper}, which is one of `lopsided reproduce`."
+    told = f"{paper} contains a sweep of `lopsided reproduce`, not of `lopsided compare`."
     assert_refused(call("compare", photos, "--arms", "cl", "--out", paper), told)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("years of work")
-    told = "a sweep must have a new folder, an empty one or its own, got "
+    told = "contains other files and no sweep. Choose a new or empty folder."
     assert_refused(call("compare", photos, "--arms", "cl", "--out", tmp_path / "notes"), told)
     assert names_below(tmp_path) == sorted([*before, "notes/thesis.tex", "paper/sweep.json"])
 

@@ -99,7 +99,7 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
     assert {row["split"] for row in rows} == {"test", "held_out"}
     assert ended.out.startswith("photos over eta (gamma = 0): UWA, per cent\n")
     assert {Record.from_json(line).source for line in (out / "records.jsonl").read_text().splitlines()} == {"photos"}
-    assert "The paper's claims are about other data, so that these runs judge none of them." in out_of(ended)
+    assert "The paper's claims are about other data, so there are no verdicts for these runs." in out_of(ended)
     assert "published" not in ended.out
     assert f"Written to {out / 'tables'}." in ended.out
 
@@ -187,7 +187,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == f"lopsided: interrupted. Start the same command again to go on in {out}."
+    assert err.splitlines()[-1] == f"lopsided: interrupted. Run the same command again to continue in {out}."
     assert "Traceback" not in err
     assert 0 < len((out / "records.jsonl").read_text().splitlines()) < 4
 
@@ -244,7 +244,7 @@ def test_a_file_of_records_that_was_cut_in_half_loses_its_last_line_alone(
     before = cut.read_bytes()
     ended = call("reproduce", "eta", "--records", cut, "--json")
     assert ended.code == 0
-    assert f"The last line of {cut} was cut off in writing and passed over." in ended.err
+    assert f"Skipped the last line of {cut}: it is incomplete." in ended.err
     runs = [entry["runs"] for entry in json.loads(ended.out)["entries"]]
     assert (min(runs), sum(runs)) == (1, 4 * (6 * 11 * 2 - 1))
     assert cut.read_bytes() == before
@@ -262,7 +262,7 @@ def test_records_with_a_broken_line_in_their_middle_are_refused(call: Call, tmp_
 
 def test_records_of_another_protocol_are_refused(call: Call, records: Path) -> None:
     ended = call("reproduce", "isic", "--records", records)
-    assert_refused(ended, f"{records} must hold runs of the table isic by resnet50 at 128 px", "--preset, --split")
+    assert_refused(ended, f"{records} has no runs of the table isic by resnet50 at 128 px", "--preset, --split")
 
 
 def test_runs_of_another_recipe_are_left_out_and_said(call: Call, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_runs_of_another_recipe_are_left_out_and_said(call: Call, tmp_path: Path
     ended = call("reproduce", "eta", "--records", mixed, "--json")
     assert ended.code == 0, ended.err
     assert {entry["runs"] for entry in json.loads(ended.out)["entries"]} == {2}
-    assert "18 records of other recipes, or that do not say theirs, were left out: " in ended.err
+    assert "Ignored 18 records of other or unknown recipes: " in ended.err
     assert "paper normalization, 1 + 1 epochs, recipe 01234567." in ended.err
     assert json.loads(ended.out)["protocol"].endswith("20 + 10 epochs, recipe paper-fmnist")
     alone = write_records(tmp_path / "alone.jsonl", short)
@@ -288,7 +288,7 @@ def test_runs_with_a_loss_that_is_none_of_the_papers_are_left_out_and_said(call:
     assert ended.code == 0, ended.err
     alone = call("reproduce", "eta", "--records", write_records(tmp_path / "own.jsonl", own), "--json")
     assert json.loads(ended.out)["entries"] == json.loads(alone.out)["entries"]
-    assert "2 records of losses that are none of the paper's were left out: proxy(eta=0.0, gamma=0.0, " in ended.err
+    assert "Ignored 2 records of losses that are not in the paper: proxy(eta=0.0, gamma=0.0, " in ended.err
 
 
 def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_asked_for(
@@ -301,19 +301,19 @@ def test_runs_on_other_data_are_left_out_and_said_or_refused_where_none_were_ask
     content = json.loads(ended.out)
     assert content["source"] == "fashion-mnist-tops"
     assert {entry["runs"] for entry in content["entries"]} == {3}
-    assert "12 records of other data were left out: photos-0." in ended.err
+    assert "Ignored 12 records of other data: photos-0." in ended.err
     alone = write_records(tmp_path / "alone.jsonl", others[0])
     content = json.loads(call("reproduce", "eta", "--records", alone, "--json").out)
     assert (content["source"], content["verdicts"]) == ("photos-0", [])
     both = write_records(tmp_path / "both.jsonl", [*others[0], *others[1]])
-    assert_refused(call("reproduce", "eta", "--records", both), "a table must have runs on one source, got 'photos-0'")
+    assert_refused(call("reproduce", "eta", "--records", both), "The records are of several sources: 'photos-0'")
 
 
 @pytest.mark.parametrize(
     ("table", "data", "told"),
     [
-        ("isic", 'scenario = "90:10"', "a recipe for the table isic must take all images, got data.scenario = '90:10'"),
-        ("eta", "test = 0.0", "a recipe for a table must have test images, got data.test = 0."),
+        ("isic", 'scenario = "90:10"', "The table isic uses all images, but the recipe has data.scenario = '90:10'"),
+        ("eta", "test = 0.0", "A table needs test images, but the recipe has data.test = 0."),
     ],
 )
 def test_a_recipe_whose_runs_no_table_could_show_is_refused_before_they_are_made(
@@ -332,7 +332,7 @@ def test_where_no_cluster_answers_nothing_is_left(call: Call, tmp_path: Path) ->
         unused.bind(("127.0.0.2", 0))
         address = f"127.0.0.2:{unused.getsockname()[1]}"
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray", "--address", address)
-    assert_refused(ended, f"--address must be that of a running Ray cluster, got {address}, where no cluster answers (")
+    assert_refused(ended, f"Cannot connect to a Ray cluster at {address}: no cluster answers (")
     assert not (tmp_path / "sweep").exists()
 
 
@@ -340,11 +340,11 @@ def test_records_that_do_not_say_their_recipe_are_used_where_there_are_no_others
     old = make_records("eta", runs=3, scenarios=["90:10"], family=None, epochs=None)
     ended = call("reproduce", "eta", "--records", write_records(tmp_path / "old.jsonl", old), "--json")
     assert json.loads(ended.out)["protocol"].endswith("recipe not recorded")
-    assert "The records do not say by which recipe they were made; they are taken for runs by resnet18" in ended.err
+    assert "The records do not name their recipe. They are treated as runs by resnet18" in ended.err
     both = write_records(tmp_path / "both.jsonl", [*old, *make_records("eta", runs=2, scenarios=["90:10"])])
     ended = call("reproduce", "eta", "--records", both, "--json")
     assert {entry["runs"] for entry in json.loads(ended.out)["entries"]} == {2}
-    assert "18 records of other recipes, or that do not say theirs, were left out: " in ended.err
+    assert "Ignored 18 records of other or unknown recipes: " in ended.err
 
 
 @pytest.mark.parametrize(
@@ -352,12 +352,12 @@ def test_records_that_do_not_say_their_recipe_are_used_where_there_are_no_others
     [
         (
             ("--scenarios", "55:45,90:10"),
-            "--scenarios must be among those that have a run in {}, 60:40, 90:10, got 55:45.",
+            "{} has no run for --scenarios 55:45. It has runs for 60:40, 90:10.",
         ),
-        (("--values", "0,60"), "--values must be among those that have a run in {}, CL, ACL(300), got ACL(60)."),
+        (("--values", "0,60"), "{} has no run for --values ACL(60). It has runs for CL, ACL(300)."),
         (
             ("--losses", "cl,afcl:300:7"),
-            "--losses must be among those that have a run in {}, CL, ACL(300), got AFCL(300, 7).",
+            "{} has no run for --losses AFCL(300, 7). It has runs for CL, ACL(300).",
         ),
     ],
 )
@@ -379,11 +379,11 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
     (out / "records.jsonl").unlink()
     ended = call("reproduce", "eta", "--recipe", recipe, "--records", out, "--json")
     assert ended.code == 0, ended.err
-    assert f"8 records were read from the run folders of {out} again." in ended.err
+    assert f"Read 8 records from the run folders of {out} again." in ended.err
     assert sorted((out / "records.jsonl").read_text().splitlines()) == before
     other = tmp_path / "other"
     other.mkdir()
-    told = f"--records must be a file of records or the folder of a sweep, got {other}, which holds no sweep."
+    told = f"{other} contains no sweep. Give --records a file of records or the folder of a sweep."
     assert_refused(call("reproduce", "eta", "--records", other), told)
     (other / "thesis.tex").write_text("years of work")
     assert_refused(call("reproduce", "eta", "--records", other), told)
@@ -393,21 +393,30 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
     ("arguments", "told"),
     [
         (("theta",), "TABLE must be one of eta, gamma, isic, got 'theta'."),
-        (("eta",), "--out must name the folder of the sweep, got none."),
+        (("eta",), "--out is missing. Name the folder of the sweep, such as --out sweep."),
         (("eta", "--scenarios", "90:11"), "--scenarios must be among 50:50"),
         (("eta", "--values", "7"), "--values must be among 0, 60, 120, 180, 240, 300 for the table eta, got '7'."),
-        (("eta", "--losses", "acl"), "a loss must be named with its parameters, got 'acl'."),
+        (("eta", "--losses", "acl"), "'acl' is not a loss with its parameters."),
         (("eta", "--runs", "0"), "Invalid value for '--runs'"),
-        (("eta", "--preset", "small"), "--preset is for the table isic"),
+        (("eta", "--preset", "small"), "--preset small is for the table isic"),
         (("eta", "--normalization", "mine"), "encoder_training.loss.normalization must be one of"),
         (("eta", "--engine", "cloud", "--out", "x"), "--engine must be one of local, ray, got 'cloud'."),
-        (("eta", "--address", "there", "--out", "x"), "--address is for --engine ray, got it with --engine local."),
+        (
+            ("eta", "--address", "there", "--out", "x"),
+            "--address is for --engine ray and cannot be used with --engine local.",
+        ),
         (("eta", "--records", "none.jsonl"), "none.jsonl"),
-        (("eta", "--records", "none.jsonl", "--runs", "3"), "--runs is for training, got it with --records."),
+        (
+            ("eta", "--records", "none.jsonl", "--runs", "3"),
+            "--runs is for training and cannot be used with --records.",
+        ),
         (("eta", "--recipe", "none.toml", "--out", "x"), "a recipe must be a readable TOML file, got none.toml"),
         (("isic", "--out", "x"), "isic2018 needs the environment variable LOPSIDED_DATA, which is not set."),
         (("isic", "--out", "x", "--data", "nowhere"), "nowhere, which does not exist."),
-        (("eta", "--out", "x", "--weights", "none.safetensors"), "none.safetensors, which does not exist."),
+        (
+            ("eta", "--out", "x", "--weights", "none.safetensors"),
+            "none.safetensors does not exist.",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
@@ -421,7 +430,7 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
 def test_a_folder_of_other_content_is_refused_and_left_alone(call: Call, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     ended = call("reproduce", "eta", "--out", tmp_path)
-    assert_refused(ended, f"a sweep must have a new folder, an empty one or its own, got {tmp_path}")
+    assert_refused(ended, f"{tmp_path} contains other files and no sweep.")
     assert names_below(tmp_path) == ["thesis.tex"]
 
 
@@ -430,7 +439,9 @@ def test_without_ray_its_engine_is_refused(call: Call, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray")
-    assert_refused(ended, "--engine ray needs the package ray, got no such package. Run pip install 'lopsided[ray]'.")
+    assert_refused(
+        ended, "--engine ray needs the package ray, which is not installed. Run pip install 'lopsided[ray]'."
+    )
     assert not (tmp_path / "sweep").exists()
 
 
@@ -439,7 +450,7 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(f'[data]\nsource = "{photos}"\n')
     ended = call("reproduce", "isic", "--recipe", mine, "--split", "lesion", "--out", tmp_path / "sweep")
-    assert_refused(ended, "a split by lesion needs the table of lesions, got none for photos. Use --split image.")
+    assert_refused(ended, "photos has no table of lesions, so it cannot be split by lesion. Use --split image.")
     assert not (tmp_path / "sweep").exists()
 
 
@@ -470,6 +481,6 @@ def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--quick")
     assert ended.code == 0
     assert len(trained) == 2 * 3 * 4
-    assert ended.err.startswith("A quick look; it leaves out 9 of 11 scenarios (50:50, ")
-    assert "A quick look; it leaves out 9 of 11 scenarios" in ended.out
+    assert ended.err.startswith("This quick table omits 9 of 11 scenarios (50:50, ")
+    assert "This quick table omits 9 of 11 scenarios" in ended.out
     assert "6 cells have no run" in ended.out

@@ -264,7 +264,7 @@ def test_figures_that_were_rounded_may_still_all_differ_by_the_same_number() -> 
 
 def test_runs_on_several_sources_are_not_put_into_one_table() -> None:
     mixed = [*make_records("eta", runs=2), *make_records("eta", runs=2, seed=9, source="photos")]
-    told = r"^a table must have runs on one source, got 'fashion-mnist-tops', 'photos'\. Keep the records of one"
+    told = r"^The records are of several sources: 'fashion-mnist-tops', 'photos'\. Keep the records of one"
     with pytest.raises(InputError, match=told):
         of(mixed)
 
@@ -305,7 +305,7 @@ def test_the_cells_of_the_papers_table_that_have_a_run_are_counted() -> None:
 
 def test_two_runs_for_one_place_are_refused() -> None:
     twice = [*at_90_10(ACL, [0.6]), record("90:10", ACL, 0, figures((0.9, 0.5), 0.9), cell="0123456789abcdef")]
-    with pytest.raises(InputError, match=r"a table must have one run of 90:10 ACL\(eta=300, .*\) seed 0, got those of"):
+    with pytest.raises(InputError, match=r"There are two runs of 90:10 ACL\(eta=300, .*\) seed 0, in the cells "):
         of(twice)
 
 

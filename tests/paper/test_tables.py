@@ -66,7 +66,7 @@ def test_a_table_of_other_data_speaks_of_them_alone(table: str, name: str) -> No
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     for text in (to_markdown(other), printed):
         assert name in text
-        assert "The paper's claims are about other data, so that these runs judge none of them." in text
+        assert "The paper's claims are about other data, so there are no verdicts for these runs." in text
         for word in ("ISIC", "Fashion", "published", "misprint", "UWA of 50", "supported"):
             assert word not in text
     for block in blocks(other):

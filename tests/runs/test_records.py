@@ -367,10 +367,10 @@ def test_of_equally_many_the_last_class_is_the_minority(tmp_path: Path) -> None:
 
 
 def test_only_a_finished_run_with_test_images_is_recorded(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^a run must be finished before it is recorded, got .*, which is not\.$"):
+    with pytest.raises(RunError, match=r"^The run in .* is not finished\. Finish it before recording it\.$"):
         Record.from_run(write_run(tmp_path, RECIPE, None))
     metrics = {**metrics_of(RECIPE, [0, 1]), "test": None}
-    with pytest.raises(RunError, match=r"^a recorded run must have test images, got .*, which has none\. Set data\.te"):
+    with pytest.raises(RunError, match=r"^The run in .* has no test images\. Set data\.te"):
         Record.from_run(write_run(tmp_path, RECIPE, metrics))
 
 
@@ -401,8 +401,9 @@ def test_metrics_that_could_not_be_read_again_as_a_record_are_refused_with_their
     inner[last] = value
     (tmp_path / "run").mkdir()
     run = write_run(tmp_path / "run", RECIPE, metrics)
-    must = "the metrics of a recorded run must be as a run writes them"
-    with pytest.raises(RunError, match=rf"^{must}, got \S*run \(.*{why}.*\)\. Train the run again"):
+    with pytest.raises(
+        RunError, match=rf"^The metrics of the run in \S*run are damaged \(.*{why}.*\)\. Train the run again"
+    ):
         Record.from_run(run)
 
 
@@ -418,7 +419,7 @@ def test_a_line_that_a_crash_cut_off_is_passed_over_and_repaired(
     path.write_bytes(content[: len(content) - data.draw(st.integers(2, last - 1), label="bytes lost")])
     found, notes = read_records(path)
     assert found == [first, second]
-    assert notes == [f"The last line of {path} was cut off in writing and passed over."]
+    assert notes == [f"Skipped the last line of {path}: it is incomplete."]
     assert append_record(path, third) == notes
     assert path.read_bytes() == content
     assert read_records(path) == ([first, second, third], [])
@@ -450,7 +451,7 @@ def test_of_two_records_of_a_cell_the_first_counts(tmp_path: Path) -> None:
     path.write_text(path.read_text() + other.to_json() + "\n")
     found, notes = read_records(path)
     assert found == [first, second]
-    assert notes == [f"1 records of {path} were passed over: their cells have earlier ones."]
+    assert notes == [f"Skipped 1 records of {path}: their cells have earlier records."]
 
 
 @pytest.mark.parametrize(
@@ -495,9 +496,7 @@ def test_a_share_must_lie_between_0_and_1(name: str, value: float) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        RunError, match=r"^gone\.jsonl must be a readable file, got .*gone\.jsonl \(No such file or dir"
-    ):
+    with pytest.raises(RunError, match=r"gone\.jsonl cannot be read \(No such file or dir"):
         read_records(tmp_path / "gone.jsonl")
     with pytest.raises(RunError, match=r"\(Is a directory\)\.$"):
         read_records(tmp_path)

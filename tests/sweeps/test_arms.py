@@ -65,17 +65,17 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
     [
         ("cll", r"^an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'\. Did you mean cl\?$"),
         ("qqqq", r"got 'qqqq'\. The losses are cl, fcl, "),
-        ("ce,,cl", r"^--arms must be a list with commas between its entries, got 'ce,,cl'\. Such as ce,"),
-        ("", r"^--arms must be a list"),
-        ("ce,ce", r"^arms must have different names, got 'ce' twice\.$"),
+        ("ce,,cl", r"^--arms must be a comma-separated list without empty entries, got 'ce,,cl'\. Such as ce,"),
+        ("", r"^--arms must be a comma-separated list"),
+        ("ce,ce", r"^The arm 'ce' is listed twice\. Remove one of the two arms\.$"),
         (
             "cl,cl:temperature=0.07",
-            r"^arms must differ, got 'cl' and 'cl:temperature=0\.07', which are the same\. Leave",
+            r"^The arms 'cl' and 'cl:temperature=0\.07' are the same recipe\. Remove",
         ),
         ("cl:eta=3", r"^arm 'cl:eta=3': encoder_training\.loss \"cl\" has no parameter 'eta'; it has"),
         ("acl:eta=-1", r"^arm 'acl:eta=-1': encoder_training\.loss\.eta must be a finite number >= 0, got -1\.$"),
-        ("cl:seed=3", r"^an arm must leave data and seed as they are, got seed in 'cl:seed=3'\. Change it for all"),
-        ("cl:data.test=0.5", r"^an arm must leave data and seed as they are, got data\.test in"),
+        ("cl:seed=3", r"^The arm 'cl:seed=3' sets seed, but an arm cannot change data or seed\. Change it for all"),
+        ("cl:data.test=0.5", r"^The arm 'cl:data\.test=0\.5' sets data\.test, but "),
         ("gone.toml", r"^a recipe must be a readable TOML file, got gone\.toml"),
     ],
 )

@@ -106,7 +106,7 @@ def test_arms_have_their_own_names_else_those_of_their_losses_and_more_where_the
 
 
 def test_records_of_several_sources_are_not_one_comparison() -> None:
-    with pytest.raises(InputError, match="a table must have runs on one source, got 'photos', 'pictures'"):
+    with pytest.raises(InputError, match="The records are of several sources: 'photos', 'pictures'"):
         compare([*runs("ce", 0.5), *runs("cl", 0.5, source="pictures")])
 
 

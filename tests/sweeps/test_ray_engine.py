@@ -80,7 +80,8 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MissingDependencyError) as caught:
         RayEngine("auto")
     assert (
-        str(caught.value) == "--engine ray needs the package ray, got no such package. Run pip install 'lopsided[ray]'."
+        str(caught.value)
+        == "--engine ray needs the package ray, which is not installed. Run pip install 'lopsided[ray]'."
     )
 
 
@@ -89,9 +90,7 @@ def test_where_nothing_listens_there_is_no_cluster(tmp_path: Path, photos: Path)
     with socket.socket() as unused:
         unused.bind(("127.0.0.2", 0))
         address = f"127.0.0.2:{unused.getsockname()[1]}"
-    said = (
-        rf"^--address must be that of a running Ray cluster, got {address}, where no cluster answers \(.*\)\. Start one"
-    )
+    said = rf"^Cannot connect to a Ray cluster at {address}: no cluster answers \(.*\)\. Start a"
     with pytest.raises(InputError, match=said):
         run_sweep([tiny_recipe(photos)], tmp_path, engine=RayEngine(address))
 
@@ -104,7 +103,7 @@ def test_what_listens_but_never_answers_is_no_cluster(tmp_path: Path, monkeypatc
         mute.listen()
         engine = RayEngine(f"127.0.0.2:{mute.getsockname()[1]}")
         with pytest.raises(
-            InputError, match=r"^--address must be .*, got [\d.:]+, where no cluster answers\. Start one "
+            InputError, match=r"^Cannot connect to a Ray cluster at [\d.:]+: no cluster answers\. Start a "
         ):
             engine.open(tmp_path)
         engine.close()
@@ -139,7 +138,7 @@ def test_a_probe_that_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_ray_says_about_an_address_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # Where Ray would look for a cluster of this machine.
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(InputError, match=r"got auto, where Ray says: .*Could not find any running Ray instance"):
+    with pytest.raises(InputError, match=r"at auto: Ray reports: .*Could not find any running Ray instance"):
         RayEngine("auto").open(tmp_path)
 
 
@@ -272,7 +271,7 @@ def test_a_lock_that_a_lost_node_left_is_removed_and_no_other(tmp_path: Path) ->
 def test_a_node_without_this_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     task = ray_engine._portable_task()
     host = socket.gethostname()
-    repair = "Install it there, or let the node's PYTHONPATH lead to it."
+    repair = "Install it there, or add it to the node's PYTHONPATH."
     _, error, _ = task("99.0")
     assert error == f"every node must have lopsided 99.0, got {__version__} on {host}. {repair}"
     monkeypatch.setitem(sys.modules, "lopsided", None)

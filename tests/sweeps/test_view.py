@@ -82,8 +82,8 @@ def test_while_no_cell_ends_a_pipe_gets_a_line_now_and_then(clock: Clock, capsys
         "0/2 done",
         "0/2 done, 1 running",
         "0/2 done, 1 running",
-        "waiting for 2 cells that are computed elsewhere: held by process 1.",
-        "waiting for 2 cells that are computed elsewhere: held by process 1.",
+        "waiting for 2 cells of other processes: held by process 1.",
+        "waiting for 2 cells of other processes: held by process 1.",
     ]
 
 
@@ -111,9 +111,7 @@ def test_a_terminal_shows_what_is_waited_for_until_a_cell_starts(clock: Clock) -
     screen = Screen()
     screen.begin(2, 1)
     screen.waiting(1, "held by \x1b process 1.")
-    assert shown(screen)[1] == (
-        "  waiting for 1 cell that is computed elsewhere: held by \N{REPLACEMENT CHARACTER} process 1."
-    )
+    assert shown(screen)[1] == ("  waiting for 1 cell of other processes: held by \N{REPLACEMENT CHARACTER} process 1.")
     screen.started(CELLS[0])
     assert shown(screen)[1:] == [f"  {NAME} 0, 0:00"]
 
@@ -152,7 +150,7 @@ def test_quiet_says_failures_notes_and_what_is_waited_for_alone(capsys: pytest.C
         view.failed(Failure.of(CELLS[1].recipe, "no \x1b room."), again=False)
     assert capsys.readouterr() == (
         "",
-        "waiting for 1 cell that is computed elsewhere: held, remove it.\n"
+        "waiting for 1 cell of other processes: held, remove it.\n"
         f"A line was cut off.\n{NAME} 1 failed: no \N{REPLACEMENT CHARACTER} room.\n",
     )
 

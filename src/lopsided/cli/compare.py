@@ -1,4 +1,4 @@
-"""The verb that compares arms: losses or recipes on the same data."""
+"""The command ``lopsided compare``, which compares arms: losses or recipes on the same data."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from lopsided.sweeps.engines import Cell
 
 KIND = "compare"
-"""What ``sweep.json`` says of a sweep that this verb made."""
+"""The kind of these sweeps in ``sweep.json``."""
 
 
 def compare(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="DATA", help="A source's name, a folder or a table; left out: that of --recipe.", show_default=False
+            metavar="DATA",
+            help="The name of a source, a folder or a table; by default the data of --recipe.",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="CMP", help="The folder of the comparison; started again, it goes on.")
+        Path | None, typer.Option(metavar="CMP", help="The folder of the comparison. The same command continues it.")
     ] = None,
     arms: Annotated[
         list[str] | None,
@@ -44,11 +46,11 @@ def compare(
         ),
     ] = None,
     baseline: Annotated[
-        str | None, option(CHOICE, "The arm to which the others are compared; by default the first.")
+        str | None, option(CHOICE, "The arm that the others are compared to; by default the first.")
     ] = None,
     scenario: Annotated[
         list[str] | None,
-        option(CHOICE, "Class proportions to draw, such as 90:10; several, separated by commas or by repetition."),
+        option(CHOICE, "Class proportions to draw, such as 90:10. Separate several by commas, or repeat the option."),
     ] = None,
     seeds: Annotated[
         int, option(CHOICE, "Runs of each arm in each scenario, with seeds 0, 1, ...; 3 by default.", min=1)
@@ -99,7 +101,7 @@ def compare(
     from lopsided.sweeps.arms import cells, check_arms, parse_arms
 
     if out is None:
-        raise InputError(sentence("--out must name the folder of the comparison", "none", "Such as --out CMP."))
+        raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
     sets = dict(map(parse_change, changes or ()))
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
     base = find_recipe(recipe).override(**sets, **given)
@@ -110,10 +112,9 @@ def compare(
     recipes = check_arms(chosen, base)
     if baseline is not None and baseline not in recipes:
         must = f"--baseline must be one of the arms, {', '.join(recipes)}"
-        raise InputError(sentence(must, repr(baseline), "Name it in --arms, too."))
+        raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
     if not base.data.test:
-        do = "Such as --set data.test=0.15."
-        raise InputError(sentence("a comparison must have test images", "data.test = 0", do))
+        raise InputError("A comparison needs test images, but data.test is 0. Set it, such as --set data.test=0.15.")
     scenarios = _scenarios(scenario or ())
     planned = cells(chosen, base, scenarios, range(seeds))
     source = sweeping.check_data(base)
@@ -140,12 +141,12 @@ def _scenarios(texts: Sequence[str]) -> list[str | None]:
         parse_scenario(text)
     twice = [text for i, text in enumerate(found) if proportion(text) in map(proportion, found[:i])]
     if twice:
-        raise InputError(sentence("--scenario must name every proportion once", f"{twice[0]} as a second one"))
+        raise InputError(f"--scenario names the proportions of {twice[0]} twice. Remove one of the two.")
     return [*found] or [None]
 
 
 def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) -> dict[str, Any]:
-    """Return the contents of ``sweep.json``; a folder with runs on other data is refused."""
+    """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data."""
     from lopsided.recipe.words import shown
     from lopsided.runs.records import read_records
     from lopsided.sweeps.sweep import RECORDS, about_sweep
@@ -154,9 +155,8 @@ def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) ->
     records = read_records(out / RECORDS)[0] if (out / RECORDS).exists() else []
     others = dict.fromkeys(record.source for record in records if record.source != source)
     if others:
-        got = f"{out} with runs on {', '.join(map(shown, others))}"
-        must = f"the folder of a comparison on {shown(source)} must have no other runs"
-        raise InputError(sentence(must, got, "Choose another folder."))
+        names = ", ".join(map(shown, others))
+        raise InputError(f"{out} has runs on {names}, not on {shown(source)}. Choose another folder.")
     before = [arm for arm in there.get("arms", ()) if arm not in arms]
     return {"kind": KIND, "arms": [*arms, *before], "baseline": baseline or arms[0]}
 

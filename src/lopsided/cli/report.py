@@ -1,4 +1,4 @@
-"""The verb that writes a page to look at: report."""
+"""The command ``lopsided report``, which writes an HTML page."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ def _complete_map(incomplete: str) -> list[str]:
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder of a finished run, or of a sweep.", show_default=False)
+        Path, typer.Argument(metavar="FOLDER", help="The folder of a finished run or of a sweep.", show_default=False)
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The HTML file to write; left out: report.html in the folder.", show_default=False),
+        typer.Option(help="The HTML file to write; by default report.html in the folder.", show_default=False),
     ] = None,
     map_kind: Annotated[
         str,
         typer.Option(
-            "--map", help="How the features become a map beside PCA: tsne or umap.", autocompletion=_complete_map
+            "--map", help="A second map of the features besides PCA: tsne or umap.", autocompletion=_complete_map
         ),
     ] = "pca",
-    runs: Annotated[bool, typer.Option("--runs", help="Of a sweep: also write the page of each of its runs.")] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="For a sweep: also write a page for each run.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     allow_outside: AllowOutside = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page about a run or a sweep, which opens offline.
+    """Write an HTML page about a run or a sweep. The page works offline.
 
-    Of a run: what it does with the rare class, its mistakes as pictures, a
-    threshold to move, a map of the features, learning curves, the recipe. Of
-    a sweep: its arms side by side with intervals, and the differences
-    between paired runs; of one that repeats a table of the paper, figures
-    over eta and gamma, and verdicts. The page loads nothing and can be sent
-    as it is.
+    The page of a run shows the results on the rare class, misclassified
+    images, an adjustable threshold, a map of the features, learning curves
+    and the recipe. The page of a sweep shows its arms side by side with
+    intervals, and the differences between paired runs. If the sweep repeats
+    a table of the paper, the page shows figures over eta and gamma, and
+    verdicts. The page is a single file and loads nothing.
 
-    With --runs, a run whose folder cannot be read is named and passed over;
-    all other pages are written, and the command ends with exit code 1.
+    With --runs, the command names and skips each run that cannot be read. It
+    writes all other pages and ends with exit code 1.
 
     \b
     Examples:

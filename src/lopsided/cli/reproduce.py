@@ -1,4 +1,4 @@
-"""The verb that repeats the paper's experiments."""
+"""The command ``lopsided reproduce``, which repeats the paper's experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from lopsided.cli import sweeping
 from lopsided.cli.output import Json, Quiet, say, show, show_json
 from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK, option, words
-from lopsided.errors import InputError, sentence
+from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.paper.compare import Comparison, Protocol
@@ -33,42 +33,46 @@ def reproduce(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="SWEEP", help="The folder of the sweep; started again, it goes on.")
+        Path | None, typer.Option(metavar="SWEEP", help="The folder of the sweep. The same command continues it.")
     ] = None,
-    scenarios: Annotated[str | None, option(CHOICE, "Some of the imbalances, such as 50:50,90:10.")] = None,
-    values: Annotated[str | None, option(CHOICE, "Some of the table's values of eta or gamma, such as 0,300.")] = None,
+    scenarios: Annotated[str | None, option(CHOICE, "A subset of the imbalances, such as 50:50,90:10.")] = None,
+    values: Annotated[
+        str | None, option(CHOICE, "A subset of the table's values of eta or gamma, such as 0,300.")
+    ] = None,
     losses: Annotated[
-        str | None, option(CHOICE, "Any losses in place of the values, such as cl,fcl,acl:300,afcl:300:7.")
+        str | None, option(CHOICE, "Losses to train instead of the table's values, such as cl,fcl,acl:300,afcl:300:7.")
     ] = None,
-    runs: Annotated[int | None, option(CHOICE, "Runs of each cell, seeds 0 and up; 4 as in the paper.", min=1)] = None,
+    runs: Annotated[
+        int | None, option(CHOICE, "Runs of each cell, with seeds 0, 1, ...; 4 by default, as in the paper.", min=1)
+    ] = None,
     quick: Annotated[
-        bool, option(CHOICE, "A small part of the table: ten minutes or so of two cores, 25 for isic.", "--quick")
+        bool, option(CHOICE, "A small part of the table: about 10 minutes on two cores, 25 for isic.", "--quick")
     ] = False,
     normalization: Annotated[
         str | None,
         option(
             PROTOCOL,
-            "paper, or released for the loss of the authors' code.",
+            "paper, or released for the loss in the authors' code.",
             autocompletion=words("paper", "released"),
         ),
     ] = None,
     preset: Annotated[
         str | None,
-        option(PROTOCOL, "isic: small for ResNet-18 at 64 pixels, else paper.", autocompletion=words("paper", "small")),
+        option(PROTOCOL, "isic: paper, or small for ResNet-18 at 64 pixels.", autocompletion=words("paper", "small")),
     ] = None,
     split: Annotated[
         str | None,
         option(
             PROTOCOL,
-            "isic: image as in the paper, or lesion, so that no lesion is on both sides.",
+            "isic: image as in the paper, or lesion to keep all images of a lesion in one split.",
             autocompletion=words("image", "lesion"),
         ),
     ] = None,
-    data: Annotated[Path | None, option(PROTOCOL, "isic: the folder that holds the official folders.")] = None,
-    weights: Annotated[str | None, option(PROTOCOL, "none, timm, or a .safetensors file to start from.")] = None,
+    data: Annotated[Path | None, option(PROTOCOL, "isic: the folder that contains the official folders.")] = None,
+    weights: Annotated[str | None, option(PROTOCOL, "Initial weights: none, timm, or a .safetensors file.")] = None,
     recipe: Annotated[
         str | None,
-        option(PROTOCOL, "A recipe in place of the paper's; loss, scenario and seed are still the table's."),
+        option(PROTOCOL, "A recipe to use instead of the paper's. The table still sets loss, scenario and seed."),
     ] = None,
     engine: sweeping.EngineName = None,
     address: sweeping.Address = None,
@@ -79,19 +83,19 @@ def reproduce(
         Path | None,
         option(
             WORK,
-            "Train nothing: make tables, figures and verdicts of this file of records, or of the records of this "
-            "SWEEP, of which those that are lost or of an earlier version are read from its run folders again.",
+            "Make tables, figures and verdicts from this file of records, or from this SWEEP, without training. "
+            "Missing or outdated records of a SWEEP are read from its run folders again.",
         ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Repeat one of the paper's tables, with intervals, and judge its claims.
+    """Repeat one of the paper's tables, with intervals, and check its claims.
 
-    Every finished run is kept in SWEEP, so that starting again goes on and
-    more runs only add. Tables (Markdown, CSV, LaTeX), figures and verdicts
-    are written to SWEEP/tables. A cell that fails does not stop the others;
-    the exit code is 1 then.
+    Finished runs are kept in SWEEP: the same command continues an
+    interrupted sweep, and more runs add to it. Tables (Markdown, CSV,
+    LaTeX), figures and verdicts are written to SWEEP/tables. A failed cell
+    does not stop the others; the exit code is then 1.
 
     \b
     Examples:
@@ -127,7 +131,7 @@ def reproduce(
         comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
     else:
         if out is None:
-            raise InputError(sentence("--out must name the folder of the sweep", "none", "Such as --out sweep."))
+            raise InputError("--out is missing. Name the folder of the sweep, such as --out sweep.")
         if not quiet and plan.left_out:
             say(plan.left_out)
         source = sweeping.check_data(plan.recipe)
@@ -141,7 +145,7 @@ def reproduce(
 
 
 def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, recipe: str | None) -> str:
-    """Name the files of a table, so that several protocols may share a folder."""
+    """Return the stem of a table's file names. It differs between protocols, so that they can share a folder."""
     base = plan.recipe
     normalization = str(base.encoder_training.loss.parameters["normalization"])
     parts = [
@@ -157,7 +161,7 @@ def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, rec
 
 
 def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comparison:
-    """Compare all runs of the sweep that were made by the plan's recipe, also those of earlier commands."""
+    """Compare all runs of the sweep that used the plan's recipe, including runs of earlier commands."""
     from lopsided.paper.compare import Protocol, compare
     from lopsided.paper.protocol import Setting, cell_recipe, published
     from lopsided.runs.records import cell_key, read_records
@@ -174,7 +178,7 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
 
     path = out / RECORDS
     known = read_records(path)[0] if path.exists() else []
-    there = [replace(record, source=source) for record in known if is_of_plan(record)]  # It is in the cell's hash.
+    there = [replace(record, source=source) for record in known if is_of_plan(record)]  # The hash covers the source.
     whole = published(plan.table)
     rows = {record.scenario for record in there} | set(plan.scenarios)
     columns = {Setting.of(record) for record in there} | set(plan.settings)
@@ -189,7 +193,7 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
 
 
 def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> Comparison:
-    """Compare the runs of a file, or of a sweep; ``rows`` and ``columns``: the options that chose some of them."""
+    """Compare the runs of a file or a sweep; ``rows`` and ``columns`` name the options that selected a subset."""
     from lopsided.data.sources import name_of
     from lopsided.paper.compare import Protocol, compare, select
     from lopsided.paper.protocol import Setting
@@ -206,7 +210,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     if not kept:
         others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"
         do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
-        raise InputError(sentence(f"{path} must hold runs of the table {plan.table} by {protocol}", others, do))
+        raise InputError(f"{path} has no runs of the table {plan.table} by {protocol}. It has {others}. {do}")
     _check_there(rows, plan.scenarios, [record.scenario for record in kept], path)
     _check_there(columns, plan.settings, [Setting.of(record) for record in kept], path)
     chosen = plan.scenarios if rows else None, plan.settings if columns else None
@@ -222,26 +226,25 @@ def _renewed(folder: Path, quiet: bool) -> Path:
     from lopsided.sweeps.sweep import RECORDS, SWEEP, check_sweep, renew_sweep
 
     if not (folder / SWEEP).exists():
-        must = "--records must be a file of records or the folder of a sweep"
-        raise InputError(sentence(must, f"{folder}, which holds no sweep"))
+        raise InputError(f"{folder} contains no sweep. Give --records a file of records or the folder of a sweep.")
     check_sweep(folder)
     number = renew_sweep(folder)
     if number and not quiet:
-        say(f"{number} records were read from the run folders of {folder} again.")
+        say(f"Read {number} records from the run folders of {folder} again.")
     return folder / RECORDS
 
 
 def _check_there(option: str, asked: Sequence[object], there: Sequence[object], path: Path) -> None:
-    """Refuse what was asked for by an option, and has no run at all."""
+    """Raise an error if an option names values without any run."""
     lost = [str(item) for item in asked if item not in there]
     if option and lost:
         known = ", ".join(dict.fromkeys(map(str, there)))
-        must = f"{option} must be among those that have a run in {path}, {known}"
-        raise InputError(sentence(must, ", ".join(lost)))
+        missing = ", ".join(lost)
+        raise InputError(f"{path} has no run for {option} {missing}. It has runs for {known}.")
 
 
 def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: Protocol) -> list[str]:
-    """Say which runs of like protocols were left out because their recipe is another one, or not known."""
+    """Return notes on the runs that were ignored because their recipe, data or loss differs or is unknown."""
     from lopsided.paper.compare import Protocol
     from lopsided.paper.protocol import Setting
 
@@ -252,20 +255,20 @@ def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: P
     losses = [record.loss.label for record in alike if Setting.of(record) is None]
     found = []
     if family is None and protocol.family is not None:
-        found.append(f"The records do not say by which recipe they were made; they are taken for runs by {protocol}.")
+        found.append(f"The records do not name their recipe. They are treated as runs by {protocol}.")
     if others:
         named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
-        found.append(f"{len(others)} records of other recipes, or that do not say theirs, were left out: {named}.")
+        found.append(f"Ignored {len(others)} records of other or unknown recipes: {named}.")
     if sources:
-        found.append(f"{len(sources)} records of other data were left out: {', '.join(dict.fromkeys(sources))}.")
+        found.append(f"Ignored {len(sources)} records of other data: {', '.join(dict.fromkeys(sources))}.")
     if losses:
         named = ", ".join(dict.fromkeys(losses))
-        found.append(f"{len(losses)} records of losses that are none of the paper's were left out: {named}.")
+        found.append(f"Ignored {len(losses)} records of losses that are not in the paper: {named}.")
     return found
 
 
 def write_tables(comparison: Comparison, out: Path, stem: str) -> list[Path]:
-    """Write tables, verdicts and figures below a folder; return the files."""
+    """Write tables, verdicts and figures into a folder and return their paths."""
     from lopsided import files
     from lopsided.paper import figures, latex, tables
 

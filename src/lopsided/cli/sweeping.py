@@ -1,4 +1,4 @@
-"""What the verbs that train many runs have in common: their options, the engine, and the training itself."""
+"""Shared by the commands that train many runs: options, the engine and the training."""
 
 from __future__ import annotations
 
@@ -21,62 +21,66 @@ if TYPE_CHECKING:
 
 CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
 PLAIN_WIDTH = 160
-"""Columns of output that no terminal limits."""
+"""The width of the output, in columns, if it is not a terminal."""
 
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """Return an option in a panel of the help."""
+    """Return an option that is listed in a panel of the help."""
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
 def words(*choices: str) -> Any:
-    """Return a completion with these words."""
+    """Return a shell completion with these words."""
     return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
 EngineName = Annotated[
-    str | None, option(WORK, "local processes, or ray for an existing cluster.", autocompletion=words("local", "ray"))
+    str | None,
+    option(
+        WORK,
+        "local for processes on this machine, or ray for an existing cluster.",
+        autocompletion=words("local", "ray"),
+    ),
 ]
-Address = Annotated[str | None, option(WORK, "ray: where the cluster is.")]
+Address = Annotated[str | None, option(WORK, "ray: the address of the cluster.")]
 Workers = Annotated[
     int | None,
     option(
         WORK,
-        "Processes; as many as have cores for their threads unless given. Give fewer where memory is short: with a "
-        "ResNet-50 at 128 pixels each needs some gigabytes.",
+        "Number of processes; by default as many as the cores allow. Use fewer if memory is short: a ResNet-50 at "
+        "128 pixels needs several gigabytes per process.",
         min=1,
     ),
 ]
-Threads = Annotated[int | None, option(WORK, "Threads of each process; 1 unless given.", min=1)]
+Threads = Annotated[int | None, option(WORK, "Threads of each process; 1 by default.", min=1)]
 KeepModels = Annotated[bool, option(WORK, "Keep the models of all runs.", "--keep-models")]
 
 
 def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
-    """Refuse options that were given together with another one."""
+    """Raise an error if one of the options is given together with the option ``other``."""
     for name, value in options.items():
         if value not in (None, False):
-            raise InputError(sentence(f"{name} {what}", f"it with {other}", "Leave one of them out."))
+            raise InputError(f"{name} {what} and cannot be used with {other}. Remove one of the two options.")
 
 
 def check_data(base: Recipe) -> str:
-    """Look for images and weights once, before every cell of a sweep would fail to find them; name the images."""
+    """Check images and weights once, before every cell of a sweep fails on them. Return the name of the source."""
     from lopsided.data.sources import open_source
     from lopsided.runs.run import settle
 
     settled = settle(base)
     weights = settled.encoder.weights
     if weights not in ("none", "timm") and not Path(weights).is_file():
-        raise InputError(sentence("--weights must be a file of weights", f"{weights}, which does not exist"))
+        raise InputError(f"The file of weights {weights} does not exist. Correct --weights.")
     data = settled.data
     source = open_source(data.source or "", classes=data.classes, group=data.group, allow_outside=data.allow_outside)
     if settled.data.split == "group" and source.groups is None:
-        got = f"none for {source.name}"
-        raise DataError(sentence("a split by lesion needs the table of lesions", got, "Use --split image."))
+        raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")
     return source.name
 
 
 def make_engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
-    """Return the engine of this name."""
+    """Return the engine with this name."""
     if name == "local":
         from lopsided.sweeps.engines import LocalEngine
 
@@ -99,7 +103,7 @@ def train(
     keep_models: bool,
     quiet: bool,
 ) -> list[Failure]:
-    """Train the cells that are not yet done in a folder; return what failed."""
+    """Train the cells that are not yet finished in a folder. Return the failed cells."""
     from lopsided.sweeps.sweep import run_sweep
     from lopsided.sweeps.view import sweep_view
 
@@ -107,11 +111,11 @@ def train(
         with sweep_view(quiet=quiet) as view:
             return run_sweep(cells, out, engine=engine, view=view, keep_models=keep_models, about=about).failed
     except KeyboardInterrupt:
-        raise StoppedError(f"interrupted. Start the same command again to go on in {out}.") from None
+        raise StoppedError(f"interrupted. Run the same command again to continue in {out}.") from None
 
 
 def wide_console() -> Console:
-    """Return standard output for tables: as wide as the terminal, and wide where there is none."""
+    """Return a console on standard output, as wide as the terminal, or ``PLAIN_WIDTH`` columns without one."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PLAIN_WIDTH)

@@ -1,33 +1,35 @@
 """Verdicts on the paper's claims, from paired runs. Needs no torch.
 
-The rule. A claim is true in one way or another; a way is a set of comparisons, each of which says that one thing is
-above another. Runs of one seed share their images, their split and their first weights, so a comparison is a measured
-difference within a seed, averaged over the scenarios of the claim; the seeds are what is independent, and Student's
-interval is taken over them. The claim is
+The rule. A claim can be true in one or more ways. A way is a set of comparisons; each comparison states that one value
+is above another. Runs of one seed share their images, their split and their initial weights. A comparison is therefore
+the difference within a seed, averaged over the scenarios of the claim. The seeds are independent, so Student's interval
+is computed over the seeds. The verdict is
 
-- *supported* when the intervals of all comparisons of one way lie above 0,
-- *contradicted* when, in every way, that of one comparison lies below 0,
-- and otherwise one *cannot tell*.
+- *supported* if, in one way, the intervals of all comparisons lie above 0,
+- *contradicted* if, in every way, the interval of at least one comparison lies below 0,
+- *cannot tell* otherwise.
 
-"Best of all" is one way with a comparison to each rival; "some value is better" is as many ways as there are values,
-of one comparison each. Each limit holds with 97.5 %. One of k ways would be open by chance k times as often as one
-alone, so the lower limits are moved out to 1 - 0.025 / k, and for k comparisons of a way the upper ones (Bonferroni).
-So a claim that is not true is called supported in at most 2.5 % of all repetitions, and one that is not false
-contradicted in at most 2.5 %. Fewer than three paired runs give no verdict, for the figures of few images are so coarse
-that two differences are often the same number; nor do differences that are all the same number, which have no interval.
-A claim over a range is judged only where both ends of the range were run. Comparisons that are missing can neither
-complete a way nor close the last one.
+"Best of all" is one way with a comparison to each rival. "Some value is better" has one way per value, with one
+comparison each. Each limit has a confidence of 97.5 %. With k ways, a claim would be supported by chance up to k times
+as often, so the confidence of the lower limits rises to 1 - 0.025 / k. With k comparisons in a way, the same holds for
+the upper limits (Bonferroni). A claim that is not true is thus supported in at most 2.5 % of all repetitions, and a
+claim that is not false is contradicted in at most 2.5 %.
 
-That eta helps the more, the more lopsided the data are, is taken as two measured differences to CL: that of the mean
-over all eta above 0, and that of the largest eta. In one of these two ways the difference must be above 0 at 90:10, and
-must rise from 60:40 to 90:10; the rise is that of the straight line through the differences of the scenarios, which for
-two scenarios is one difference less the other.
+Fewer than three paired runs give no verdict: with few images, figures are so coarse that two differences are often
+equal. Differences that are all equal have no interval and give no verdict either. A claim over a range needs runs at
+both ends of the range. A way with a missing comparison cannot support a claim, and a missing comparison cannot
+contradict it.
 
-What the rule cannot see. It speaks of the mean over a claim's scenarios, not of each. It takes the differences as
-normal, which four seeds cannot show. It knows nothing of what all runs share: one pool of images, one protocol with its
-unstated parts filled in one way, so that a verdict holds for this protocol. "Cannot tell" is no proof of equality: the
-interval says how large a difference may have been overlooked. Every line is judged by itself; of many lines some may
-be wrong.
+The claim that eta helps more as imbalance grows has two ways, each based on a difference to CL: the difference of the
+mean over all eta above 0, and the difference of the largest eta. In one of the two ways, the difference must be above 0
+at 90:10 and must rise from 60:40 to 90:10. The rise is computed from the straight line through the differences of the
+scenarios. For two scenarios it is the second difference minus the first.
+
+Limits of the rule. It evaluates the mean over the scenarios of a claim, not each scenario. It assumes normal
+differences, which four seeds cannot confirm. It ignores the factors that all runs share: one pool of images, and one
+protocol with one choice for everything that the paper leaves open. A verdict holds for this protocol only. "Cannot
+tell" does not prove equality; the interval shows how large an undetected difference may be. Each verdict is computed
+separately, so some of many verdicts may be wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ Values: TypeAlias = Mapping[Key, Mapping[int, float]]
 Decision: TypeAlias = Literal["supported", "contradicted", "cannot tell"]
 
 FEWEST = 3
-"""Paired runs without which there is no verdict."""
+"""The minimum number of paired runs for a verdict."""
 
 RULE = (
     "Supported: the interval of every comparison that the claim makes lies above 0 (where there are several ways for "
@@ -70,7 +72,7 @@ BLIND = (
 
 @dataclass(frozen=True)
 class Contrast:
-    """One comparison: its mean over seeds in points, with the limits that the rule looks at."""
+    """One comparison: its mean over seeds in points, with the limits that the rule uses."""
 
     name: str
     figure: Figure
@@ -84,7 +86,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of a claim, in one figure (or several at once) on one split."""
+    """The verdict on a claim, for one figure (or several together) on one split."""
 
     claim: str
     text: str
@@ -92,19 +94,19 @@ class Verdict:
     split: str
     decision: Decision
     ways: tuple[tuple[Contrast | None, ...], ...]
-    """The comparisons, by the ways in which the claim may be true; None for one that could not be made."""
+    """The comparisons of each way in which the claim may be true; None for a missing comparison."""
     missing: tuple[str, ...]
     decides: bool
-    """Whether this split is the one that the claim is judged by: the held-out images where there are some."""
+    """Whether this split decides the claim: the held-out images if there are any, else the test images."""
 
     @property
     def contrasts(self) -> tuple[Contrast, ...]:
-        """All comparisons that could be made."""
+        """All comparisons that are not missing."""
         return tuple(contrast for way in self.ways for contrast in way if contrast is not None)
 
     @property
     def runs(self) -> int:
-        """The fewest seeds that any comparison rests on."""
+        """The smallest number of seeds of any comparison."""
         return min((len(contrast.seeds) for contrast in self.contrasts), default=0)
 
     @property
@@ -113,7 +115,7 @@ class Verdict:
         return f"{' and '.join(WORDS[name] for name in self.figures)}, {WORDS[self.split]} images"
 
     def reason(self) -> str:
-        """Say what decided: the comparison nearest to deciding otherwise, the runs, and what was missing."""
+        """Return the reason: the comparison closest to another verdict, the number of runs, and missing parts."""
         parts = []
         if self.contrasts:
             limit = "high" if self.decision == "contradicted" else "low"
@@ -147,17 +149,17 @@ class Verdict:
 
 @dataclass
 class Found:
-    """What a claim finds in the records: each comparison's points by seed, and what there was none of."""
+    """The data of a claim: the points of each comparison by seed, and notes on missing data."""
 
     ways: list[list[str]]
-    """The names of all comparisons that the claim makes, by the ways in which it may be true."""
+    """The names of all comparisons of the claim, for each way in which it may be true."""
     points: dict[str, dict[int, float]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper; ``figures`` are those that each verdict takes together."""
+    """A claim of the paper; each item of ``figures`` lists the figures that one verdict uses together."""
 
     name: str
     table: str
@@ -167,7 +169,7 @@ class Claim:
 
 
 def judge(table: str, values: Values) -> tuple[Verdict, ...]:
-    """Judge the claims that a table of the paper is for."""
+    """Return the verdicts on the claims of a table of the paper."""
     splits = [split for split in ("held_out", "test") if any(key[2] == split and values[key] for key in values)]
     splits = splits or ["test"]
     return tuple(
@@ -197,7 +199,7 @@ def _judge(claim: Claim, values: Values, split: str, figures: tuple[str, ...], *
 
 
 def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
-    """Apply the rule to the intervals of a claim's comparisons, by way; None stands for one that is missing.
+    """Apply the rule to the intervals of a claim's comparisons, by way; None is a missing comparison.
 
     >>> decide([[Figure(1.0, 0.2, 1.8)], [Figure(0.1, -1.0, 1.2)], [None]])
     'supported'
@@ -210,28 +212,28 @@ def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
 
 
 def _limits(points: Sequence[float], low: int, high: int) -> Figure:
-    """Return the mean with Student's limits, each corrected for so many comparisons."""
+    """Return the mean with Student's limits, corrected for ``low`` and ``high`` comparisons."""
     lower, upper = (mean_interval(points, 1 - ALPHA / number, same=ROUNDING) for number in (low, high))
     return Figure(lower.value, lower.low, upper.high)
 
 
 def _seeds(values: Values, keys: Iterable[Key]) -> list[int]:
-    """Return the seeds that all of these cells have."""
+    """Return the seeds that all of the cells have."""
     found = [set(values.get(key, {})) for key in keys]
     return sorted(set.intersection(*found)) if found else []
 
 
 Pairs: TypeAlias = Mapping[str, tuple[str, Setting, Setting]]
-"""By the name of a comparison: the figure, the loss that is to have more of it, and the other."""
+"""For each name of a comparison: the figure, the loss that is claimed to be higher, and the other loss."""
 
 
 def _pooled(
     values: Values, split: str, scenarios: Sequence[str | None], pairs: Pairs, *, need: Literal["all", "any"]
 ) -> Found:
-    """Find each pair's difference, averaged over scenarios within each seed; it needs the first and the last scenario.
+    """Return the difference of each pair, averaged over scenarios within each seed.
 
-    A scenario without enough paired runs is left out, then every seed that is not in all of the others. ``need``: all
-    of the comparisons, or any one of them.
+    Scenarios without enough paired runs are omitted, but the first and the last scenario are required. Then seeds that
+    are not in all remaining scenarios are omitted. ``need``: whether the claim needs all comparisons or any of them.
     """
     found = Found([list(pairs)] if need == "all" else [[name] for name in pairs])
     without: dict[str, list[str]] = {}
@@ -258,7 +260,7 @@ def _pooled(
 
 
 def _ends_lost(asked: Sequence[str | None], kept: Sequence[str | None]) -> str:
-    """Name the ends of a range of scenarios that lack runs, without which nothing is said of the range."""
+    """Return a text that names the ends of a range of scenarios that lack runs, or an empty text."""
     lost = [f"{end}" for end in dict.fromkeys((asked[0], asked[-1])) if end not in kept]
     return f"{FEWEST} paired runs at {' and '.join(lost)}, where the claim's range ends" if lost else ""
 
@@ -297,9 +299,9 @@ def _afcl_beats_both(values: Values, split: str, figures: Sequence[str]) -> Foun
 
 
 def _eta_helps_the_lopsided(values: Values, split: str, figures: Sequence[str]) -> Found:
-    """Find what eta gains over CL at the lopsided end, and how that rises with imbalance; see the rule above.
+    """Return the gain of eta over CL at 90:10, and its rise with imbalance; see the rule above.
 
-    The mean is over those eta that both ends have; of the scenarios between, those that have all of them count.
+    The mean covers the values of eta that both ends have. Scenarios between the ends count if they have all of them.
     """
     figure, whole = figures[0], published("eta").settings
     asked, largest = _between("60:40", "90:10"), whole[-1]

@@ -1,11 +1,11 @@
-"""From the records of a sweep to a table of the paper: intervals, paired differences, verdicts. Needs no torch.
+"""Make a table of the paper from the records of a sweep: intervals, paired differences, verdicts. Needs no torch.
 
-An entry is the mean over the runs of one cell, in per cent, with Student's 95 % interval over the runs, and its
-difference to CL over the seeds that both have: within one protocol and source, runs of one scenario and seed saw the
-same data. ``claims.py`` has the rule by which the paper's claims are judged.
+An entry is the mean over the runs of one cell, in per cent, with Student's 95 % interval. Its difference to CL uses the
+seeds that both losses have: within one protocol and source, runs of one scenario and seed saw the same data.
+``claims.py`` has the rule for the verdicts on the paper's claims.
 
-Of the two sets of images, ``test`` is the paper's 30 %. Held-out accuracy, weighted by the scenario's proportions, is
-what the paper's accuracy estimates.
+There are two sets of images. ``test`` is the paper's 30 %. ``held_out`` are the images that the scenario did not draw.
+The paper's accuracy estimates the held-out accuracy, which is weighted by the scenario's proportions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from lopsided.errors import InputError, sentence
+from lopsided.errors import InputError
 from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
 from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
@@ -28,14 +28,14 @@ from lopsided.runs.records import ROUNDING, WITH_WEIGHTS, LossTable, Record, epo
 from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
 TEMPERATURE = 0.07
-"""The paper's, which records of version 0.1 do not say."""
+"""The temperature in the paper. Records of version 0.1 do not contain it."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the runs of one table have in common, beside their losses, scenarios and seeds.
+    """The settings that all runs of a table share; losses, scenarios and seeds vary.
 
-    ``family`` stands for all of their recipes that the other fields do not say; the first records had none.
+    ``family`` is a hash of the recipe fields that are not listed here. The first records did not contain it.
     """
 
     method: str
@@ -69,7 +69,7 @@ class Protocol:
         )
 
     def is_like(self, other: Protocol) -> bool:
-        """Whether two protocols agree in all that records of any version say of them."""
+        """Return whether two protocols agree in all fields that records of every version contain."""
         one, two = (replace(each, family=None, epochs=None, temperature=None) for each in (self, other))
         return one == two
 
@@ -89,7 +89,7 @@ class Protocol:
 
 @cache
 def _family_now(family: str | None) -> str | None:
-    """Return what a family is called now: ``families.toml`` has those of version 0.1."""
+    """Return the current hash of a family. ``families.toml`` lists the hashes of version 0.1."""
     text = (resources.files("lopsided.paper") / "families.toml").read_text(encoding="utf-8")
     before, plus, weights = (family or "").partition(WITH_WEIGHTS)
     known = tomllib.loads(text).get(before)
@@ -98,7 +98,7 @@ def _family_now(family: str | None) -> str | None:
 
 @cache
 def _recipe_name(family: str) -> str:
-    """Return the name of a family's recipe: one that comes with the package, else the start of the hash."""
+    """Return the name of a family's recipe if the package contains it, else the start of the hash."""
     from_scratch = family.partition(WITH_WEIGHTS)[0]
     known = {family_of(named_recipe(name)): name for name in named_recipes()}
     for preset in paper.PRESETS:
@@ -110,7 +110,7 @@ def _recipe_name(family: str) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of one cell, in per cent. ``difference`` is to CL, in points; None for CL and without pairs."""
+    """One figure of one cell, in per cent. ``difference`` to CL is in points; None for CL and without pairs."""
 
     mean: Figure
     values: Mapping[int, float]
@@ -120,18 +120,18 @@ class Entry:
 
     @property
     def runs(self) -> int:
-        """The number of runs, seeds being their names."""
+        """The number of runs. ``values`` maps the seed of each run to its value."""
         return len(self.values)
 
     @property
     def differs(self) -> bool:
-        """Whether the interval of the difference leaves 0 out; nothing is corrected for the number of entries."""
+        """Whether the interval of the difference excludes 0, without correction for the number of entries."""
         return self.difference is not None and self.difference.leaves_out_0
 
     def expects_published(self, runs: int = RUNS) -> bool | None:
-        """Whether the published figure lies where the mean of so many further runs would lie, 95 times of 100.
+        """Return whether the published figure lies in Student's 95 % prediction interval for the mean of ``runs`` runs.
 
-        None where nothing was published or the mean has no interval. It is Student's prediction interval.
+        Return None if nothing was published or the mean has no interval.
         """
         if self.published is None or math.isnan(self.mean.high):
             return None
@@ -141,9 +141,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of the paper with what the runs say. Cells that were not trained have no entry.
+    """A table of the paper with the results of the runs. Cells that were not trained have no entry.
 
-    Runs on other data than the paper's, whose name is ``source``, have nothing published and nothing claimed of them.
+    If ``source`` is not the paper's data, there are no published figures and no verdicts.
     """
 
     table: str
@@ -155,11 +155,11 @@ class Comparison:
     entries: Mapping[Key, Entry]
     verdicts: tuple[Verdict, ...]
     majority: float | None
-    """The accuracy of always answering the majority on the test images; only where there is but one scenario."""
+    """The accuracy on the test images of always predicting the majority; only for a single scenario."""
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The sets of images that any run was judged on."""
+        """The sets of images on which at least one run was evaluated."""
         return tuple(split for split in SPLITS if any(key[2] == split for key in self.entries))
 
     @property
@@ -169,33 +169,33 @@ class Comparison:
         return (min(counts), max(counts)) if counts else (0, 0)
 
     def entry(self, scenario: str | None, setting: Setting, split: str, figure: str) -> Entry | None:
-        """Return an entry, or None where there is no run."""
+        """Return an entry, or None if there is no run."""
         return self.entries.get((scenario, setting, split, figure))
 
     def published(self, scenario: str | None, setting: Setting, figure: str) -> float | None:
-        """Return what the paper has for a cell, in per cent, whether or not it was trained."""
+        """Return the published figure of a cell in per cent, whether or not the cell was trained."""
         return published_beside(self.table, scenario, setting, figure) if self.is_of_paper else None
 
     def is_misprint(self, scenario: str | None, setting: Setting, figure: str) -> bool:
-        """Whether what the paper has for a cell is a misprint, so that it is compared with nothing."""
+        """Return whether the published figure of a cell is a misprint, so that it is not compared."""
         return self.is_of_paper and paper.is_misprint(self.table, scenario, setting, figure)
 
     def misprints(self, figure: str) -> list[str]:
-        """Return the scenarios in whose row a misprint would stand."""
+        """Return the scenarios whose row has a misprint."""
         rows = [
             scenario for scenario in self.scenarios if any(self.is_misprint(scenario, s, figure) for s in self.settings)
         ]
         return [scenario for scenario in rows if scenario is not None]
 
     def coverage(self) -> tuple[int, int] | None:
-        """Return how many cells of the paper's table have a run here, and of how many; None for others than its."""
+        """Return how many cells of the paper's table have a run, and their total; None for other tables."""
         whole = published(self.table)
         if not self.is_of_paper or not set(self.settings) <= set(whole.settings):
             return None
         return len({key[:2] for key in self.entries}), len(whole.scenarios) * len(whole.settings)
 
     def agreement(self, figure: str) -> tuple[int, int]:
-        """Return how many published figures lie where the paper's number of runs would be expected, and of how many.
+        """Return how many published figures lie in their prediction interval, and how many were checked.
 
         They are compared with the test images' figures, which are as noisy as the paper's.
         """
@@ -230,9 +230,9 @@ class Comparison:
 
 
 def select(records: Iterable[Record], table: str, protocol: Protocol) -> list[Record]:
-    """Return the records of a table's kind that were made by a protocol with the paper's losses.
+    """Return the records of a table that have this protocol and one of the paper's losses.
 
-    Records that do not say their recipe are a family of their own, which is taken if there are none of the protocol's.
+    If no record has this protocol, return the matching records that do not name their recipe.
     """
     alike = [
         (record, own)
@@ -253,11 +253,11 @@ def compare(
     scenarios: Sequence[str | None] | None = None,
     settings: Sequence[Setting] | None = None,
 ) -> Comparison:
-    """Lay the records of one protocol out as a table of the paper, and judge the claims that it is for.
+    """Arrange the records of one protocol as a table of the paper, and give verdicts on its claims.
 
-    Without ``scenarios`` or ``settings``, those of the paper's table that have a run are shown; the verdicts see all.
-    Runs with a loss that is none of the paper's are in none of its cells.
-    ``source`` names the data where the records do not, or not as they are called now.
+    ``scenarios`` and ``settings`` select rows and columns; by default all of the paper's that have a run. The verdicts
+    use all runs. Runs with other losses than the paper's are ignored. ``source`` replaces the name of the data in the
+    records.
     """
     check_table(table)
     whole = published(table)
@@ -295,13 +295,13 @@ def compare(
 
 
 def _is_of_paper(table: str, source: str, records: Iterable[Record]) -> bool:
-    """Whether runs are on the data of the paper's table, as far as their records say."""
+    """Return whether runs use the data of the paper's table, as far as their records show."""
     classes = {record.classes for record in records} - {None}
     return source in paper.SOURCES[table] and classes <= {paper.CLASSES[table]}
 
 
 def _entry(values: Values, table: str | None, key: Key) -> Entry:
-    """Make one entry; ``table`` is that of the paper beside which it is put, if there is one."""
+    """Return one entry; ``table`` is the paper's table to compare it with, if any."""
     scenario, setting, split, figure = key
     own, base = values[key], values.get((scenario, CL, split, figure), {})
     seeds = [] if setting == CL else sorted(set(own) & set(base))
@@ -317,7 +317,7 @@ def _entry(values: Values, table: str | None, key: Key) -> Entry:
 
 
 def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
-    """Return each figure in per cent by its cell and its seed; two runs for one place are refused."""
+    """Return each figure in per cent by cell and seed. Raise an error if two runs have the same cell and seed."""
     found: dict[Key, dict[int, float]] = {}
     cells: dict[tuple[str | None, Setting, int], Record] = {}
     for record in sorted(records, key=lambda record: record.seed):
@@ -326,9 +326,8 @@ def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
             continue
         other = cells.setdefault((record.scenario, setting, record.seed), record)
         if other is not record:
-            must = f"a table must have one run of {record.name}"
-            do = "Their recipes differ in something else: keep the records of one recipe."
-            raise InputError(sentence(must, f"those of the cells {other.cell} and {record.cell}", do))
+            two = f"There are two runs of {record.name}, in the cells {other.cell} and {record.cell}."
+            raise InputError(f"{two} Their recipes differ: keep the records of one recipe.")
         for split in SPLITS:
             for figure in FIGURES:
                 value = value_of(record, split, figure)

@@ -1,7 +1,7 @@
 """Figures of a table: UWA and accuracy over eta or gamma, one panel per scenario, as SVG and PNG. Needs no torch.
 
-Filled marks are means with Student's 95 % intervals, hollow marks the published figures. Colours are Okabe and Ito's,
-and the marks differ in shape as well, so that none of it needs colour vision.
+Filled marks are means with Student's 95 % intervals. Hollow marks are the published figures. The colours are Okabe and
+Ito's. The marks also differ in shape, so that the figures can be read without colour vision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STYLES: dict[str, dict[str, Any]] = {
 PUBLISHED: dict[str, Any] = {"color": "black", "marker": "D", "markerfacecolor": "none"}
 COLUMNS = 4
 NARROWEST, LEGEND_WIDTH = 4.4, 2.9
-"""Inches that a title, and an entry of the legend, need."""
+"""The sizes of a title and of a legend entry, in inches."""
 
 SVG_AND_PNG: Mapping[str, Mapping[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 150}}
 """The formats of figures, and how each is saved."""
@@ -42,7 +42,7 @@ FONTS: Any = {"svg.hashsalt": "lopsided", "svg.fonttype": "none", "font.size": 8
 def write_figures(
     comparison: Comparison, folder: str | os.PathLike[str], stem: str, *, formats: Sequence[str] = tuple(SVG_AND_PNG)
 ) -> list[Path]:
-    """Draw each figure into ``folder`` as ``STEM-uwa.svg``, ``STEM-uwa.png`` and so on; return the files."""
+    """Write each figure to ``folder`` as ``STEM-uwa.svg``, ``STEM-uwa.png`` and so on. Return the paths."""
     import matplotlib as mpl
 
     target = files.make_folder(folder)
@@ -59,7 +59,7 @@ def write_figures(
 
 
 def draw(comparison: Comparison, figure: str) -> Figure:
-    """Draw one figure of all scenarios, with one scale for all of them."""
+    """Draw one figure for all scenarios, on a common scale."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -75,7 +75,7 @@ def draw(comparison: Comparison, figure: str) -> Figure:
         _draw_panel(panel, comparison, scenario, figure)
     for panel in panels[len(comparison.scenarios) :]:
         panel.set_axis_off()
-    for panel in panels[: len(comparison.scenarios)][-columns:]:  # The last of each column.
+    for panel in panels[: len(comparison.scenarios)][-columns:]:  # The lowest panel of each column.
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(axis(comparison) or "")
     drawn.suptitle(f"{title(comparison)}: {WORDS[figure]}", fontsize=10, parse_math=False)
@@ -96,7 +96,7 @@ def _draw_panel(panel: Axes, comparison: Comparison, scenario: str | None, figur
         entries = [comparison.entry(scenario, setting, split, figure) for setting in comparison.settings]
         if not any(entries):
             continue
-        # A cell without a run is NaN, so that no line leads across it.
+        # A cell without a run is NaN, so that the line has a gap.
         means = [UNDEFINED if entry is None else entry.mean for entry in entries]
         limits = [shown_interval(mean) or (mean.value, mean.value) for mean in means]
         offset = shift * (2 * i - len(comparison.splits) + 1)
@@ -122,7 +122,7 @@ def _draw_panel(panel: Axes, comparison: Comparison, scenario: str | None, figur
 
 
 def _legend(panels: list[Axes]) -> tuple[list[Any], list[str]]:
-    """Return each kind of mark once, from whichever panel has it."""
+    """Return each kind of mark once, from any panel that has it."""
     found: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

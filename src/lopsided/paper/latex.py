@@ -1,4 +1,4 @@
-"""A table of the paper beside what the runs say, as LaTeX in the paper's shape (booktabs). Needs no torch."""
+"""A table of the paper with the results of the runs, as LaTeX in the paper's layout (booktabs). Needs no torch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SPECIAL = str.maketrans(
 
 
 def to_latex(comparison: Comparison, label: str) -> str:
-    """Write the tables of each set of images; they need the package booktabs.
+    """Return the tables of each set of images. They need the package booktabs.
 
-    A table over scenarios is one for each figure, so that all eleven fit a page, over both columns where there are two.
-    Bold is not the highest mean, as in the paper, but what differs from CL over the same seeds.
+    A table over scenarios is split by figure, so that eleven scenarios fit on a page. It spans both columns of a
+    two-column page. Bold marks a difference to CL over the same seeds. In the paper, it marks the highest mean.
     """
     lines = [r"% Needs \usepackage{booktabs}."]
-    label = re.sub(r"[^\w-]", "-", label)  # It may be the name of any file.
+    label = re.sub(r"[^\w-]", "-", label)  # A label may come from any file name.
     for split in comparison.splits:
         name = f"{label}-{split.replace('_', '-')}"
         if comparison.table == "isic":
@@ -69,7 +69,7 @@ def _caption(comparison: Comparison, split: str, figures: Iterable[str]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Write a text so that LaTeX prints it.
+    r"""Escape a text for LaTeX.
 
     >>> escape("95 % & more")
     '95 \\% \\& more'

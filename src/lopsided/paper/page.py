@@ -1,4 +1,4 @@
-"""The page of a sweep: figures over eta and gamma, verdicts, paired differences, failures. Needs no torch."""
+"""The page of a sweep for the paper: figures over eta and gamma, verdicts, differences, failures. Needs no torch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from lopsided.sweeps.compare import WORDS, lopsidedness
 from lopsided.sweeps.sweep import RECORDS, about_sweep
 
 KIND = "reproduce"
-"""What ``sweep.json`` says of a sweep that was made for one of the paper's tables."""
+"""The kind in ``sweep.json`` of a sweep for one of the paper's tables."""
 
-_HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # Of a negative number.
+_HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # The hyphen of a negative number.
 
 
 @dataclass(frozen=True)
 class View:
-    """One way to lay out the runs of a protocol: over eta, over gamma, over both, or by loss."""
+    """One arrangement of the runs of a protocol: over eta, over gamma, over both, or by loss."""
 
     heading: str
     axis: str | None
@@ -43,9 +43,12 @@ class View:
 
 
 def is_of_paper(folder: Path) -> bool:
-    """Whether a sweep was made for a table of the paper; one of version 0.1 is if it has no loss but the paper's."""
+    """Return whether a sweep was made for a table of the paper.
+
+    A sweep of version 0.1 does not record its kind. It counts if all of its losses are in the paper.
+    """
     kind = None
-    with suppress(LopsidedError):  # The records say enough for a page.
+    with suppress(LopsidedError):  # The records suffice for a page.
         kind = about_sweep(folder).get("kind")
     if kind is not None or not (folder / RECORDS).is_file():
         return kind == KIND
@@ -54,7 +57,7 @@ def is_of_paper(folder: Path) -> bool:
 
 
 def sweep_page(folder: Path, beside: Path | None = None) -> str:
-    """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs."""
+    """Return the HTML page of a sweep. Its links to the pages of the runs are relative to the folder ``beside``."""
     sweep = read_sweep(folder, beside)
     groups = [
         _group(number, source, protocol, runs, sweep)
@@ -80,7 +83,7 @@ def sweep_page(folder: Path, beside: Path | None = None) -> str:
 
 
 def by_protocol(records: Iterable[Record]) -> dict[tuple[str, Protocol], list[Record]]:
-    """Gather records that may be compared with each other: of one source and one protocol."""
+    """Group comparable records: the records of one source and one protocol."""
     found: dict[tuple[str, Protocol], list[Record]] = {}
     for record in records:
         found.setdefault((record.source, Protocol.of(record)), []).append(record)
@@ -91,7 +94,7 @@ def _group(number: int, source: str, protocol: Protocol, records: Sequence[Recor
     views, trouble = [], ""
     try:
         views = list(_views(records, protocol))
-    except InputError as error:  # Runs that differ in what a record does not tell cannot be laid out; they are listed.
+    except InputError as error:  # The runs differ in something that records do not hold. The page only lists them.
         trouble = str(error)
     cells = {(record.scenario, Setting.of(record), record.seed): record.cell for record in records}
 
@@ -216,7 +219,7 @@ def _differences(view: View) -> Iterator[dict[str, Any]]:
 
 
 def _words(view: View) -> str:
-    """Say where a loss is farthest from CL, on the images that say most."""
+    """Return a sentence on the largest difference to CL, on held-out images if there are any."""
     comparison = view.comparison
     split = "held_out" if "held_out" in comparison.splits else "test"
     found = [
@@ -225,20 +228,20 @@ def _words(view: View) -> str:
         if of == split and figure == "uwa" and entry.difference is not None and not math.isnan(entry.difference.low)
     ]
     if not found:
-        return "No loss has two runs whose seeds CL has, too, and whose differences are not all the same number."
+        return "No difference to CL has an interval: it needs two runs with seeds of CL and unequal differences."
     scenario, setting, entry = max(found, key=lambda item: abs(item[2].difference.value if item[2].difference else 0.0))
     value = entry.difference or entry.mean
     where = "" if scenario is None else f" at {clean(scenario)}"
     clear = sum(entry.differs for _, _, entry in found)
     return (
-        f"Farthest from CL in UWA on {WORDS[split]} images is {setting}{where}: {signed(value.value, 1)} points "
-        f"[{signed(value.low, 1)}, {signed(value.high, 1)}]. Of {amount(len(found), 'difference')} to CL, "
-        f"{clear} {'has an' if clear == 1 else 'have'} {'interval' if clear == 1 else 'intervals'} without 0."
+        f"{setting}{where} has the largest difference to CL in UWA on {WORDS[split]} images: "
+        f"{signed(value.value, 1)} points [{signed(value.low, 1)}, {signed(value.high, 1)}]. "
+        f"The interval excludes 0 for {clear} of {amount(len(found), 'difference')} to CL."
     )
 
 
 def _verdicts(verdicts: Iterable[Verdict]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Gather what is said of each claim."""
+    """Group the verdicts by claim."""
     found: dict[str, list[dict[str, Any]]] = {}
     for verdict in verdicts:
         told = {
@@ -253,7 +256,7 @@ def _verdicts(verdicts: Iterable[Verdict]) -> list[tuple[str, list[dict[str, Any
 
 
 def _run_groups(number: int, records: Iterable[Record], sweep: SweepData) -> Iterator[dict[str, Any]]:
-    """Yield the runs of each cell, for the list at the page's end."""
+    """Yield the runs of each cell for the list at the end of the page."""
     cells: dict[tuple[float, str, Setting, str], list[Record]] = {}
     for record in records:
         setting = Setting.of(record)

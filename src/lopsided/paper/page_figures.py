@@ -1,4 +1,4 @@
-"""The figures of a sweep's page: heat maps, and lines with every run as a dot."""
+"""The figures on the page of a sweep: heat maps, and line plots with a dot per run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Link = Callable[[str | None, Setting, int], str]
 
 @dataclass(frozen=True)
 class HeatCell:
-    """One cell of a heat map; ``shade`` goes from 1, the lowest of the map, to 10."""
+    """One cell of a heat map; ``shade`` ranges from 1, the lowest value, to 10."""
 
     text: str
     note: str
@@ -56,9 +56,9 @@ def heat_map(
     number: int,
     link: Link,
 ) -> HeatMap:
-    """Lay out a heat map from the places of its cells, row by row; ``number`` is that of their group of runs.
+    """Return a heat map of the cells in ``places``, row by row; ``number`` is the number of their group of runs.
 
-    A cell of one run leads to the run's page where there is one, any other to the list of its runs.
+    A cell with one run links to the page of the run, if it exists. Other cells link to the list of their runs.
     """
     entries = [[comparison.entry(*place, split, figure) for place in row] for _, row in places]
     means = [entry.mean.value for row in entries for entry in row if entry is not None]
@@ -92,7 +92,7 @@ def _cell(entry: Entry, address: str, low: float, high: float, best: float) -> H
 
 
 def anchor(number: int, scenario: str | None, setting: Setting) -> str:
-    """Name the runs of one cell of a group within the page.
+    """Return the HTML id for the runs of a cell.
 
     >>> anchor(1, "90:10", Setting(300.0, 0.0))
     'runs-1-90-10-300-0'
@@ -172,7 +172,7 @@ def _series(
 
 
 def y_range(comparison: Comparison, figure: str, settings: Sequence[Setting]) -> svg.Range:
-    """One scale for all scenarios: wide enough for every run, interval and published value."""
+    """Return the range of a common scale that covers every run, interval and published value."""
     found: list[float] = []
     for (_, setting, _, name), entry in comparison.entries.items():
         if name == figure and setting in settings:

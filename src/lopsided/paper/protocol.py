@@ -1,7 +1,7 @@
-"""The paper's experiments: what it published, and the recipes that repeat it. Needs no torch.
+"""The paper's experiments: the published tables, and the recipes that repeat them. Needs no torch.
 
-The tables of Vito and Stefanus (2022) lie in ``published.toml``: ``eta`` and ``gamma`` over eleven scenarios of tops of
-Fashion-MNIST, and ``isic`` over five losses. One row of figures is a misprint; it is marked there and never given out.
+``published.toml`` contains the tables of Vito and Stefanus (2022): ``eta`` and ``gamma`` over eleven scenarios of
+Fashion-MNIST tops, and ``isic`` over five losses. One row of figures is a misprint. It is marked and never returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lopsided.sweeps.arms import with_scenario
 TABLES = ("eta", "gamma", "isic")
 FIGURES = ("uwa", "accuracy")
 RUNS = 4
-"""As many as the paper's, seeds 0 to 3."""
+"""The number of runs in the paper, here with seeds 0 to 3."""
 
 SOURCES = {
     "eta": ("fashion-mnist-tops", "fashion-mnist"),
@@ -33,14 +33,14 @@ SOURCES = {
     "isic": ("isic2018",),
 }
 CLASSES = {"eta": ("T-shirt/top", "Shirt"), "gamma": ("T-shirt/top", "Shirt"), "isic": ("MEL", "DF")}
-"""The data of each table, and their classes in order: what was published, and claimed, is of these alone."""
+"""The sources and the ordered classes of each table. Published figures and claims hold only for these."""
 
 RECIPES = {"eta": "paper-fmnist", "gamma": "paper-fmnist", "isic": "paper-isic"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "small": {"encoder.name": "resnet18", "head.hidden": "auto", "data.image_size": 64},
 }
-"""What a preset changes in the recipe of the ISIC table."""
+"""The changes that a preset makes to the recipe of the ISIC table."""
 
 LOSSES = ("cl", "fcl", "acl", "afcl")
 SPLIT_RULES = {"image": "random", "lesion": "group"}
@@ -49,7 +49,7 @@ _LOSS_GRAMMAR = "Write cl, fcl, acl:ETA or afcl:ETA:GAMMA, such as acl:300 or af
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """A contrastive loss by its two parameters, eta in the paper's unit.
+    """A contrastive loss, given by eta (in the paper's unit) and gamma.
 
     >>> [str(Setting(*pair)) for pair in [(0, 0), (0, 1), (300, 0), (300, 7)]]
     ['CL', 'FCL', 'ACL(300)', 'AFCL(300, 7)']
@@ -60,7 +60,7 @@ class Setting:
 
     @classmethod
     def of(cls, record: Record) -> Setting | None:
-        """Return the setting of a run; None for any loss but the paper's four, and for an eta in another unit."""
+        """Return the setting of a run, or None if the paper lacks its loss or its unit of eta."""
         loss: LossTable = record.loss
         if record.method != "two-stage" or loss.name not in LOSSES or loss.get("eta_unit", "absolute") != "absolute":
             return None
@@ -68,14 +68,14 @@ class Setting:
 
     @property
     def loss(self) -> str:
-        """The narrowest loss that has these parameters, so that equal losses have equal recipes."""
+        """The simplest loss with these parameters, so that equal losses have equal recipes."""
         if self.eta == 0 and self.gamma in (0, 1):
             return "fcl" if self.gamma else "cl"
         return "acl" if self.gamma == 0 else "afcl"
 
     @property
     def table(self) -> dict[str, Any]:
-        """The loss in a recipe, with those of the two parameters that it has."""
+        """The loss for a recipe, with the parameters that it has."""
         known = catalogue.find(self.loss).defaults()
         wanted = {"eta": self.eta, "eta_unit": "absolute", "gamma": self.gamma}
         return {"name": self.loss, **{name: value for name, value in wanted.items() if name in known}}
@@ -101,7 +101,7 @@ def parse_setting(text: str) -> Setting:
     except ValueError:
         values = [math.nan]
     if counts.get(name) != len(values) or not all(0 <= value < math.inf for value in values):
-        raise InputError(sentence("a loss must be named with its parameters", shown(text), _LOSS_GRAMMAR))
+        raise InputError(f"{shown(text)} is not a loss with its parameters. {_LOSS_GRAMMAR}")
     if name == "fcl":
         return Setting(0.0, 1.0)
     return Setting(*values, *[0.0] * (2 - len(values)))
@@ -109,7 +109,7 @@ def parse_setting(text: str) -> Setting:
 
 @dataclass(frozen=True)
 class Published:
-    """A published table. ``scenarios`` is (None,) where there is but one; misprints are not among ``figures``."""
+    """A published table. ``scenarios`` is (None,) if the table has no scenarios. ``figures`` excludes misprints."""
 
     name: str
     scenarios: tuple[str | None, ...]
@@ -118,7 +118,7 @@ class Published:
     misprints: frozenset[tuple[str | None, str]]
 
     def figure(self, scenario: str | None, setting: Setting, figure: str) -> float | None:
-        """Return a figure in per cent, or None where the paper has none that can be compared with."""
+        """Return a figure in per cent, or None if the paper has no valid figure."""
         return self.figures.get((scenario, setting, figure))
 
 
@@ -151,19 +151,19 @@ def published(table: str) -> Published:
 
 
 def published_beside(table: str, scenario: str | None, setting: Setting, figure: str) -> float | None:
-    """Return what the paper has for a cell: of its own table, else of the other one over the same scenarios."""
+    """Return the published figure of a cell, from this table or the other table over the same scenarios."""
     holding = _holding(table, setting)
     return None if holding is None else holding.figure(scenario, setting, figure)
 
 
 def is_misprint(table: str, scenario: str | None, setting: Setting, figure: str) -> bool:
-    """Whether what the paper has for a cell is a misprint, so that ``published_beside`` has nothing."""
+    """Return whether the published figure of a cell is a misprint. ``published_beside`` then returns None."""
     holding = _holding(table, setting)
     return holding is not None and (scenario, figure) in holding.misprints
 
 
 def _holding(table: str, setting: Setting) -> Published | None:
-    """Return the published table that has a loss: the table itself, else the other one over the same scenarios."""
+    """Return the published table with a loss: this table, or the other table over the same scenarios."""
     names = [table, *(name for name in ("eta", "gamma") if table not in (name, "isic"))]
     return next((published(name) for name in names if setting in published(name).settings), None)
 
@@ -174,7 +174,7 @@ def setting_of(table: str, value: float) -> Setting:
 
 
 def check_table(table: str) -> None:
-    """Refuse what is none of the paper's tables."""
+    """Raise an error unless this is a table of the paper."""
     if table not in TABLES:
         must = f"TABLE must be one of {', '.join(TABLES)}"
         raise InputError(sentence(must, shown(table), suggest(table, TABLES)))
@@ -182,7 +182,7 @@ def check_table(table: str) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be trained for a table: every scenario with every loss, so many runs of each."""
+    """The cells to train for a table: every scenario with every loss, ``runs`` times."""
 
     table: str
     recipe: Recipe
@@ -192,7 +192,7 @@ class Plan:
     left_out: str = ""
 
     def cells(self) -> list[Recipe]:
-        """Return the recipes, run by run, so that a sweep that was cut off has whole tables of fewer runs."""
+        """Return the recipes, run by run, so that an interrupted sweep has complete tables of fewer runs."""
         return [
             cell_recipe(self.recipe, scenario, setting, seed)
             for seed in range(self.runs)
@@ -211,10 +211,10 @@ def base_recipe(
     weights: str | None = None,
     normalization: str | None = None,
 ) -> Recipe:
-    """Return the recipe that all cells of a table share: the paper's, or another one that takes its place.
+    """Return the recipe that all cells of a table share: the paper's recipe, or ``recipe``.
 
-    ``preset``, ``split`` and ``data`` are for the table ``isic``: one of ``PRESETS``; "image" or "lesion", what the
-    split keeps whole; where the images are.
+    Three arguments are for the table ``isic``: ``preset``, one of ``PRESETS``; ``split``, "image" or "lesion", the unit
+    that is never divided between splits; ``data``, the folder of the images.
     """
     check_table(table)
     base = named_recipe(RECIPES[table]) if recipe is None else find_recipe(os.fspath(recipe))
@@ -225,17 +225,17 @@ def base_recipe(
             ("--data", data, None),
         ):
             if value != default:
-                raise InputError(sentence(f"{option} is for the table isic", f"{value} for the table {table}"))
+                raise InputError(f"{option} {value} is for the table isic, not for the table {table}. Remove {option}.")
     for option, value, choices in (("--preset", preset, PRESETS), ("--split", split, SPLIT_RULES)):
         if value not in choices:
             must = f"{option} must be one of {', '.join(choices)}"
             raise InputError(sentence(must, shown(value), suggest(value, choices)))
     if table == "isic" and base.data.scenario is not None:
         got = f"data.scenario = {base.data.scenario!r}"
-        raise InputError(sentence("a recipe for the table isic must take all images", got, "Leave the scenario out."))
+        raise InputError(f"The table isic uses all images, but the recipe has {got}. Remove the scenario.")
     if not base.data.test:
-        raise InputError(sentence("a recipe for a table must have test images", "data.test = 0", "Such as 0.3."))
-    changes: dict[str, Any] = {"encoder_training.loss": "cl", **PRESETS[preset]}  # Each cell has its own.
+        raise InputError("A table needs test images, but the recipe has data.test = 0. Set it, for example to 0.3.")
+    changes: dict[str, Any] = {"encoder_training.loss": "cl", **PRESETS[preset]}  # Each cell sets its own loss.
     if split != "image":
         changes["data.split"] = SPLIT_RULES[split]
     if data is not None:
@@ -248,7 +248,7 @@ def base_recipe(
 
 
 def cell_recipe(base: Recipe, scenario: str | None, setting: Setting, seed: int) -> Recipe:
-    """Return the recipe of one run; a scenario keeps the total of the recipe that it is put in."""
+    """Return the recipe of one run. The scenario keeps the total of ``base``."""
     return with_scenario(base, scenario).override(seed=seed, **{"encoder_training.loss": setting.table})
 
 
@@ -257,15 +257,15 @@ _QUICK: dict[str, tuple[tuple[str | None, ...], tuple[Setting, ...], int]] = {
     "gamma": (("50:50", "70:30", "90:10"), (CL, Setting(0.0, 7.0)), RUNS),
     "isic": ((None,), (CL, Setting(300.0, 7.0)), 3),
 }
-"""The ends of each claim's range: ten minutes or so of two cores, and 25 for isic with the preset small."""
+"""The ends of each claim's range: about 10 minutes on two cores, 25 for isic with the preset small."""
 
 _QUICK_LIMITS = {
     "eta": "",
     "gamma": (
-        " Of the claims, it can support that a gamma above 0 helps and contradict that gamma = 0 is best at 50:50, not "
-        "the reverse."
+        " It can support the claim that a gamma above 0 helps, but not contradict it. It can contradict the claim that "
+        "gamma = 0 is best at 50:50, but not support it."
     ),
-    "isic": " Of the claims, it can only contradict that AFCL(300, 7) beats CL.",
+    "isic": " It can only contradict the claim that AFCL(300, 7) beats CL.",
 }
 
 
@@ -279,14 +279,14 @@ def make_plan(
     runs: int | None = None,
     quick: bool = False,
 ) -> Plan:
-    """Choose the cells of a table, by lists with commas; what is left out is as in the paper, or as in ``--quick``."""
+    """Choose the cells of a table from comma-separated lists; the default is the whole table, or ``--quick``."""
     whole = published(table)
     if values is not None and losses is not None:
-        raise InputError(sentence("either --values or --losses must be given", "both"))
+        raise InputError("--values and --losses cannot be used together. Remove one of the two options.")
     if table == "isic":
         for option, value, do in (("--scenarios", scenarios, ""), ("--values", values, "Name losses with --losses.")):
             if value is not None:
-                raise InputError(sentence(f"{option} is for the tables eta and gamma", f"{value} for isic", do))
+                raise InputError(f"{option} is for the tables eta and gamma, not for isic. {do or f'Remove {option}.'}")
     rows, columns, number = _QUICK[table] if quick else (whole.scenarios, whole.settings, RUNS)
     if scenarios is not None:
         rows = _chosen_scenarios(scenarios, [name for name in whole.scenarios if name is not None])
@@ -304,7 +304,7 @@ def make_plan(
 def _parts(text: str, option: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise InputError(sentence(f"{option} must be a list with commas between its entries", shown(text)))
+        raise InputError(sentence(f"{option} must be a comma-separated list without empty entries", shown(text)))
     return parts
 
 
@@ -332,7 +332,7 @@ def _chosen_values(table: str, text: str, settings: Iterable[Setting]) -> tuple[
 
 
 def _left_out(whole: Published, rows: Sequence[str | None], columns: Sequence[Setting], runs: int) -> str:
-    """Say what a quick look leaves out of the paper's table."""
+    """Return a sentence on the parts of the paper's table that ``--quick`` omits."""
     scenarios = [name for name in whole.scenarios if name is not None and name not in rows]
     settings = [str(setting) for setting in whole.settings if setting not in columns]
     parts = [f"{len(scenarios)} of {len(whole.scenarios)} scenarios ({', '.join(scenarios)})"] if scenarios else []
@@ -340,4 +340,4 @@ def _left_out(whole: Published, rows: Sequence[str | None], columns: Sequence[Se
         parts.append(f"{len(settings)} of {len(whole.settings)} losses ({', '.join(settings)})")
     if runs < RUNS:
         parts.append(f"{RUNS - runs} of {RUNS} runs")
-    return f"A quick look; it leaves out {' and '.join(parts)}." if parts else ""
+    return f"This quick table omits {' and '.join(parts)}." if parts else ""

@@ -1,4 +1,4 @@
-"""A table of the paper beside what the runs say, for a terminal, as Markdown, CSV and LaTeX. Needs no torch."""
+"""A table of the paper with the results of the runs, for a terminal and as Markdown and CSV. Needs no torch."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _DATA = {
     "isic": "Melanoma and dermatofibroma of ISIC 2018",
 }
 _OVER = {"eta": "over eta (gamma = 0)", "gamma": "over gamma (eta = 0)"}
-_NO_CLAIMS = "The paper's claims are about other data, so that these runs judge none of them."
+_NO_CLAIMS = "The paper's claims are about other data, so there are no verdicts for these runs."
 
 
 @dataclass(frozen=True)
 class Block:
-    """One figure's part of a table, as texts; every group of rows is a scenario."""
+    """The part of a table for one figure, as text. Each group of rows is a scenario."""
 
     title: str
     header: list[str]
@@ -60,7 +60,7 @@ class Block:
 
 
 def title(comparison: Comparison) -> str:
-    """Name the table."""
+    """Return the title of the table."""
     name = axis(comparison)
     if comparison.is_of_paper and comparison.table == "isic":
         return _DATA["isic"]
@@ -69,7 +69,7 @@ def title(comparison: Comparison) -> str:
 
 
 def axis(comparison: Comparison) -> str | None:
-    """Return "eta" or "gamma" if the columns are values of it, None if they are losses of several kinds."""
+    """Return "eta" or "gamma" if the columns are its values, or None if the columns are losses."""
     if comparison.table == "isic":
         return None
     other = {"eta": "gamma", "gamma": "eta"}[comparison.table]
@@ -77,13 +77,13 @@ def axis(comparison: Comparison) -> str | None:
 
 
 def column_names(comparison: Comparison) -> list[str]:
-    """Return what stands above the columns: values of eta or gamma, or the losses' names."""
+    """Return the column headers: values of eta or gamma, or names of losses."""
     name = axis(comparison)
     return [str(setting) if name is None else f"{getattr(setting, name):g}" for setting in comparison.settings]
 
 
 def blocks(comparison: Comparison) -> list[Block]:
-    """Lay a comparison out: for each figure a block, for each scenario published, test and held-out figures."""
+    """Return a block per figure. Each scenario has rows of published, test and held-out figures."""
     name, columns = axis(comparison), column_names(comparison)
     if name is not None and columns:
         columns[0] = f"{name} {columns[0]}"
@@ -113,7 +113,7 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
         rows.append([f"{WORDS[split]}{told}", *(_mean(entry, usual) for entry in row)])
     for split, row in entries.items():
         if CL not in comparison.settings and not any(entry is not None and entry.difference for entry in row):
-            continue  # There is nothing to differ from.
+            continue  # Without CL there are no differences.
         cells = zip(comparison.settings, row, strict=True)
         rows.append(
             [f"{WORDS[split]} - CL", *("" if setting == CL else _difference(entry) for setting, entry in cells)]
@@ -127,7 +127,7 @@ def _rows(comparison: Comparison, scenario: str | None, figure: str) -> list[lis
 def published_text(
     comparison: Comparison, scenario: str | None, setting: Setting, figure: str, missing: str = MISSING
 ) -> str:
-    """Return what the paper has for a cell, or what it lacks."""
+    """Return the published figure of a cell as text, "misprint", or ``missing``."""
     if comparison.is_misprint(scenario, setting, figure):
         return MISPRINT
     value = comparison.published(scenario, setting, figure)
@@ -135,7 +135,7 @@ def published_text(
 
 
 def _mean(entry: Entry | None, usual: int) -> str:
-    """Write a mean with its interval, and with its runs where they are not as many as usual."""
+    """Return a mean with its interval, and with its number of runs if that differs from ``usual``."""
     if entry is None:
         return MISSING
     text = mean_text(entry.mean)
@@ -147,7 +147,7 @@ def _difference(entry: Entry | None) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Say what the numbers are, what they may be compared with, and what is not there."""
+    """Return notes on the meaning of the numbers, on comparisons with the paper, and on missing cells."""
     has_all = not any(math.isnan(entry.mean.high) for entry in comparison.entries.values())
     found = [
         f"Runs: {runs_text(*comparison.runs)} of each cell; {comparison.protocol}. Means over runs with Student's 95 % "
@@ -190,7 +190,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def misprint_notes(comparison: Comparison, figures: Sequence[str]) -> list[str]:
-    """Say which published figures are misprints, for the paper's gamma is not the only table that may show them."""
+    """Return notes on misprints. Misprints of the table gamma can also appear in other tables."""
     return [
         f"What is published for the {WORDS[figure]} of {scenario} over gamma is a misprint and compared with nothing."
         for figure in figures
@@ -199,7 +199,7 @@ def misprint_notes(comparison: Comparison, figures: Sequence[str]) -> list[str]:
 
 
 def to_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
-    """Write the whole table with its verdicts; ``figures`` are pictures to show, relative to the text."""
+    """Return the table with its verdicts as Markdown; ``figures`` are relative paths of pictures to include."""
     parts = [f"# {title(comparison)}", ""]
     for block in blocks(comparison):
         parts += [f"## {block.title}", ""]
@@ -210,7 +210,7 @@ def to_markdown(comparison: Comparison, figures: Sequence[str] = ()) -> str:
 
 
 def verdicts_to_markdown(comparison: Comparison) -> str:
-    """Write the verdicts with every comparison that they rest on."""
+    """Return the verdicts as Markdown, with every comparison behind them."""
     parts = [f"# Verdicts: {title(comparison)}", "", *_verdict_lines(comparison), "", "## The comparisons", ""]
     rows = [
         [
@@ -249,12 +249,12 @@ def _verdict_lines(comparison: Comparison) -> list[str]:
 
 
 def _marked(verdict: Verdict, bold: str) -> str:
-    """Set the verdict that counts apart from the one that is shown beside it."""
+    """Return the bold text for the verdict that decides the claim, and plain text otherwise."""
     return bold if verdict.decides else verdict.decision
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Write one line per figure of each cell, with all digits; cells without a run have empty fields."""
+    """Return CSV with a line per figure of each cell, with all digits. Cells without a run have empty fields."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from lopsided.runs.run import Run
 
 FORMAT = 2
-"""The version of a line; it rises when an older reader could misread a newer line. Format 1 can still be read."""
+"""The version of a line. It increases if an older reader could misread a newer line. Format 1 is still readable."""
 
 KEY_LENGTH = 16
 WITH_WEIGHTS = "+"
-"""Between the hash of a family's recipe from scratch and that of the weights it starts from."""
+"""Separates the hash of a recipe without weights from the hash of its initial weights."""
 
 ROUNDING = 2e-3
-"""Points of per cent by which differences between figures of five digits may differ though they are the same."""
+"""Tolerance, in percentage points, for equal differences between figures that are rounded to five digits."""
 
 LOCK_SECONDS = 60.0
-"""A folder of records is locked for the blink of an append; whoever waits longer than this is told who has it."""
+"""How long to wait for the lock of a folder of records, which is held only while a line is written."""
 
 VARIED_FIELDS = frozenset({"seed", "data.source", "data.scenario", "encoder.weights"})
 VARIED_LOSS = "encoder_training.loss."
-"""Fields in which the recipes of one family may differ, besides those that do not change the result."""
+"""Fields in which recipes of one family may differ, besides the fields that do not change the result."""
 
 BLIND_FIELDS = frozenset(
     {f"data.{name}" for name in ("source", "held_out", "redraw", "image_size", "channels", "skip_unreadable")}
@@ -77,14 +77,14 @@ class LossTable:
 
     @classmethod
     def read(cls, value: object) -> LossTable:
-        """Read what ``to_dict`` returned."""
+        """Read a table that ``to_dict`` returned."""
         if isinstance(value, LossTable):
             return value
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            raise ValueError("no table of a loss")
+            raise ValueError("not the table of a loss")
         parameters = {name: each for name, each in value.items() if name != "name"}
         if not all(isinstance(each, str | int) or _is_finite(each) for each in parameters.values()):
-            raise ValueError("a parameter that is neither a number, a text nor a truth value")
+            raise ValueError("a parameter is not a number, a string or a boolean")
         return cls(value["name"], tuple(sorted(parameters.items())))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -100,7 +100,7 @@ class LossTable:
         """The loss with the parameters that differ from their defaults."""
         try:
             return catalogue.find(self.name).describe(dict(self.parameters))
-        except (catalogue.CatalogueError, ValueError, TypeError):  # Of a package that is not installed, or changed.
+        except (catalogue.CatalogueError, ValueError, TypeError):  # Its package is missing or has changed.
             return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
 
 
@@ -194,7 +194,7 @@ def proportion(scenario: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one split of one run; ``recalls`` follow the source's classes, NaN for one without images."""
+    """The figures of one split of one run. ``recalls`` has the order of the classes; NaN: a class without images."""
 
     images: _Count
     minority: _Count
@@ -206,7 +206,7 @@ class Figures:
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
-        """Take the figures out of an evaluation in ``metrics.json``; ``minority`` is the index of the rarest class."""
+        """Return the figures of an evaluation in ``metrics.json``; ``minority`` is the index of the rarest class."""
         figures, rows = evaluation["figures"], evaluation["per_class"]
         auroc = figures.get("auroc", {"value": None})["value"]
         recalls = (row["recall"]["value"] for row in rows)
@@ -225,12 +225,12 @@ class Figures:
 class Record:
     """One finished run; its figures have five digits.
 
-    ``source`` is the name of what was opened, never a path: isic2018 for any folder of its layout. ``scenario`` has no
+    ``source`` is the name of the source, never a path: isic2018 for any folder with its layout. ``scenario`` has no
     total. ``held_out`` has the figures on the images that the scenario did not draw, if they were requested. ``data``
     is equal for runs that saw the same images. ``family`` differs between recipes that differ in more than loss,
-    proportions and seed. ``epochs`` are those of each stage, ``classes`` the names in order, and ``arm`` is the name
-    that a comparison gave the run. A line of format 1 has no loss of the classifier and may lack the fields after
-    ``data``; its ``data`` is a hash of source, scenario, split and seed.
+    proportions and seed. ``epochs`` has the epochs of each stage. ``classes`` has the class names in order. ``arm`` is
+    the name of the run's arm in a comparison. A line of format 1 has no loss of the classifier and may lack the fields
+    after ``data``. Its ``data`` is a hash of source, scenario, split and seed.
     """
 
     cell: str
@@ -258,19 +258,18 @@ class Record:
 
     @classmethod
     def from_run(cls, run: Run) -> Record:
-        """Take what is to be kept out of the folder of a finished run."""
+        """Return the record of a finished run."""
         if run.metrics is None:
-            raise RunError(sentence("a run must be finished before it is recorded", f"{run.folder}, which is not"))
+            raise RunError(f"The run in {run.folder} is not finished. Finish it before recording it.")
         if run.metrics.get("test") is None:
-            do = "Set data.test in its recipe."
-            raise RunError(sentence("a recorded run must have test images", f"{run.folder}, which has none", do))
+            raise RunError(f"The run in {run.folder} has no test images. Set data.test in its recipe.")
         try:
             record = cls._of(run.recipe, run.metrics)
-            _READERS[cls].validate_json(record.to_json(), strict=True)  # What is written must be read again.
+            _READERS[cls].validate_json(record.to_json(), strict=True)  # Every written line must be readable.
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             why = _place(error) if isinstance(error, ValidationError) else files.reason(error)
-            must = "the metrics of a recorded run must be as a run writes them"
-            raise RunError(sentence(must, f"{run.folder} ({why})", "Train the run again, or restore them.")) from None
+            text = f"The metrics of the run in {run.folder} are damaged ({why}). Train the run again, or restore them."
+            raise RunError(text) from None
         return record
 
     @classmethod
@@ -315,7 +314,7 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the record has all fields; one of format 1 does not."""
+        """Whether the record has all fields. A record of format 1 does not."""
         return self.classifier_loss is not None
 
     def to_json(self) -> str:
@@ -330,7 +329,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Failure:
-    """One attempt at a cell that came to nothing, and the sentence that says why."""
+    """One failed attempt at a cell, with the error message."""
 
     cell: str
     scenario: str | None
@@ -341,7 +340,7 @@ class Failure:
 
     @classmethod
     def of(cls, recipe: Recipe, error: str, arm: str | None = None) -> Failure:
-        """Name the cell of a settled recipe, and what went wrong with it, in text that a file can hold."""
+        """Return the failure of a settled recipe. Characters that UTF-8 cannot encode are replaced."""
         loss = LossTable.of(recipe.encoder_training.loss)
         return cls(cell_key(recipe), proportion(recipe.data.scenario), loss, recipe.seed, _writable(error), arm)
 
@@ -361,23 +360,29 @@ class Failure:
 
 
 def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[str]]:
-    """Read a file of records, and say what was passed over: a last line that a crash cut in half, later duplicates."""
+    """Read a file of records. Return the records, and notes on skipped lines.
+
+    A last line that a crash truncated is skipped, and so are later records of the same cell.
+    """
     records, notes, _ = _parse(Record, Path(path))
     first: dict[str, Record] = {}
     for record in records:
         first.setdefault(record.cell, record)
     if len(first) < len(records):
-        notes.append(f"{len(records) - len(first)} records of {path} were passed over: their cells have earlier ones.")
+        notes.append(f"Skipped {len(records) - len(first)} records of {path}: their cells have earlier records.")
     return list(first.values()), notes
 
 
 def read_failures(path: str | os.PathLike[str]) -> list[Failure]:
-    """Read a file of failed attempts, oldest first; none if there is no file."""
+    """Read a file of failed attempts, oldest first. Return an empty list if the file does not exist."""
     return _parse(Failure, Path(path))[0] if Path(path).exists() else []
 
 
 def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
-    """Add a record unless its cell has one; a line that was cut off is removed, and said. Others wait their turn."""
+    """Append a record unless its cell has one. Other processes wait meanwhile.
+
+    A truncated last line is removed. Return a note about it.
+    """
     with _locked(Path(path).parent):
         records, notes, end = _parse(Record, Path(path)) if Path(path).exists() else ([], [], None)
         if all(record.cell != there.cell for there in records):
@@ -387,7 +392,7 @@ def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
 
 
 def renew_records(path: str | os.PathLike[str], renewed: Mapping[str, Record] | Iterable[Record]) -> None:
-    """Replace the records of the same cells, and add the others; all at once or not at all.
+    """Replace the records of the same cells and append the others, in one atomic write.
 
     A mapping replaces the records of the cells that are its keys.
     """
@@ -395,13 +400,13 @@ def renew_records(path: str | os.PathLike[str], renewed: Mapping[str, Record] | 
         renewed = {record.cell: record for record in renewed}
     with _locked(Path(path).parent):
         there = _parse(Record, Path(path))[0] if Path(path).exists() else []
-        kept = {record.cell: record for record in reversed(there)}  # The first of a cell counts.
+        kept = {record.cell: record for record in reversed(there)}  # The first record of a cell counts.
         lines = {**{record.cell: kept[record.cell] for record in there}, **renewed}
         files.atomic_write(path, "".join(f"{record.to_json()}\n" for record in lines.values()))
 
 
 def append_failure(path: str | os.PathLike[str], failure: Failure) -> None:
-    """Add a failed attempt; other processes wait their turn."""
+    """Append a failed attempt. Other processes wait meanwhile."""
     with _locked(Path(path).parent):
         end = _parse(Failure, Path(path))[2] if Path(path).exists() else None
         _append(Path(path), failure.to_json(), end)
@@ -414,11 +419,11 @@ def _append(path: Path, line: str, end: int | None) -> None:
 
 
 def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int | None]:
-    """Return the lines of a file, notes, and where the whole lines end if a crash cut the last one in half."""
+    """Return the lines of a file, notes, and the end of the complete lines if a crash truncated the last line."""
     try:
         content = files.read_whole(path)
     except OSError as error:
-        raise RunError(sentence(f"{path.name} must be a readable file", f"{path} ({error.strerror})")) from None
+        raise RunError(f"{path} cannot be read ({error.strerror}).") from None
     *lines, last = content.split(b"\n")
     found: list[_Line] = []
     for number, line in enumerate(lines, start=1):
@@ -426,15 +431,15 @@ def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int |
             if line.strip():
                 found.append(_read(kind, line))
         except RunError as error:
-            again = " and start the sweep again, which reads its run folders for what is not recorded"
+            again = " and start the sweep again. It reads missing records from its run folders"
             do = f"Remove that line{again if kind is Record else ''}."
             raise RunError(f"{path}, line {number}: {error} {do}") from None
     if not last:
         return found, [], None
     try:
-        found.append(_read(kind, last))  # Only its line break may be missing.
+        found.append(_read(kind, last))  # Perhaps only the line break is missing.
     except RunError:
-        note = f"The last line of {path} was cut off in writing and passed over."
+        note = f"Skipped the last line of {path}: it is incomplete."
         return found, [note], len(content) - len(last)
     return found, [], None
 
@@ -443,14 +448,14 @@ _READERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (R
 
 
 def _writable(text: str) -> str:
-    """Replace lone surrogates, by which Python stands for bytes of a file name that are no UTF-8."""
+    """Replace lone surrogates, which represent bytes of a file name that are not UTF-8."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read(kind: type[_Line], line: str | bytes) -> _Line:
     must = f"a line must be a {kind.__name__.lower()} of a sweep"
     try:
-        if kind is Failure:  # Its text is whatever an error said; no byte of it may keep a sweep from going on.
+        if kind is Failure:  # An error message may hold any bytes. They must not stop a sweep.
             text = line.decode(errors="replace") if isinstance(line, bytes) else line
             line = json.dumps(_plain_text(json.loads(text)))
         values = json.loads(line)
@@ -470,9 +475,9 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
 
 
 def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert a line of version 0.1, which has eta, gamma and normalization beside the name of every loss.
+    """Convert a line of version 0.1, which has eta, gamma and normalization for every loss.
 
-    A contrastive loss takes the parameters that it has; any other loss takes none of them.
+    A contrastive loss keeps the parameters that it has. Other losses keep none.
     """
     flat = {name: values.get(name) for name in ("eta", "gamma", "normalization") if name in values}
     rest = {name: value for name, value in values.items() if name not in flat}
@@ -518,7 +523,7 @@ def _short(value: float) -> float:
 
 
 def _rarest(metrics: Mapping[str, Any]) -> int:
-    """Return the index of the class with the fewest images in the draw, the last of equals."""
+    """Return the index of the class with the fewest drawn images. If classes tie, the last one wins."""
     parts = [metrics["counts"][split] for split in ("train", "val", "test") if metrics["counts"].get(split)]
     totals = [sum(part.get(name, 0) for part in parts) for name in metrics["classes"]]
     return max(index for index, total in enumerate(totals) if total == min(totals))
@@ -526,7 +531,7 @@ def _rarest(metrics: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep the files of a sweep for this process, once whoever has them is done with them."""
+    """Lock the files of a sweep for this process. Wait while another process holds the lock."""
     end = time.monotonic() + LOCK_SECONDS
     with ExitStack() as stack:
         while True:
@@ -534,7 +539,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 stack.enter_context(files.lock(folder))
                 break
             except RunError as error:
-                if error.__cause__ is not None or time.monotonic() >= end:  # What the disk refuses has a cause.
+                if error.__cause__ is not None or time.monotonic() >= end:  # An error of the disk has a cause.
                     raise
                 time.sleep(0.02)
         yield

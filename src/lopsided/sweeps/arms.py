@@ -48,7 +48,7 @@ class Arm:
 
 
 def is_shared(path: str) -> bool:
-    """Whether all arms share a field: the data, the seed, and fields that do not change the result."""
+    """Return whether all arms share a field: the data, the seed, and fields that do not change the result."""
     return path in SHARED_FIELDS or (path.startswith("data.") and path not in OWN_DATA)
 
 
@@ -65,7 +65,7 @@ def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> l
         else:
             parts.append(part)
     if not parts or not all(parts):
-        must = "--arms must be a list with commas between its entries"
+        must = "--arms must be a comma-separated list without empty entries"
         raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
     return [parse_arm(part, sets) for part in parts]
 
@@ -83,7 +83,7 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
     for path in changes:
         if path == "data" or is_shared(path):
             do = "Change it for all arms with --set."
-            raise InputError(sentence("an arm must leave data and seed as they are", f"{path} in {shown(text)}", do))
+            raise InputError(f"The arm {shown(text)} sets {path}, but an arm cannot change data or seed. {do}")
     fields = {path: value for path, value in changes.items() if "." in path or path == "method"}
     parameters = {path: value for path, value in changes.items() if path not in fields}
     if what in catalogue.names():
@@ -102,20 +102,20 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
 
 
 def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:
-    """Return the recipe of each arm; two arms with the same name or the same content are refused."""
+    """Return the recipe of each arm; raise an error if two have the same name or content."""
     found: dict[str, Recipe] = {}
     names: dict[str, str] = {}
     for arm in arms:
         if arm.name in found:
-            raise InputError(sentence("arms must have different names", f"{shown(arm.name)} twice"))
+            raise InputError(f"The arm {shown(arm.name)} is listed twice. Remove one of the two arms.")
         try:
             recipe = found[arm.name] = arm.applied(base)
         except InputError as error:
             raise InputError(f"arm {shown(arm.name)}: {error}") from None
         other = names.setdefault(recipe.content_hash(), arm.name)
         if other != arm.name:
-            got = f"{shown(other)} and {shown(arm.name)}, which are the same"
-            raise InputError(sentence("arms must differ", got, "Leave one of them out."))
+            both = f"{shown(other)} and {shown(arm.name)}"
+            raise InputError(f"The arms {both} are the same recipe. Remove one of the two arms.")
     return found
 
 

@@ -5,7 +5,7 @@ class proportions. Runs of different treatments are never pooled. An entry is on
 value per run, and the mean with Student's 95 % interval. A difference between two arms uses the pairs of runs that saw
 the same data with the same seed.
 
-Each model is judged on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
+Each model is evaluated on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
 scenario did not draw. Held-out accuracy is the mean of the recalls weighted by the scenario's proportions: an estimate
 of the accuracy on a large set with these proportions.
 """
@@ -123,7 +123,7 @@ class Comparison:
         return WORDS[figure]
 
     def entry(self, scenario: str | None, arm: str, split: str, figure: str) -> Entry | None:
-        """Return an entry, or None where there is no run."""
+        """Return an entry, or None if there is no run."""
         return self.entries.get((scenario, arm, split, figure))
 
     def difference(
@@ -275,11 +275,11 @@ def _about(record: Record) -> str:
 
 
 def source_of(records: Iterable[Record]) -> str | None:
-    """Return the source of all records; records of several sources are refused."""
+    """Return the source of all records; raise an error if there are several."""
     sources = dict.fromkeys(record.source for record in records)
     if len(sources) > 1:
-        do = "Keep the records of one, or name its data in a recipe."
-        raise InputError(sentence("a table must have runs on one source", ", ".join(map(shown, sources)), do))
+        do = "Keep the records of one source, or name its data in a recipe."
+        raise InputError(f"The records are of several sources: {', '.join(map(shown, sources))}. {do}")
     return next(iter(sources), None)
 
 

@@ -1,4 +1,4 @@
-"""Where the cells of a sweep are computed. An engine is handed cells and gives back what became of them."""
+"""Engines: they compute the cells of a sweep and return the results."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a cell: a record, or the sentence that says why there is none.
+    """The result of a cell: a record, or an error message.
 
-    ``died`` tells that the cell's worker was lost, which says nothing against the cell: it may be tried again.
+    ``died`` means that the worker died. The cell itself may be fine, so it may be tried again.
     """
 
     cell: Cell
@@ -63,48 +63,46 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many cells it computes at once; it is asked again before each submission."""
+        """How many cells the engine computes at once. It is read before each submission."""
 
     def open(self, folder: Path, *, models: bool = False) -> None:
-        """Get ready for the cells of this sweep, of which the models are wanted or not."""
+        """Prepare for the cells of this sweep; ``models``: whether their models are kept."""
 
     def submit(self, cell: Cell) -> None:
-        """Start a cell; where it was begun before, it goes on from its checkpoint."""
+        """Start a cell. An interrupted cell continues from its checkpoint."""
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Return the cells that ended; none if that takes longer than so many seconds."""
+        """Wait at most this many seconds, and return the cells that ended."""
 
     def close(self) -> None:
-        """End the cells that are still running at once, and leave nothing behind that runs."""
+        """End all running cells at once. No process may remain."""
 
 
 def train_cell(recipe: str, folder: str, threads: int) -> tuple[str, str]:
-    """Train a cell by its recipe's TOML, and return its record's line, or else the sentence on what went wrong.
+    """Train a cell from the TOML of its recipe. Return the line of its record and the error message; one is empty.
 
-    Everything that goes in or out is text, so that no error's class has to be known on the other side.
+    Arguments and results are text, so that the other process needs no error classes.
     """
     try:
         run = run_recipe(Recipe.from_toml(recipe).override(threads=threads), folder, resume=True)
         return Record.from_run(run).to_json(), ""
     except LopsidedError as error:
         return "", " ".join(str(error).split())
-    except Exception as error:  # One cell's surprise is not the others'.
+    except Exception as error:  # An unexpected error in one cell must not stop the others.
         reason = " ".join(str(error).split())
-        return "", f"something unexpected happened ({type(error).__name__}{': ' if reason else ''}{reason})."
+        return "", f"an unexpected error occurred ({type(error).__name__}{': ' if reason else ''}{reason})."
 
 
-LOST = sentence(
-    "a worker must live until its cell is done",
-    "one that ended before",
-    "It may have been killed, or have run out of memory, of which fewer workers need less.",
+LOST = (
+    "The worker ended before its cell was finished. It was killed or ran out of memory; fewer workers need less memory."
 )
 
 
 class LocalEngine:
-    """Worker processes of this machine, by default as many as have a core for each of their threads.
+    """Worker processes on this machine; by default one per ``threads`` cores.
 
-    Each worker is a pool of its own, so that one which is killed takes no other along. Workers end at once when the
-    engine is closed or its process dies, however it dies: each watches a pipe whose other end that process holds.
+    Each worker has its own pool, so that a killed worker does not end the others. Each worker watches a pipe to the
+    engine's process, and ends at once when the engine is closed or its process dies.
     """
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
@@ -119,7 +117,7 @@ class LocalEngine:
         self._running: dict[futures.Future[tuple[str, str]], tuple[Cell, futures.ProcessPoolExecutor]] = {}
 
     def open(self, folder: Path, *, models: bool = False) -> None:
-        """Get ready; workers are started when there is work."""
+        """Prepare for a sweep. Workers start with their first cell."""
         self._folder = folder
         self._lifeline = get_context("spawn").Pipe(duplex=False)
 
@@ -133,7 +131,7 @@ class LocalEngine:
                 with _as_seen_by_workers(self.threads):
                     self._running[pool.submit(train_cell, toml, folder, self.threads)] = cell, pool
                 return
-            except BrokenProcessPool:  # The worker died while it had nothing to do.
+            except BrokenProcessPool:  # The worker died while it was idle.
                 pool.shutdown(wait=False)
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -155,7 +153,7 @@ class LocalEngine:
         return ended
 
     def close(self) -> None:
-        """End all workers at once; those that are idle have nothing to lose."""
+        """End all workers at once."""
         if self._lifeline is not None:
             for end in self._lifeline:
                 end.close()
@@ -178,10 +176,10 @@ def available_cores() -> int:
 
 @contextmanager
 def _as_seen_by_workers(threads: int) -> Iterator[None]:
-    """Let processes that are started inside the block have so many threads, and leave an interrupt to this process.
+    """Limit the threads of processes that start inside the block, and block interrupts in them.
 
-    Both must hold before a worker's first import: torch looks at its environment once, and an interrupt from the
-    keyboard, which reaches all processes, would have each print where it was.
+    Both must hold before a worker's first import. Torch reads its environment only once. An interrupt from the keyboard
+    reaches all processes, and each worker would print a traceback.
     """
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = str(threads)

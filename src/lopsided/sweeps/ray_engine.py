@@ -1,4 +1,4 @@
-"""The cells of a sweep on a Ray cluster that is running already. Needs the extra ``ray``."""
+"""An engine that computes cells on a running Ray cluster. Needs the extra ``ray``."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from lopsided.runs.run import METRICS
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, train_cell
 
 CONNECT_SECONDS = 20.0
-"""Whoever has not answered by then is taken for no cluster; Ray itself would go on asking for minutes."""
+"""How long to wait for a cluster to answer. Ray itself would keep trying for minutes."""
 
 _PROBE = """
 import ray, sys
-print(flush=True)  # Only from here on is it the cluster that takes its time.
+print(flush=True)  # The import is done: the time limit for the cluster starts here.
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 """
-_START = "Start one with `ray start --head`, and give the address that it prints."
+_START = "Start a cluster with `ray start --head` and use the address that it prints."
 
 
 class RayEngine:
     """One task with ``threads`` cores per cell, spread over the nodes of an existing cluster.
 
-    ``address`` is that of the cluster's head, such as ``"10.0.0.5:6379"``, or ``"auto"`` for the cluster that this
-    machine is a node of. Every node needs this version of lopsided: installed, or found through the ``PYTHONPATH`` that
-    the node's ``ray start`` was given. A process that has called ``ray.init`` itself, with a ``runtime_env`` of
-    ``{"py_modules": [lopsided]}`` for example, is taken as it is. Sources and weights must lie at the same path on
-    every node. Cells get no GPU.
+    ``address`` is the address of the cluster's head, such as ``"10.0.0.5:6379"``, or ``"auto"`` for the cluster of this
+    machine. Every node needs this version of lopsided, either installed or in the ``PYTHONPATH`` of the node's ``ray
+    start``. If the process has already called ``ray.init``, for example with the ``runtime_env``
+    ``{"py_modules": [lopsided]}``, that connection is used. Sources and weights need the same path on every node. Cells
+    use no GPU.
 
-    A node that sees the sweep's folder trains into it, so that a cell whose node dies goes on from its checkpoint on
-    another one. A node that does not sends the files of a finished run back, and a lost cell starts anew. Nothing is
-    reported to Ray's makers from here; whether a cluster does was settled where it was started.
+    A node that can access the sweep's folder trains in that folder. If the node dies, the cell continues from its
+    checkpoint on another node. A node without access sends back the files of a finished run; if it dies, the cell
+    starts again. The engine sends no usage statistics to Ray's developers. The cluster has its own setting for this.
     """
 
     def __init__(self, address: str = "auto", threads: int = 1) -> None:
@@ -56,7 +56,7 @@ class RayEngine:
             raise InputError(sentence("threads must be >= 1", threads))
         if importlib.util.find_spec("ray") is None:
             do = "Run pip install 'lopsided[ray]'."
-            raise MissingDependencyError(sentence("--engine ray needs the package ray", "no such package", do))
+            raise MissingDependencyError(f"--engine ray needs the package ray, which is not installed. {do}")
         self.address, self.threads = address, threads
         self._folder, self._marker, self._models = Path(), Path(), False
         self._running: dict[Any, Cell] = {}
@@ -64,7 +64,7 @@ class RayEngine:
         self._task: Any = None
 
     def open(self, folder: Path, *, models: bool = False) -> None:
-        """Connect, and leave a sign in the folder by which nodes can tell that they see it."""
+        """Connect, and write a marker file, by which a node recognises that it can access the folder."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         ray = _ray()
         if not ray.is_initialized():
@@ -82,13 +82,13 @@ class RayEngine:
         self._marker = self._folder / f".seen-{uuid.uuid4().hex}"
         files.atomic_write(self._marker, "")
         self._closing.callback(self._marker.unlink, missing_ok=True)
-        # A lost worker is retried by the sweep, which writes it down and knows when the cell's folder is free again.
+        # The sweep retries lost workers, not Ray: it records the failure and waits until the folder is free.
         options = {"num_cpus": self.threads, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         self._task = ray.remote(**options)(_portable_task())
 
     @property
     def slots(self) -> int:
-        """How many cells fit into the nodes that are alive."""
+        """How many cells the live nodes can compute at once."""
         return max(1, sum(_cores(node) // self.threads for node in _ray().nodes()))
 
     def submit(self, cell: Cell) -> None:
@@ -98,7 +98,7 @@ class RayEngine:
         self._running[ref] = cell
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Return the cells that ended; the files that nodes sent are written by then."""
+        """Return the cells that ended, after writing the files that nodes sent."""
         if not self._running:
             time.sleep(seconds)
             return []
@@ -109,9 +109,9 @@ class RayEngine:
         return [self._collect(ref, self._running.pop(ref)) for ref in done]
 
     def close(self) -> None:
-        """Cancel what is running, and leave the cluster."""
+        """Cancel running cells and disconnect from the cluster."""
         for ref in self._running:
-            with suppress(Exception):  # It may be gone already.
+            with suppress(Exception):  # The task may have ended.
                 _ray().cancel(ref, force=True)
         self._running = {}
         self._closing.close()
@@ -123,20 +123,20 @@ class RayEngine:
             line, error, content = ray.get(ref)
         except ray.exceptions.RayTaskError as raised:
             reason = " ".join(str(raised.cause).split())
-            return Ended(cell, error=f"something unexpected happened ({type(raised.cause).__name__}: {reason}).")
-        except ray.exceptions.RayError as lost:  # The worker, its node, or what it returned.
+            return Ended(cell, error=f"an unexpected error occurred ({type(raised.cause).__name__}: {reason}).")
+        except ray.exceptions.RayError as lost:  # The worker, its node or its result is lost.
             _drop_lock_of_other_host(folder)
-            return Ended(cell, error=f"{LOST} Ray says {type(lost).__name__}.", died=True)
+            return Ended(cell, error=f"{LOST} Ray reports {type(lost).__name__}.", died=True)
         if content:
             files.make_folder(folder)
-            for name in sorted(content, key=lambda name: name == METRICS):  # Last, for a run that has it is finished.
+            for name in sorted(content, key=lambda name: name == METRICS):  # Last: it marks a finished run.
                 files.atomic_write(folder / name, content[name])
         return Ended(cell, Record.from_json(line) if line else None, error)
 
 
 @contextmanager
 def _kept_sigterm() -> Iterator[None]:
-    """Undo what Ray makes of SIGTERM inside the block; only the main thread can say what a signal does."""
+    """Restore the handler of SIGTERM, which Ray replaces. Only the main thread can set handlers."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -148,7 +148,7 @@ def _ray() -> Any:
 
 
 def _portable_task() -> Any:
-    """Return the task of a node; a nested function is sent as code, so that it can say when lopsided is not there."""
+    """Return the task of a node. Ray sends a nested function as code, so it can report that lopsided is missing."""
 
     def task(version: str, *arguments: Any) -> tuple[str, str, dict[str, bytes]]:
         try:
@@ -160,7 +160,7 @@ def _portable_task() -> Any:
         if found != version:
             import socket
 
-            do = "Install it there, or let the node's PYTHONPATH lead to it."
+            do = "Install it there, or add it to the node's PYTHONPATH."
             return "", f"every node must have lopsided {version}, got {found} on {socket.gethostname()}. {do}", {}
         from lopsided.sweeps.ray_engine import train_on_node
 
@@ -172,7 +172,7 @@ def _portable_task() -> Any:
 def train_on_node(
     recipe: str, folder: str, marker: str, threads: int, models: bool
 ) -> tuple[str, str, dict[str, bytes]]:
-    """Train a cell into its folder, or elsewhere if this node does not see it; then its files are returned, too."""
+    """Train a cell in its folder. If the node cannot access it, train in a temporary one and return its files."""
     if Path(marker).exists():
         return *train_cell(recipe, folder, threads), {}
     with tempfile.TemporaryDirectory(prefix="lopsided-") as scratch:
@@ -183,7 +183,7 @@ def train_on_node(
 
 
 def _probe(address: str) -> None:
-    """Refuse an address where no cluster answers; another process asks, for Ray cannot be told to give up."""
+    """Raise an error if no cluster answers. A subprocess connects, because Ray has no time limit."""
     host, _, port = address.rpartition(":")
     try:
         if port.isdigit() and host not in ("localhost", "127.0.0.1") and "/" not in host:
@@ -192,12 +192,12 @@ def _probe(address: str) -> None:
         if reason is None:
             return
     except (OSError, ValueError, OverflowError) as error:
-        reason = f"where no cluster answers ({error})"
-    raise InputError(sentence("--address must be that of a running Ray cluster", f"{address}, {reason}", _START))
+        reason = f"no cluster answers ({error})"
+    raise InputError(f"Cannot connect to a Ray cluster at {address}: {reason}. {_START}")
 
 
 def _asked(address: str) -> str | None:
-    """Connect to a cluster from another process; return what stands against it, None if nothing does."""
+    """Connect to a cluster from a subprocess. Return why that failed, or None if it succeeded."""
     command = [sys.executable, "-c", _PROBE, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -205,12 +205,12 @@ def _asked(address: str) -> str | None:
             process.stdout.readline()
             _, errors = process.communicate(timeout=CONNECT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "where no cluster answers"
+            return "no cluster answers"
         finally:
-            process.kill()  # Which does nothing to one that has ended.
+            process.kill()  # Has no effect if the process has ended.
     if process.returncode == 0:
         return None
-    return f"where Ray says: {(errors.strip().splitlines() or ['nothing'])[-1].rstrip('.')}"
+    return f"Ray reports: {(errors.strip().splitlines() or ['nothing'])[-1].rstrip('.')}"
 
 
 def _cores(node: dict[str, Any]) -> int:
@@ -218,7 +218,7 @@ def _cores(node: dict[str, Any]) -> int:
 
 
 def _drop_lock_of_other_host(folder: Path) -> None:
-    """Remove the lock that a lost node left behind, which no other machine could judge without Ray's word."""
+    """Remove the lock of a lost node. Other machines cannot check that its process has ended; Ray can."""
     path = folder / files.LOCK_NAME
     with suppress(OSError, ValueError, KeyError, TypeError):
         if json.loads(path.read_bytes())["host"] != socket.gethostname():

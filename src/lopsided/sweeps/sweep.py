@@ -1,11 +1,16 @@
-"""Sweeps: a set of recipes into one folder, of which each is trained once, whatever happens in between.
+"""Sweeps: train each recipe of a set once, in one folder, across interruptions.
 
-A sweep folder holds ``sweep.json``, which marks it; ``records.jsonl``, a line per finished run; ``failures.jsonl``, a
-line per failed attempt; and ``cells/KEY/``, the run folders, KEY being the start of the recipe's hash. Starting again
-skips what is done, goes on with what was cut off, tries again what failed, and reads those run folders again that have
-no record or one of an earlier version. Several processes may work on one folder: ``claims/KEY/`` is locked by whoever
-has a cell computed. Version 0.1 computed the hash differently; its finished runs are recognised by their recipes and
-moved to the folders of their new keys.
+A sweep folder contains
+
+- ``sweep.json``, which marks the folder as a sweep,
+- ``records.jsonl``, with a line per finished run,
+- ``failures.jsonl``, with a line per failed attempt,
+- ``cells/KEY/``, the run folders. KEY is the start of the recipe's hash.
+
+A second start skips finished cells, continues interrupted cells and retries failed cells. It also reads the run folders
+whose record is missing or of an earlier version. Several processes can work on one folder: the process that computes a
+cell locks ``claims/KEY/``. Version 0.1 computed the hash differently. Its finished runs are recognised by their recipes
+and moved to the folders of their new keys.
 """
 
 from __future__ import annotations
@@ -62,7 +67,7 @@ _MODEL_FILES = ("model.safetensors", runs.CARD)
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What came of a sweep: the records of its finished cells, of which ``skipped`` were there before, and the rest."""
+    """The result of a sweep: records of finished cells, failed cells, and how many cells were finished before."""
 
     done: list[Record]
     failed: list[Failure]
@@ -80,13 +85,13 @@ def run_sweep(
     retries: int = 1,
     about: Mapping[str, Any] | None = None,
 ) -> SweepOutcome:
-    """Train the recipes that are not yet done in a sweep folder, and return the records of all of them.
+    """Train the recipes that are not yet finished in a sweep folder. Return the records of all recipes.
 
-    Recipes of the same content are one cell. A cell that fails is recorded with its sentence and the others go on; one
-    whose worker dies is tried again so many times (``retries``), from its checkpoint. A finished cell's model and
-    checkpoint are removed unless ``keep_models``; with ``keep="records"`` all of its folder is. An interrupt, or
-    SIGTERM, ends the workers at once and raises ``KeyboardInterrupt``; nothing is lost but the epochs in work.
-    ``about`` is kept in ``sweep.json``; see ``open_sweep``.
+    Recipes with the same content are one cell. A failed cell is recorded with its error, and the other cells continue.
+    A cell whose worker dies is retried from its checkpoint, at most ``retries`` times. The model and the checkpoint of
+    a finished cell are removed unless ``keep_models`` is set; ``keep="records"`` removes its whole folder. An interrupt
+    or SIGTERM ends the workers at once and raises ``KeyboardInterrupt``. Only the current epochs are lost. ``about`` is
+    written to ``sweep.json``; see ``open_sweep``.
     """
     _check_kind(folder, about or {})
     for part in (Path(folder), Path(folder) / CELLS, Path(folder) / CLAIMS):
@@ -102,7 +107,7 @@ def run_sweep(
 def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> Path:
     """Create a sweep folder, or check an existing one, and update ``sweep.json`` with ``about``.
 
-    ``about["kind"]`` is the verb that made the sweep; another verb is refused.
+    ``about["kind"]`` is the command that made the sweep. Another command raises an error.
     """
     path = Path(folder)
     there = _check_kind(path, about or {})
@@ -114,7 +119,7 @@ def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None =
 
 
 def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the contents of ``sweep.json``; empty if there is no sweep."""
+    """Return the contents of ``sweep.json``, or an empty dictionary if there is no sweep."""
     path = Path(folder) / SWEEP
     return dict(json.loads(files.read_whole(path))) if check_sweep(folder) else {}
 
@@ -123,13 +128,13 @@ def _check_kind(folder: str | os.PathLike[str], about: Mapping[str, Any]) -> dic
     there = about_sweep(folder)
     kind, own = there.get("kind"), about.get("kind")
     if kind is not None and own is not None and kind != own:
-        got = f"{folder}, which is one of `lopsided {shown(kind)[1:-1]}`"
-        raise RunError(sentence(f"the sweep must be one of `lopsided {own}`", got, "Choose another folder."))
+        made = f"`lopsided {shown(kind)[1:-1]}`"
+        raise RunError(f"{folder} contains a sweep of {made}, not of `lopsided {own}`. Choose another folder.")
     return there
 
 
 def check_sweep(folder: str | os.PathLike[str]) -> bool:
-    """Whether there is a sweep in a folder; what is something else, or of another version, is refused."""
+    """Return whether a folder contains a sweep. Raise an error for other contents or another format."""
     path = Path(folder)
     try:
         content = json.loads(files.read_whole(path / SWEEP))
@@ -137,15 +142,13 @@ def check_sweep(folder: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         if _is_empty(path):
             return False
-        if (path / SWEEP).exists():  # Another process was faster.
+        if (path / SWEEP).exists():  # Another process has just created it.
             return check_sweep(path)
-        got, do = f"{path}, which holds something else", "Choose another folder."
-        raise RunError(sentence("a sweep must have a new folder, an empty one or its own", got, do)) from None
+        raise RunError(f"{path} contains other files and no sweep. Choose a new or empty folder.") from None
     except NotADirectoryError:
-        raise RunError(sentence("a sweep must have a folder", f"{path}, which is a file")) from None
+        raise RunError(f"{path} is a file. Choose a folder for the sweep.") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        got = f"{path / SWEEP} ({files.reason(error)})"
-        raise RunError(sentence(f"{SWEEP} must be readable and say its format", got)) from None
+        raise RunError(f"{path / SWEEP} cannot be read, or has no format ({files.reason(error)}).") from None
     if written != FORMAT:
         do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
         got = f"format {shown(written)} in {path}"
@@ -158,10 +161,10 @@ def _is_empty(path: Path) -> bool:
 
 
 def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
-    """Record the finished runs of a sweep that have no record, or one of an earlier version; return how many.
+    """Record the finished runs of a sweep whose record is missing or of an earlier version. Return their number.
 
-    The runs of the cells ``but`` are left alone if they have no record at all. A run of version 0.1 is moved to the
-    folder of its new key.
+    Runs of the cells ``but`` are skipped if they have no record at all. A run of version 0.1 is moved to the folder of
+    its new key.
     """
     path = Path(folder)
     there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
@@ -170,7 +173,7 @@ def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) ->
     for metrics in sorted((path / CELLS).glob(f"*/{runs.METRICS}")):
         cell = metrics.parent.name
         if cell not in known:
-            # A run that cannot be read is trained again, or its record stays as it is.
+            # An unreadable run is trained again, or keeps its old record.
             with suppress(LopsidedError, OSError):
                 record = Record.from_run(runs.Run.open(metrics.parent))
                 if record.cell == cell or (cell in there and _can_move(metrics.parent, record.cell)):
@@ -178,18 +181,18 @@ def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) ->
     if found:
         renew_records(path / RECORDS, found)
         for cell, record in found.items():
-            with suppress(OSError):  # Another process may have been faster.
+            with suppress(OSError):  # Another process may have moved it.
                 (path / CELLS / cell).rename(path / CELLS / record.cell)
     return len(found)
 
 
 def _can_move(folder: Path, cell: str) -> bool:
-    """Whether a run can be moved to the folder of a cell: the folder is free, and the run neither in use nor a link."""
+    """Return whether a run can be moved: the new folder does not exist, and the run is neither in use nor a link."""
     return not (folder.is_symlink() or (folder / files.LOCK_NAME).exists() or folder.with_name(cell).exists())
 
 
 class _Driver:
-    """Hands the cells of a sweep to an engine and writes down what comes back."""
+    """Submits the cells of a sweep to an engine and records the results."""
 
     kept = "runs"
     about: Mapping[str, Any] = {}
@@ -218,8 +221,8 @@ class _Driver:
                 if self.todo:
                     self.loop()
         finally:
-            with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # It is ending already.
-                self.engine.close()  # Before the claims are dropped, for its workers are at them.
+            with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # The sweep is ending.
+                self.engine.close()  # Close it before the claims: its workers still use the cells.
                 for claim in self.claims.values():
                     claim.close()
                 _remove_if_empty(self.folder / CLAIMS)
@@ -228,7 +231,7 @@ class _Driver:
         )
 
     def open(self) -> None:
-        """Open the engine, if there is work for it, and then the sweep: one that was made for nothing goes again."""
+        """Open the engine if there is work, then the sweep. Remove new folders if the engine fails to open."""
         made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         files.make_folder(self.folder)
         try:
@@ -241,7 +244,7 @@ class _Driver:
         open_sweep(self.folder, self.about)
 
     def take_stock(self) -> None:
-        """Find out which cells are done."""
+        """Find the finished cells."""
         self.remove_left_locks()
         renew_sweep(self.folder, but=[cell.key for cell in self.cells])
         there = self.records()
@@ -261,7 +264,7 @@ class _Driver:
                 self.done[cell.key] = record
 
     def remove_left_locks(self) -> None:
-        """Remove what killed sweeps left; a claim to a cell that was done by then would stay for ever."""
+        """Remove locks of killed sweeps. Otherwise a claim to a finished cell would stay forever."""
         files.remove_left_lock(self.folder)
         for sign in (self.folder / CLAIMS).glob("*"):
             files.remove_left_lock(sign)
@@ -276,11 +279,11 @@ class _Driver:
         return {record.cell: record for record in records}
 
     def unrecorded(self, cell: Cell) -> Record | None:
-        """Record a cell that was finished when there was no time left to write it down; its claim is held."""
+        """Record a cell that finished just before its sweep was stopped. The caller holds its claim."""
         path = self.folder / CELLS / cell.key
         if not (path / runs.METRICS).exists():
             return None
-        with suppress(LopsidedError):  # It will be said again when the cell is run.
+        with suppress(LopsidedError):  # The error appears again when the cell runs.
             record = replace(Record.from_run(runs.Run.open(path)), arm=cell.arm)
             if record.cell == cell.key:
                 self.put_away(cell, record)
@@ -303,18 +306,18 @@ class _Driver:
         return len(self.claims) - len(self.lost) < self.engine.slots
 
     def look_elsewhere(self) -> None:
-        """See whether cells that other processes had are done or free by now."""
+        """Check whether cells of other processes are now finished or free."""
         for _ in range(len(self.elsewhere)):
             if self.has_room():
                 self.start(self.elsewhere.popleft())
         if self.elsewhere and not self.claims:
             reasons = [self.reasons[cell.key] for cell in self.elsewhere]
-            # The one that names a file to remove, if any does, is the one that may never end by itself.
+            # Prefer a reason that names a lock file: such a wait may need the user to remove the file.
             self.view.waiting(len(reasons), next((r for r in reasons if files.LOCK_NAME in r), reasons[0]))
         self.next_look = time.monotonic() + _POLL_SECONDS
 
     def start(self, cell: Cell) -> None:
-        """Start a cell, unless another process has it or has had it."""
+        """Start a cell, unless another process computes it or has computed it."""
         claim = self.claim(cell)
         if claim is None:
             self.elsewhere.append(cell)
@@ -332,7 +335,7 @@ class _Driver:
             self.engine.submit(cell)
 
     def start_again(self, cell: Cell) -> None:
-        """Start a cell whose worker was lost, once its folder is free; a cluster may tell of a death before it ends."""
+        """Restart a cell whose worker died, once its folder is free. A cluster may report a death before it is over."""
         try:
             self.check_free(cell)
         except RunError as error:
@@ -343,14 +346,14 @@ class _Driver:
             self.engine.submit(cell)
 
     def check_free(self, cell: Cell) -> None:
-        """Refuse a cell whose run folder a process has: a worker may outlive its sweep for a moment."""
+        """Raise an error if a process uses the run folder of a cell. A worker may briefly outlive its sweep."""
         path = self.folder / CELLS / cell.key
         if (path / files.LOCK_NAME).exists():
             with files.lock(path):
                 pass
 
     def claim(self, cell: Cell) -> ExitStack | None:
-        """Keep a cell from other sweeps; None, and a reason, if one of them or a run of its own has it."""
+        """Lock a cell against other sweeps. Return None, and store the reason, if another process uses the cell."""
         sign = self.folder / CLAIMS / cell.key
         with ExitStack() as stack:
             try:
@@ -358,7 +361,7 @@ class _Driver:
                 stack.enter_context(files.lock(sign))
                 self.check_free(cell)
             except RunError as error:
-                # What the disk refuses has a cause; a folder that is gone was removed by whoever had the cell.
+                # An error of the disk has a cause. A missing folder was removed by the process that had the cell.
                 if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 self.reasons[cell.key] = str(error)
@@ -396,16 +399,16 @@ class _Driver:
             self.tell(note)
 
     def tell(self, note: str) -> None:
-        """Pass a note on, once."""
+        """Print a note, but only once."""
         if note not in self.told:
             self.told.add(note)
             self.view.note(note)
 
     def put_away(self, cell: Cell, record: Record) -> None:
-        """Write down the record of a finished cell, and remove what is not to be kept of it.
+        """Write the record of a finished cell, and remove the files that are not kept.
 
-        Models go before the record is written, and all else after it: a cell that has a record is not looked at again,
-        and one that has none is recorded from its folder.
+        Models are removed before the record is written, because a cell with a record is not checked again. The folder
+        is removed after it, because a cell without a record is recorded from its folder.
         """
         path = self.folder / CELLS / cell.key
         if self.kept == "runs":
@@ -425,7 +428,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 @contextmanager
 def _handling(handlers: Mapping[signal.Signals, Callable[..., object] | signal.Handlers]) -> Iterator[None]:
-    """Let signals do other things inside the block; only the main thread can say so."""
+    """Replace signal handlers inside the block. Does nothing outside the main thread, which alone can set them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,7 +17,7 @@ MISSING = "-"
 
 
 def runs_text(low: int, high: int | None = None) -> str:
-    """Say a number of runs, or from how many to how many.
+    """Return a number or a range of runs as text.
 
     >>> runs_text(1), runs_text(3, 4), runs_text(4, 4)
     ('1 run', '3 to 4 runs', '4 runs')
@@ -27,17 +27,17 @@ def runs_text(low: int, high: int | None = None) -> str:
 
 
 def shown_interval(mean: Figure) -> tuple[float, float] | None:
-    """Return the limits of a mean in per cent, as far as there are such shares; None if there is no interval."""
+    """Return the interval of a mean, limited to 0 to 100 per cent, or None if there is no interval."""
     return None if math.isnan(mean.high) else (max(mean.low, 0.0), min(mean.high, 100.0))
 
 
 def is_cut(mean: Figure) -> bool:
-    """Whether an interval goes on beyond 0 or 100 per cent."""
+    """Return whether an interval extends below 0 or above 100 per cent."""
     return mean.low < 0 or mean.high > 100
 
 
 def mean_text(mean: Figure) -> str:
-    """Write a mean in per cent with its interval, by its limits where it would go beyond 0 or 100.
+    """Return a mean in per cent with its interval, as two limits if the interval exceeds 0 or 100.
 
     >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
     ('90.0 ±5.0', '98.0 [95.5, 100.0]')
@@ -50,7 +50,7 @@ def mean_text(mean: Figure) -> str:
 
 
 def difference_text(value: Figure) -> str:
-    """Write a difference with half of its interval, if it has one, and a star where that leaves out 0.
+    """Return a difference with half of its interval, if it has one, and a star if the interval excludes 0.
 
     >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
     ('+1.2 ±0.8*', '-1.0 ±2.0')

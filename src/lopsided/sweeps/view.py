@@ -1,4 +1,4 @@
-"""What whoever watches a sweep is told: a live bar in a terminal, plain lines elsewhere, failures alone when quiet."""
+"""Progress of a sweep: a live bar in a terminal, plain lines elsewhere, only failures and notes if quiet."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from lopsided.sweeps.engines import Cell
 
 PLAIN_SECONDS = 30.0
-"""Where there is no terminal and no cell ends, the state is told this often."""
+"""How often the state is printed without a terminal, while no cell ends."""
 
 WAITING_SECONDS = 600.0
-"""Whoever wants to hear little is told this often that a sweep waits for others."""
+"""How often a quiet sweep prints that it waits for other processes."""
 
 SHOWN = 8
-"""So many running cells a terminal shows."""
+"""The maximum number of running cells shown in a terminal."""
 
 
 class View(Voice):
-    """Told what happens in a sweep, and counts; this one keeps silent, those below do not."""
+    """Receives the events of a sweep and counts cells. This base class prints nothing."""
 
     waiting_seconds = WAITING_SECONDS
 
@@ -37,44 +37,44 @@ class View(Voice):
         self.last_waiting: float | None = None
 
     def say(self, text: str) -> None:
-        """Keep silent."""
+        """Print nothing."""
 
     def begin(self, total: int, skipped: int) -> None:
-        """So many cells there are, of which so many were done before."""
+        """Start a sweep of ``total`` cells, of which ``skipped`` are already finished."""
         self.total, self.skipped, self.start = total, skipped, time.monotonic()
 
     def started(self, cell: Cell) -> None:
-        """A cell is being computed."""
+        """Count a cell that started."""
         self.running[cell.key] = cell.name, time.monotonic()
 
     def finished(self, record: Record) -> None:
-        """A cell is done."""
+        """Count a cell that finished."""
         self.running.pop(record.cell, None)
         self.finishes += 1
 
     def failed(self, failure: Failure, *, again: bool) -> None:
-        """Say what went wrong with an attempt at a cell, which may be tried again."""
+        """Print the error of a cell; ``again``: whether the cell is tried again."""
         if not again:
             self.running.pop(failure.cell, None)
             self.failures += 1
         self.say(f"{failure.name} {'is tried again' if again else 'failed'}: {failure.error}")
 
     def note(self, text: str) -> None:
-        """Say something that was found, in one sentence."""
+        """Print a note."""
         self.say(text)
 
     def waiting(self, cells: int, reason: str) -> None:
-        """Say that all that is left is with others: at once, then from time to time; it may take someone to end it."""
+        """Print, at once and then at intervals, that other processes have all remaining cells."""
         now = time.monotonic()
         if self.last_waiting is None or now - self.last_waiting >= self.waiting_seconds:
             self.last_waiting = now
             self.say(_waiting(cells, reason))
 
     def tick(self) -> None:
-        """Some time went by."""
+        """Called about once per second."""
 
     def state(self) -> str:
-        """Say how many cells are done, running, failed and skipped, and once the first one is done how fast it goes."""
+        """Return the counts of done, running, failed and skipped cells, and the speed after the first cell."""
         numbers = {"running": len(self.running), "failed": self.failures, "skipped": self.skipped}
         parts = [f"{self.skipped + self.finishes}/{self.total} done"]
         parts += [f"{number} {word}" for word, number in numbers.items() if number]
@@ -87,7 +87,7 @@ class View(Voice):
 
 
 class Told(View):
-    """Says failures, notes and what is waited for."""
+    """Prints failures, notes and reasons for waiting."""
 
     def say(self, text: str) -> None:
         """Print one line on stderr."""
@@ -95,7 +95,7 @@ class Told(View):
 
 
 class Lines(Told):
-    """A line per finished cell, and one from time to time while none ends."""
+    """Prints a line per finished cell, and the state at intervals while no cell ends."""
 
     waiting_seconds = PLAIN_SECONDS
     last = -math.inf
@@ -106,23 +106,23 @@ class Lines(Told):
         self.last = time.monotonic()
 
     def begin(self, total: int, skipped: int) -> None:
-        """Say how much there is to do."""
+        """Print the number of cells."""
         super().begin(total, skipped)
         self.say(self.state())
 
     def finished(self, record: Record) -> None:
-        """Say which cell is done, and its figure."""
+        """Print the finished cell and its UWA."""
         super().finished(record)
         self.say(f"{record.name}: UWA {record.test.uwa:.3f} ({self.state()})")
 
     def tick(self) -> None:
-        """Say where the sweep stands if nothing was said for long."""
+        """Print the state if nothing was printed for ``PLAIN_SECONDS``."""
         if time.monotonic() - self.last >= PLAIN_SECONDS:
             self.say(self.state())
 
 
 class Screen(Told):
-    """A bar that counts cells, below it those that are running; what happened scrolls by above."""
+    """Shows a bar that counts cells, with the running cells below it and messages above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -137,7 +137,7 @@ class Screen(Told):
         self.live = Live(console=self.console, get_renderable=self.draw, refresh_per_second=2)
 
     def draw(self) -> RenderableType:
-        """Return the bar and the cells that are running, as they are now."""
+        """Return the current bar and running cells."""
         from rich.console import Group
         from rich.text import Text
 
@@ -150,26 +150,26 @@ class Screen(Told):
         return Group(self.bar, *(Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines))
 
     def started(self, cell: Cell) -> None:
-        """A cell is being computed; nothing is waited for."""
+        """Count a cell that started, and remove the reason for waiting."""
         super().started(cell)
         self.reason = ""
 
     def finished(self, record: Record) -> None:
-        """Say which cell is done, and its figure."""
+        """Print the finished cell and its UWA."""
         super().finished(record)
         self.say(f"{record.name}: UWA {record.test.uwa:.3f}")
 
     def waiting(self, cells: int, reason: str) -> None:
-        """Show what is waited for; the line of the bar is cut where the terminal ends, what is said above is not."""
+        """Show the reason for waiting: in full above the bar, and cut to the terminal's width below it."""
         super().waiting(cells, reason)
         self.reason = _waiting(cells, reason)
 
 
 def _waiting(cells: int, reason: str) -> str:
-    what = "1 cell that is" if cells == 1 else f"{cells} cells that are"
-    return f"waiting for {what} computed elsewhere: {reason}"
+    what = "1 cell" if cells == 1 else f"{cells} cells"
+    return f"waiting for {what} of other processes: {reason}"
 
 
 def sweep_view(*, quiet: bool = False) -> AbstractContextManager[View]:
-    """Yield the view that fits whoever is watching."""
+    """Return the view that fits the output."""
     return fitting(Told, Lines, Screen, quiet=quiet)
