@@ -471,7 +471,7 @@ def test_resuming_a_finished_run_prints_no_metrics_that_were_not_checked(
     ended = call(*resume)
     said = ended.err.splitlines()
     assert (ended.code, ended.out, len(said)) == (2, "", 1)
-    assert f"metrics.json must hold {path.split('.', maxsplit=1)[0]}" in said[0]
+    assert f"metrics.json has a missing or invalid value: {path.split('.', maxsplit=1)[0]}" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -609,7 +609,7 @@ def test_a_class_of_any_name_goes_through_every_command(tmp_path: Path, kind: st
     page = (run / "report.html").read_text(encoding="utf-8")
     for never in ("<script>alert", "\u202e", "\x1b", "{{7*7}}</script>"):
         assert never not in page
-    assert ("a spreadsheet may take the class" in call("predict", run, photos).err) == (kind == "formula")
+    assert ("a spreadsheet may read the class name" in call("predict", run, photos).err) == (kind == "formula")
 
 
 def test_a_nul_in_a_table_is_refused_with_its_line(tmp_path: Path) -> None:

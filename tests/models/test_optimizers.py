@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -143,3 +145,15 @@ def test_moments_in_another_order_than_the_weight_are_no_reason_for_another_upda
     steps(plain, reference, [x, x])
     steps(other, optimizer, [x, x])
     assert_close(other[0].weight, plain[0].weight, rtol=1e-9, atol=1e-12)
+
+
+def test_an_optimizer_that_is_no_longer_used_frees_its_state_at_once() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(model, Recipe().encoder_training, CPU)
+    gone = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert gone() is None
+    finally:
+        gc.enable()

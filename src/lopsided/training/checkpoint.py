@@ -253,7 +253,7 @@ def restore_training(module: nn.Module, optimizer: torch.optim.Optimizer, tensor
                 got = f"optimizer state of {value.dtype} and shape {tuple(value.shape)}"
                 raise ValueError(f"{got} for a weight of {like.dtype} and shape {tuple(like.shape)}")
             # Use the memory layout of the weight: SIMD code may round the last elements differently from the rest.
-            laid = value if name == _STEP else torch.empty_like(like).copy_(value)
+            laid = value.clone() if name == _STEP else torch.empty_like(like).copy_(value)
             content["state"].setdefault(int(index), {})[name] = laid
     names = {_MOMENTUM} if isinstance(optimizer, torch.optim.SGD) else {_STEP, "exp_avg", "exp_avg_sq"}
     for index, found in content["state"].items():

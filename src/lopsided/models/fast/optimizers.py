@@ -30,13 +30,14 @@ def in_memory_order(optimizer: Kind) -> Kind:
     """
     kept: list[list[Tensor]] = []
 
-    def hand_over(*_: Any) -> None:
+    # The hooks take the optimizer as an argument: a closure over it would be a cycle, which frees its state late.
+    def hand_over(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         kept[:] = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             skips = group["weight_decay"] == 0
             group["params"] = [_view(weight, optimizer.state, skips) for weight in group["params"]]
 
-    def take_back(*_: Any) -> None:
+    def take_back(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, weights in zip(optimizer.param_groups, kept, strict=True):
             for view, weight in zip(group["params"], weights, strict=True):
                 if view is not weight:
