@@ -1,9 +1,12 @@
-"""How fast, and in how much memory, is the loss? Forward plus backward against the floor and four peers.
+"""How fast, and in how much memory, is the loss? Forward plus backward, against the floor and four peers.
 
 Run as ``python benchmarks/losses.py`` (minutes), or with ``--sizes 128 4096``, ``--record FILE.json``. Every method
 runs in a process of its own for its memory, and all methods take turns in one process for their time, so that a noisy
 machine disturbs them alike. Ratios are of the medians over rounds.
 
+lopsided           the mean over anchors: values and gradient from one visit of the blocks
+training           what training calls: the sum over anchors, and the loss of each beside it, from one visit too
+two visits         the loss of each anchor (reduction="none"), summed afterwards: a second visit for the gradient
 floor              the three matrix products that any exact method needs, into memory that is already there
 dense autograd     this package's dense path: the same numbers from plain operations, differentiated by autograd
 plain autograd     the formula as one would write it on a Sunday, without care for p near 1
@@ -27,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lopsided.losses import asymmetric_focal_contrastive_loss
+from lopsided.losses import AsymmetricFocalContrastiveLoss, asymmetric_focal_contrastive_loss
 
 SIZES = (128, 1024, 4096, 8192, 16384, 65536)
 SETTINGS = {"CL": (0.0, 0.0), "AFCL(300, 7)": (300.0, 7.0)}
@@ -100,6 +103,12 @@ def method(name: str, n: int, setting: str) -> Callable[[], object]:
     elif name in ("plain autograd", "released formula"):
         formula = plain if name == "plain autograd" else released
         function = lambda: formula(z, y, eta, gamma)  # noqa: E731
+    elif name == "training":
+        loss = AsymmetricFocalContrastiveLoss(eta, gamma, TEMPERATURE, normalize=False)
+        function = lambda: loss.total_and_values(z, y)[0] / n  # noqa: E731
+    elif name == "two visits":
+        loss = AsymmetricFocalContrastiveLoss(eta, gamma, TEMPERATURE, normalize=False, reduction="none")
+        function = lambda: loss(z, y).sum() / n  # noqa: E731
     else:
         tile = None if name == "dense autograd" else "auto"
         function = lambda: asymmetric_focal_contrastive_loss(z, y, eta=eta, gamma=gamma, tile=tile)  # noqa: E731
@@ -113,7 +122,7 @@ def method(name: str, n: int, setting: str) -> Callable[[], object]:
 
 def methods(n: int, setting: str) -> list[str]:
     """What is tried at this size."""
-    names = ["lopsided", "floor", "plain autograd", "dense autograd", "released formula"]
+    names = ["lopsided", "training", "two visits", "floor", "plain autograd", "dense autograd", "released formula"]
     names += ["metric-learning"] if setting == "CL" else []
     return [name for name in names if n <= LARGEST.get(name, n)]
 
