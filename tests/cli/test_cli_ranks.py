@@ -119,7 +119,7 @@ def test_a_first_rank_that_is_killed_is_spoken_of_by_another(tmp_path: Path) -> 
     said = [line for line in ended.stderr.splitlines() if "The connection to another rank failed" in line]
     assert len(said) == 1
     assert said[0].startswith("lopsided, rank 1: The connection to another rank failed (")
-    assert said[0].endswith("unless it was killed. Run the same command with --resume.")
+    assert said[0].endswith("unless it was killed. Continue with the same command and --resume.")
 
 
 @pytest.mark.parametrize(("rank", "said"), [("0", True), ("1", False)])

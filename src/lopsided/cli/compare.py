@@ -104,7 +104,7 @@ def compare(
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
     sets = dict(map(parse_change, changes or ()))
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
-    base = find_recipe(recipe).override(**sets, **given)
+    base = find_recipe(recipe).override(**{**sets, **given})
     if base.data.source is None:
         do = "Write lopsided compare DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
@@ -116,7 +116,7 @@ def compare(
     if not base.data.test:
         raise InputError("A comparison needs test images, but data.test is 0. Set it, such as --set data.test=0.15.")
     scenarios = _scenarios(scenario or ())
-    planned = cells(chosen, base, scenarios, range(seeds))
+    planned = cells(chosen, base, scenarios, range(base.seed, base.seed + seeds))
     source = sweeping.check_data(base)
     about = _about(out, source, list(recipes), baseline)
     worker = sweeping.make_engine(engine or "local", address, workers, threads)
@@ -132,11 +132,14 @@ def _scenarios(texts: Sequence[str]) -> list[str | None]:
     from lopsided.runs.records import proportion
 
     found: list[str] = []
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        if found and not part[:1].isdigit() and not part.startswith("long-tail"):
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
+    for text in texts:
+        own: list[str] = []
+        for part in map(str.strip, text.split(",")):
+            if own and not part[:1].isdigit() and not part.startswith("long-tail"):
+                own[-1] += f",{part}"
+            else:
+                own.append(part)
+        found += own
     for text in found:
         parse_scenario(text)
     twice = [text for i, text in enumerate(found) if proportion(text) in map(proportion, found[:i])]

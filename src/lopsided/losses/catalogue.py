@@ -34,6 +34,10 @@ _NEEDS: dict[str, frozenset[str]] = {
 }
 
 
+_RESERVED = {"name", "entry", "parameters", "label", "switched", "model_dump", "copy", "json", "dict", "schema"}
+"""Names that a loss's table in a recipe uses itself."""
+
+
 class CatalogueError(ValueError):
     """Raised for a loss that is not in the catalogue, and for an invalid entry of another package."""
 
@@ -94,7 +98,11 @@ class Loss:
         if not isinstance(self.objective, str):
             return self.objective
         module, _, name = self.objective.partition(":")
-        found: type[Objective] = getattr(importlib.import_module(module), name)
+        try:
+            found: type[Objective] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            text = f"The class of the loss {self.name}, {self.objective}, cannot be imported ({error})."
+            raise CatalogueError(text) from error
         return found
 
     def describe(self, values: Mapping[str, Any]) -> str:
@@ -241,7 +249,7 @@ def _problem(loss: object, name: str) -> str:
     if loss.kind not in _NEEDS:
         return f"has the unknown kind {loss.kind!r}; the kinds are {', '.join(_NEEDS)}"
     for parameter in loss.parameters:
-        if parameter.name == "name" or not parameter.name.isidentifier():
+        if not parameter.name.isidentifier() or parameter.name.startswith("_") or parameter.name in _RESERVED:
             return f"has a parameter with the invalid name {parameter.name!r}"
         if not isinstance(parameter.default, float | int | bool | str):
             return f"has a parameter {parameter.name} whose default is not a number, string or boolean"

@@ -361,6 +361,8 @@ def parse_change(text: str) -> tuple[str, Any]:
         raise InputError(
             sentence("--set must be dotted.name=value", words.shown(text), "Example: --set encoder.name=resnet50.")
         )
+    if value.strip() == "unset":
+        return path.strip(), None
     try:
         return path.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):  # tomllib passes on Python's limits on digits and depth

@@ -59,11 +59,14 @@ def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> l
     ['ce', 'cl', 'afcl:eta=300,eta_unit=absolute']
     """
     parts: list[str] = []
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        if parts and "=" in part and ":" not in part.partition("=")[0] and ":" in parts[-1]:
-            parts[-1] += f",{part}"
-        else:
-            parts.append(part)
+    for text in texts:
+        own: list[str] = []
+        for part in map(str.strip, text.split(",")):
+            if own and "=" in part and ":" not in part.partition("=")[0] and ":" in own[-1]:
+                own[-1] += f",{part}"
+            else:
+                own.append(part)
+        parts += own
     if not parts or not all(parts):
         must = "--arms must be a comma-separated list without empty entries"
         raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
@@ -78,13 +81,19 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
     >>> parse_arm("afcl:eta=300,eta_unit=absolute").changes["encoder_training.loss"]
     {'name': 'afcl', 'eta': 300, 'eta_unit': 'absolute'}
     """
-    what, _, rest = text.partition(":")
-    changes = dict(parse_change(part) for part in rest.split(",")) if rest else {}
+    what, colon, rest = text.partition(":")
+    changes: dict[str, Any] = {}
+    for part in rest.split(",") if colon else ():
+        name, equals, _ = part.partition("=")
+        if not equals or name.strip() in ("", "name", *changes):
+            do = "Write changes once each, such as afcl:eta=300,gamma=7."
+            raise InputError(f"The arm {shown(text)} has a change that cannot be read: {shown(part)}. {do}")
+        changes |= [parse_change(part)]
     for path in changes:
         if path == "data" or is_shared(path):
-            do = "Change it for all arms with --set."
+            do = "Choose seeds with --seeds." if path == "seed" else "Change it for all arms with --set."
             raise InputError(f"The arm {shown(text)} sets {path}, but an arm cannot change data or seed. {do}")
-    fields = {path: value for path, value in changes.items() if "." in path or path == "method"}
+    fields = {path: value for path, value in changes.items() if "." in path or path in Recipe.model_fields}
     parameters = {path: value for path, value in changes.items() if path not in fields}
     if what in catalogue.names():
         return Arm(text, {LOSS: {"name": what, **parameters} if parameters else what, **fields})

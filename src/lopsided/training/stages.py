@@ -15,8 +15,10 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.errors import InputError
 from lopsided.evaluation.decision import decide
 from lopsided.inference.probabilities import evaluating, share_rows
+from lopsided.losses.catalogue import CatalogueError
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, ProjectionHead
@@ -242,7 +244,11 @@ class Stages:
     def _objective(self, loss: LossSettings) -> Objective:
         counts = torch.from_numpy(self.prepared.counts())
         with seeded_init(self.recipe.seed, "objective"):
-            return loss.entry.load()(counts, self.recipe.head.out, **loss.parameters)
+            try:
+                kind = loss.entry.load()
+            except CatalogueError as error:
+                raise InputError(str(error)) from error
+            return kind(counts, self.recipe.head.out, **loss.parameters)
 
     def _classifier_stage(self) -> Stage:
         settings, prepared = self.recipe.classifier, self.prepared

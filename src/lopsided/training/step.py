@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from lopsided.distributed import Ranks
+from lopsided.errors import InputError
 from lopsided.inference.probabilities import evaluating
 from lopsided.losses.objective import Samples
 from lopsided.models.machine import seeded
@@ -160,7 +161,11 @@ class Step:
             epochs=self.stage.settings.epochs,
         )
         found = self.stage.objective(samples)
-        return found if isinstance(found, tuple) else (found.sum(), found)
+        total, parts = found if isinstance(found, tuple) else (found.sum(), found)
+        if parts.shape != y.shape:
+            got = f"{type(self.stage.objective).__name__} returned parts of shape {tuple(parts.shape)}."
+            raise InputError(f"{got} Return one number per sample, {tuple(y.shape)}.")
+        return total, parts
 
     def _reference(self, others: Tensor, y_others: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the features of the other ranks and of the queue, with labels, or None if there are none."""
