@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from example_losses import blocks, write_package
+from example_losses import add_package, blocks, write_package
 from lopsided.errors import InputError
 from lopsided.losses import Objective, catalogue
-from lopsided.losses.catalogue import CatalogueError
+from lopsided.losses.catalogue import CatalogueError, Loss, Parameter
+from lopsided.losses.contrastive import ContrastiveObjective
 from lopsided.recipe import Recipe
 from tiny import write_photos
 from tiny_command import environment
@@ -135,7 +138,114 @@ def test_a_package_whose_loss_cannot_be_used_stops_that_loss_and_no_other(
     assert "Traceback" not in refused.stderr
 
 
-def test_a_package_cannot_replace_a_loss_of_this_one(tmp_path: Path) -> None:
+def test_a_package_cannot_replace_a_loss_of_this_one_and_the_list_tells_so(tmp_path: Path) -> None:
     site = write_package(tmp_path / "site", "cl", "raise RuntimeError('loaded')")
-    assert call(site, "losses").returncode == 0
-    assert "loaded" not in call(site, "losses").stderr
+    listed = call(site, "losses")
+    assert listed.returncode == 0
+    assert listed.stderr == (
+        "The loss 'cl' of the package lopsided-cl is ignored, because lopsided has a loss of this name. "
+        "Rename it there.\n"
+    )
+
+
+def of_package(name: str = "broken", **fields: Any) -> Loss:
+    return Loss(name, "contrastive", "Broken loss", ContrastiveObjective, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"parameters": (Parameter("a", 1.0, "x"), Parameter("a", 2.0, "x"))}, "two parameters with the name 'a'"),
+        (
+            {"parameters": (Parameter("unit", "mile", "x", choices=("metre", "foot")),)},
+            "a parameter unit whose default 'mile' is not one of metre, foot",
+        ),
+        ({"parameters": (Parameter("a", -1.0, "x", least=0),)}, "a parameter a whose default -1.0 must be >= 0"),
+        ({"parameters": (Parameter("a", 0.0, "x", above=0),)}, "a parameter a whose default 0.0 must be > 0"),
+        ({"parameters": (Parameter("a", 3, "x", least=0, most=2.5),)}, "a parameter a whose default 3 must be <= 2.5"),
+        ({"parameters": (Parameter("a", math.nan, "x"),)}, "a parameter a whose default nan is not finite"),
+        (
+            {"parameters": (Parameter("a", "x", "x", most=1),)},
+            "a parameter a whose default 'x' is not a number, but has a range",
+        ),
+        ({"parameters": ("a",)}, "a parameter that is not a lopsided.losses.catalogue.Parameter: 'a'"),
+        ({"parameters": (Parameter("copy", 1.0, "x"),)}, "a parameter with the invalid name 'copy'"),
+        ({"parameters": 3}, "an entry that cannot be read (TypeError: 'int' object is not iterable)"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_parameters_that_contradict_themselves_are_found_when_the_entry_is_read(
+    fields: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_package(monkeypatch, of_package(**fields))
+    told = f"The loss 'broken' from broken:LOSS has {problem}."
+    with pytest.raises(CatalogueError) as caught:
+        catalogue.find("broken")
+    assert str(caught.value) == told
+    assert catalogue.problems() == [told]
+
+
+def test_pushes_names_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_package(monkeypatch, of_package(pushes="eta"))
+    with pytest.raises(CatalogueError, match=r"names 'eta' in pushes, which is not one of its parameters\.$"):
+        catalogue.find("broken")
+
+
+def test_two_packages_with_a_loss_of_one_name_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_package(monkeypatch, of_package(), of_package())
+    told = "The package lopsided-broken and the package lopsided-broken add a loss 'broken'. Uninstall all but one."
+    assert catalogue.problems() == [told]
+
+
+def _raising(*_: object) -> Any:
+    raise KeyError("beta")
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"complete": _raising}, "complete (KeyError: 'beta')"),
+        ({"complete": lambda values: None}, "complete (TypeError: 'NoneType' object is not iterable)"),
+        (
+            {"complete": lambda values: {"etta": 1}},
+            "complete (ValueError: it returned 'etta', which is not one of the loss's parameters)",
+        ),
+        ({"check": _raising}, "check (KeyError: 'beta')"),
+        (
+            {"check": lambda values: False},
+            "check (TypeError: it returned False, which is neither a sentence nor None)",
+        ),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_an_error_inside_a_loss_of_another_package_names_the_loss_and_the_package(
+    fields: dict[str, Any], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_package(monkeypatch, of_package(**fields))
+    with pytest.raises(InputError) as caught:
+        Recipe().override(**{"encoder_training.loss": "broken"})
+    assert str(caught.value) == (
+        "encoder_training.loss is not valid. The loss 'broken' of the package lopsided-broken failed in its function "
+        f"{part}. Correct that package, or choose another loss."
+    )
+
+
+def test_such_an_error_ends_the_command_with_code_2(tmp_path: Path) -> None:
+    code = (
+        "from lopsided.losses.catalogue import Loss\n"
+        "LOSS = Loss('broken', 'contrastive', 'x', 'x:y', check=lambda values: values['beta'])"
+    )
+    site = write_package(tmp_path / "site", "broken", code)
+    refused = call(site, "fit", "fashion-mnist-tops", "--out", str(tmp_path / "run"), "--loss", "broken")
+    assert refused.returncode == 2
+    assert "The loss 'broken' of the package lopsided-broken failed in its function check (KeyError: 'beta')." in (
+        refused.stderr
+    )
+
+
+def test_the_json_of_the_losses_has_the_range_and_the_choices_of_every_parameter() -> None:
+    found = json.loads(call(SRC, "losses", "--json").stdout)["acl"]["parameters"]
+    limits = {name: {key: value[key] for key in ("least", "above", "most", "choices")} for name, value in found.items()}
+    assert limits["eta"] == {"least": 0, "above": None, "most": None, "choices": None}
+    assert limits["eta_unit"] == {"least": None, "above": None, "most": None, "choices": ["absolute", "parity"]}
+    assert limits["temperature"] == {"least": 1e-6, "above": None, "most": 1e6, "choices": None}

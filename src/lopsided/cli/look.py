@@ -75,17 +75,22 @@ def losses(as_json: Json = False) -> None:
         for loss in catalogue.losses()
     ]
     show(table(["loss", "kind", "title", "parameters"], rows))
-    known = {row[0] for row in rows}
-    for name in catalogue.names():
-        if name not in known:
-            try:
-                catalogue.find(name)
-            except catalogue.CatalogueError as error:
-                say(str(error))
+    for problem in catalogue.problems():
+        say(problem)
 
 
 def _loss_facts(loss: Loss) -> dict[str, Any]:
-    parameters = {p.name: {"default": p.default, "description": p.description} for p in loss.parameters}
+    parameters = {
+        p.name: {
+            "default": p.default,
+            "description": p.description,
+            "least": p.least,
+            "above": p.above,
+            "most": p.most,
+            "choices": list(p.choices) or None,
+        }
+        for p in loss.parameters
+    }
     return {"kind": loss.kind, "title": loss.title, "parameters": parameters}
 
 

@@ -15,10 +15,8 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError
 from lopsided.evaluation.decision import decide
 from lopsided.inference.probabilities import evaluating, share_rows
-from lopsided.losses.catalogue import CatalogueError
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, ProjectionHead
@@ -36,6 +34,7 @@ from lopsided.training.checkpoint import (
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
+from lopsided.training.step import of_loss
 
 _AVERAGED = ", and the running statistics are averaged over the ranks after each epoch"
 
@@ -242,13 +241,12 @@ class Stages:
         return nn.ModuleDict(parts), [projection, classifier]
 
     def _objective(self, loss: LossSettings) -> Objective:
-        counts = torch.from_numpy(self.prepared.counts())
-        with seeded_init(self.recipe.seed, "objective"):
-            try:
-                kind = loss.entry.load()
-            except CatalogueError as error:
-                raise InputError(str(error)) from error
-            return kind(counts, self.recipe.head.out, **loss.parameters)
+        counts, entry = torch.from_numpy(self.prepared.counts()), loss.entry
+        with seeded_init(self.recipe.seed, "objective"), of_loss(entry, "its constructor"):
+            objective = entry.load()(counts, self.recipe.head.out, **loss.parameters)
+            if not isinstance(objective, Objective):
+                raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
+            return objective
 
     def _classifier_stage(self) -> Stage:
         settings, prepared = self.recipe.classifier, self.prepared
