@@ -170,7 +170,33 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
             ("--set", "encoder_training.loss.eat=2"),
             "encoder_training.loss \"afcl\" has no parameter 'eat'; it has eta,",
         ),
-        (("--set", "augment=none"), "augment is a section. Set its fields, such as augment.rotation."),
+        (
+            ("--set", "augment=none"),
+            "augment is a section and cannot be 'none'. Set a field, such as augment.rotation.",
+        ),
+        (
+            ("--epochs", "2", "--set", "encoder_training.epochs=3"),
+            "--epochs 2 and --set encoder_training.epochs=3 set the same field to different values. Remove one of",
+        ),
+        (
+            ("--loss", "cl", "--set", "encoder_training.loss.name=fcl"),
+            '--loss cl and --set encoder_training.loss.name="fcl" set the same field to different values.',
+        ),
+        (
+            ("--encoder", "mlp", "--set", "encoder.name=resnet18"),
+            '--encoder mlp and --set encoder.name="resnet18" set the same field to different values.',
+        ),
+        (
+            ("--skip-unreadable", "--set", "data.skip_unreadable=false"),
+            "--skip-unreadable and --set data.skip_unreadable=false set the same field to different values.",
+        ),
+        (("--val", "0.2", "--set", "data.val=unset"), "--val 0.2 and --set data.val=unset set the same field"),
+        (("--set", "data.source=others"), '/photos and --set data.source="others" set the same field'),
+        (
+            ("--recipe", "baseline-ce", "--loss", "cl"),
+            'encoder_training.loss cannot be cl with method "end-to-end". Use one of ce, weighted-ce, focal. To use '
+            'cl, start from a recipe with method "two-stage", such as default, or add --set method=two-stage.',
+        ),
         (("--set", "augment.rotation=much"), "augment.rotation must be a finite number >= 0 and <= 180, got 'much'."),
         (("--set", "seed=" + "9" * 5000), "seed must be an integer >= 0 and <= 9223372036854775807, got '999"),
         (("--loss", "ce", "--set", "encoder_training.views=2"), "encoder_training.views must be 1 with the loss ce"),

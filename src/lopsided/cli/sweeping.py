@@ -26,6 +26,7 @@ PLAIN_WIDTH = 160
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
     """Return an option that is listed in a panel of the help."""
+    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 

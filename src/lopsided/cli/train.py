@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ import typer
 
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.output import Json, Quiet, StoppedError, figures_table, interval, say, show, show_json, table
+from lopsided.cli.sweeping import option
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,17 +23,14 @@ if TYPE_CHECKING:
     from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
+_OPTIONS = {"encoder.name": "--encoder", "classifier.epochs": "--classifier-epochs"}
+"""The options whose name is not the last part of their field's name."""
 
 
 def _complete_loss(incomplete: str) -> list[str]:
     from lopsided.losses import catalogue
 
     return [name for name in catalogue.names() if name.startswith(incomplete)]
-
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
 def fit(
@@ -46,17 +45,17 @@ def fit(
         ),
     ] = None,
     out: Annotated[
-        Path | None, _option(RUN, "Folder of the run. It must be new or empty, except with --resume.")
+        Path | None, option(RUN, "Folder of the run. It must be new or empty, except with --resume.")
     ] = None,
     recipe: Annotated[
         str | None,
-        _option(RUN, "Name of a recipe, or a TOML file. Options override its fields.", autocompletion=complete_recipe),
+        option(RUN, "Name of a recipe, or a TOML file. Options override its fields.", autocompletion=complete_recipe),
     ] = None,
-    seed: Annotated[int | None, _option(RUN, "Seed of all random numbers.")] = None,
-    device: Annotated[str | None, _option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")] = None,
+    seed: Annotated[int | None, option(RUN, "Seed of all random numbers.")] = None,
+    device: Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")] = None,
     changes: Annotated[
         list[str] | None,
-        _option(
+        option(
             RUN,
             "Set any field of the recipe, for example --set encoder_training.sampler=balanced. Can be repeated.",
             "--set",
@@ -64,44 +63,44 @@ def fit(
         ),
     ] = None,
     resume: Annotated[
-        bool, _option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")
+        bool, option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")
     ] = False,
     loss: Annotated[
         str | None,
-        _option(
+        option(
             LOSS,
             "Name of a loss, see `lopsided losses`. A contrastive loss trains in two stages. A classification loss "
             "trains end to end, with the epochs of both stages together.",
             autocompletion=_complete_loss,
         ),
     ] = None,
-    eta: Annotated[float | None, _option(LOSS, "Weight of the negatives (acl and afcl).")] = None,
-    gamma: Annotated[float | None, _option(LOSS, "Focusing exponent (fcl, afcl and focal).")] = None,
-    epochs: Annotated[int | None, _option(LOSS, "Number of epochs of the first stage.")] = None,
-    classifier_epochs: Annotated[int | None, _option(LOSS, "Number of epochs of the second stage.")] = None,
-    batch_size: Annotated[int | None, _option(LOSS, "Images per batch in both stages, summed over all ranks.")] = None,
-    lr: Annotated[float | None, _option(LOSS, "Learning rate of the first stage.")] = None,
-    encoder: Annotated[str | None, _option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
+    eta: Annotated[float | None, option(LOSS, "Weight of the negatives (acl and afcl).")] = None,
+    gamma: Annotated[float | None, option(LOSS, "Focusing exponent (fcl, afcl and focal).")] = None,
+    epochs: Annotated[int | None, option(LOSS, "Number of epochs of the first stage.")] = None,
+    classifier_epochs: Annotated[int | None, option(LOSS, "Number of epochs of the second stage.")] = None,
+    batch_size: Annotated[int | None, option(LOSS, "Images per batch in both stages, summed over all ranks.")] = None,
+    lr: Annotated[float | None, option(LOSS, "Learning rate of the first stage.")] = None,
+    encoder: Annotated[str | None, option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
     weights: Annotated[
-        str | None, _option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
+        str | None, option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
     ] = None,
-    image_size: Annotated[int | None, _option(NETWORK, "Images are resized to this many pixels per side.")] = None,
+    image_size: Annotated[int | None, option(NETWORK, "Images are resized to this many pixels per side.")] = None,
     val: Annotated[
-        float | None, _option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
+        float | None, option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
     ] = None,
-    test: Annotated[float | None, _option(DATA, "Share of test images, which are evaluated only once.")] = None,
-    split: Annotated[str | None, _option(DATA, "Split method: auto, random, stratified, group or given.")] = None,
+    test: Annotated[float | None, option(DATA, "Share of test images, which are evaluated only once.")] = None,
+    split: Annotated[str | None, option(DATA, "Split method: auto, random, stratified, group or given.")] = None,
     group: Annotated[
-        str | None, _option(DATA, "Table column of groups, such as patient. A group stays in one split.")
+        str | None, option(DATA, "Table column of groups, such as patient. A group stays in one split.")
     ] = None,
     scenario: Annotated[
-        str | None, _option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
+        str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
     ] = None,
     skip_unreadable: Annotated[
-        bool, _option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
+        bool, option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
     ] = False,
     allow_outside: Annotated[
-        bool, _option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
+        bool, option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -148,20 +147,36 @@ def fit(
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     fields = {name: value for name, value in flags.items() if value is not None}
+    options = [
+        (_OPTIONS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}"), name, value)
+        for name, value in fields.items()
+    ]
     with _joined() as ranks:
         first = ranks is None or ranks.first
-        fields |= _changes(changes or ())
-        run, already = _fit(data, out, recipe, fields, resume=resume, quiet=quiet or not first, ranks=ranks)
+        sets = read_changes(changes or (), [("DATA", "data.source", data), *options])
+        run, already = _fit(data, out, recipe, fields | sets, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
             _show_run(run, as_json)
 
 
-def _changes(texts: Iterable[str]) -> dict[str, Any]:
+def read_changes(texts: Iterable[str], options: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """Read the values of --set. Raise an error if another option sets the same field to another value.
+
+    ``options`` holds the name, the field and the value of each other option. A value is None if it is not given.
+    """
     from lopsided.recipe import parse_change
 
-    return dict(map(parse_change, texts))
+    sets = dict(map(parse_change, texts))
+    for name, field, value in options:
+        for path in (field, f"{field}.name"):
+            if value is not None and path in sets and sets[path] != value:
+                given = name if value is True else f"{name} {value}"
+                other = "unset" if sets[path] is None else json.dumps(sets[path], default=str)
+                both = f"{given} and --set {path}={other}"
+                raise InputError(f"{both} set the same field to different values. Remove one of the two.")
+    return sets
 
 
 def _fit(

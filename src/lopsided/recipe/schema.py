@@ -376,9 +376,11 @@ def _place(values: dict[str, Any], path: str, value: object) -> None:
     for section in sections:
         table = table.get(section) if isinstance(table, dict) else None
     if not isinstance(table, dict) or (field not in table and ".".join(sections) not in LOSSES):
-        raise InputError(words.unknown(path, Recipe))
+        raise InputError(words.unknown(path, Recipe, value))
     if isinstance(table.get(field), dict):
-        raise InputError(f"{path} is a section. Set its fields, such as {path}.{next(iter(table[field]))}.")
+        first = next(name for name, each in table[field].items() if not isinstance(each, dict))
+        got = f"{path} is a section and cannot be {words.shown(value)}"
+        raise InputError(f"{got}. Set a field, such as {path}.{first}.")
     table[field] = value
 
 
@@ -416,12 +418,17 @@ def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
             continue
         kinds = ("classification",) if path == "classifier.loss" else _KINDS[recipe.method]
         fit = ", ".join(entry.name for entry in catalogue.losses(kinds))
-        where = "" if path == "classifier.loss" else f' with method "{recipe.method}"'
-        do = "" if path == "classifier.loss" else f' To use {loss.name}, set method = "{other}".'
-        yield f"{path} cannot be {loss.name}{where}. Use one of {fit}.{do}"
+        if path == "classifier.loss":
+            yield f"{path} cannot be {loss.name}. Use one of {fit}."
+            continue
+        start = f'start from a recipe with method "{other}", such as {_EXAMPLES[other]}'
+        do = f"To use {loss.name}, {start}, or add --set method={other}."
+        yield f'{path} cannot be {loss.name} with method "{recipe.method}". Use one of {fit}. {do}'
 
 
 _KINDS = {"two-stage": ("contrastive", "joint"), "end-to-end": ("classification", "joint")}
+_EXAMPLES = {"two-stage": "default", "end-to-end": "baseline-ce"}
+"""A named recipe of each method."""
 
 
 def _batch_conflicts(training: EncoderTraining, contrasts: bool) -> Iterator[str]:
