@@ -230,13 +230,22 @@ def pooled_contrasts(model: Additive[Setting]) -> dict[str, Figure]:
     return found
 
 
+def eta_less_gamma(values: Mapping[Setting, Mapping[int, float]]) -> Figure:
+    """Return the mean over eta less the mean over gamma, with Student's interval over the seeds with all losses."""
+    seeds = sorted(set.intersection(*(set(row) for row in values.values())))
+    groups = ([row for setting, row in values.items() if getattr(setting, name)] for name in ("eta", "gamma"))
+    return paired_difference(*([fmean(row[seed] for row in group) for seed in seeds] for group in groups))
+
+
 def write_pooled() -> str:
     """Write the contrasts of the model loss + seed over the wide bands, on held-out images."""
     runs = tops()
     kinds = [(word, figure, band) for word, figure in (("UWA", "uwa"), ("AUROC", "auroc")) for band in WIDE]
-    models = [fit_additive(seed_means(runs, BANDS[band], "held_out", figure)) for _, figure, band in kinds]
+    values = [seed_means(runs, BANDS[band], "held_out", figure) for _, figure, band in kinds]
+    models = [fit_additive(each) for each in values]
     columns = [pooled_contrasts(model) for model in models]
     rows = [[name, *(difference_text(column[name]) for column in columns)] for name in columns[0]]
+    rows.append(["the same, from seeds alone", *(difference_text(eta_less_gamma(each)) for each in values)])
     rows.append(["deviation of the noise", *(f"{model.deviation:.2f}" for model in models)])
     rows.append(["degrees of freedom", *(str(model.freedom) for model in models)])
     return "\n".join(markdown_table(["contrast", *(f"{word}, {band}" for word, _, band in kinds)], rows))

@@ -51,7 +51,8 @@ def gather_reference(
     if _num_ranks(group) == 1:
         return Gathered(None, (wide.detach(), y), 1.0)
     sizes, rank = _sizes(z, y, group), dist.get_rank(group)
-    everyone: Tensor = _Gather.apply(wide, sizes, group)
+    # A rank with all samples has no others to take a gradient for, so that its backward pass exchanges nothing.
+    everyone: Tensor = _Gather.apply(wide if max(sizes) < sum(sizes) else wide.detach(), sizes, group)
     labels = None if y is None else _gather_rows(y.long(), sizes, group)
     before = sum(sizes[:rank])
     after = before + sizes[rank]
@@ -118,9 +119,9 @@ class DistributedLoss(nn.Module):
             count = total.new_tensor(values.numel()) if ignored is None else (y != ignored).sum().to(total) * views
         else:  # Nothing to add, but the gradients of the other ranks still pass through here.
             own = self.loss.temperature if temperature is None else temperature
+            dtype = torch.promote_types(z.dtype, torch.float32)
             inputs = [z, *(() if others is None else others[:1]), *([own] if isinstance(own, Tensor) else [])]
-            total = torch.stack([x.sum().float() * 0.0 for x in inputs]).sum()
-            total = total if others is None else total.to(others[0].dtype)
+            total = torch.stack([x.sum().to(z.device, dtype) * 0.0 for x in inputs]).sum()
             count = torch.zeros_like(total)
         num_ranks = _num_ranks(self.group)
         mean, factor = self.loss.reduction == "mean", num_ranks if self.gradients == "mean" else 1

@@ -62,7 +62,7 @@ def detectable(runs: int, *, comparisons: int = 1, power: float = 0.8, level: fl
     number for which Bonferroni's correction widens the interval.
 
     >>> round(detectable(4), 2), round(detectable(100), 2)
-    (2.0, 0.28)
+    (2.13, 0.28)
     """
     freedom = runs - 1
     limit = float(t.ppf(1 - (1 - level) / 2 / comparisons, freedom))
