@@ -73,6 +73,7 @@ def sweep_page(folder: Path, beside: Path | None = None) -> str:
         failures=sweep.failure_rows(),
         rule=RULE,
         blind=BLIND,
+        stars=tables.STARS,
         has_pages=bool(sweep.pages),
         eta=ETA,
         gamma=GAMMA,
