@@ -70,6 +70,19 @@ def test_the_top_has_the_figures_with_intervals_beside_the_majority_vote(tmp_pat
     assert f"always “common”: {40 / 52:.3f}" in text
 
 
+def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("a", "b", "c"), (40, 30, 20), (9, 9, 9), signal=1.0)
+    rows = [row for row in read_rows(run) if row.label == "c"]
+    by_rule, at_half = sum(row.predicted == "c" for row in rows), sum(row.p["c"] >= 0.5 for row in rows)
+    assert by_rule != at_half, "Otherwise there is nothing to tell apart."
+    text = text_of(run_page(run))
+    assert f"{by_rule} of 20 images found by the rule of the model, one class per image" in text
+    assert f"By that rule the recall of “c” is {by_rule / 20:.3f} ({by_rule} of 20 images)" in text
+    assert f"With the threshold 0.5, the model finds {at_half} of 20 images of “c”" in text
+    assert f"rule of the model – {by_rule / 20:.3f}" in text
+    assert f"one half 0.500 {at_half / 20:.3f}" in text
+
+
 def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "few", test=(40, FEW_TEST - 1))))
     assert "Only 29 test images of “rare”." in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, StoppedError, figures_table, interval, say, show, show_json, table
+from lopsided.cli.output import (
+    Json,
+    Quiet,
+    StoppedError,
+    elapsed,
+    figures_table,
+    interval,
+    say,
+    show,
+    show_json,
+    table,
+)
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,7 +97,14 @@ def fit(
     weights: Annotated[
         str | None, _option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
     ] = None,
-    image_size: Annotated[int | None, _option(NETWORK, "Images are resized to this many pixels per side.")] = None,
+    image_size: Annotated[
+        int | None,
+        _option(
+            NETWORK,
+            "Images are resized to this many pixels per side. Default: their own size if all have the same, "
+            "otherwise 224, or less if they are smaller.",
+        ),
+    ] = None,
     val: Annotated[
         float | None, _option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
     ] = None,
@@ -96,6 +115,24 @@ def fit(
     ] = None,
     scenario: Annotated[
         str | None, _option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        _option(
+            DATA,
+            'Use only images whose name matches, for example "*.jpg". Can be repeated.',
+            "--include",
+            metavar="PATTERN",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        _option(
+            DATA,
+            'Leave out images whose name matches, for example "*_mask.*". Can be repeated.',
+            "--exclude",
+            metavar="PATTERN",
+        ),
     ] = None,
     skip_unreadable: Annotated[
         bool, _option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
@@ -142,20 +179,62 @@ def fit(
         "data.split": split,
         "data.group": group,
         "data.scenario": scenario,
+        "data.include": include or None,
+        "data.exclude": exclude or None,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
     }
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     fields = {name: value for name, value in flags.items() if value is not None}
-    with _joined() as ranks:
+    with _joined() as ranks, _naming_flags(fields):
         first = ranks is None or ranks.first
-        fields |= _changes(changes or ())
-        run, already = _fit(data, out, recipe, fields, resume=resume, quiet=quiet or not first, ranks=ranks)
+        more = _changes(changes or ())
+        run, already = _fit(data, out, recipe, fields | more, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
-            _show_run(run, as_json)
+            _show_run(run, as_json, already=already)
+
+
+_FLAGS = {
+    "encoder_training.loss": "--loss",
+    "encoder_training.loss.eta": "--eta",
+    "encoder_training.loss.gamma": "--gamma",
+    "encoder_training.batch_size": "--batch-size",
+    "classifier.batch_size": "--batch-size",
+    "encoder_training.epochs": "--epochs",
+    "classifier.epochs": "--classifier-epochs",
+    "encoder_training.lr": "--lr",
+    "encoder.name": "--encoder",
+}
+"""Flags of fields whose flag is not ``--`` and the last part of the name of the field."""
+
+
+@contextmanager
+def _naming_flags(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Name the flag instead of the field in an error about a field that was set by a flag."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        for name in fields:
+            flag = _FLAGS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
+            start = r"(?<![\w.-])" if "." in name else "^"  # A plain word such as seed may have its usual meaning.
+            text = re.sub(rf"{start}{re.escape(name)}(?!\w|\.\w)", flag, text)
+        if text == str(error):
+            raise
+        raise InputError(text) from error
+
+
+def _check_split(recipe: Recipe) -> None:
+    """Raise if the split would ignore the groups that the recipe names."""
+    how, group = recipe.data.split, recipe.data.group
+    if group is not None and how in ("random", "stratified"):
+        raise InputError(
+            f"--split {how} and --group {group} contradict each other: the split would ignore the groups, so images of "
+            "one group could be in two splits. Use --split group, or leave out one of the two options."
+        )
 
 
 def _changes(texts: Iterable[str]) -> dict[str, Any]:
@@ -179,6 +258,8 @@ def _fit(
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
+    if not resume:
+        _check_split(chosen)
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -257,7 +338,7 @@ def _choose(recipe: str | None, out: Path, resume: bool) -> Recipe:
     return find_recipe(recipe or "default")
 
 
-def _show_run(run: Run, as_json: bool) -> None:
+def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     metrics = run.metrics or {}
     if as_json:
         show_json({"run": str(run.folder), **metrics})
@@ -276,7 +357,12 @@ def _show_run(run: Run, as_json: bool) -> None:
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
-    parts.append(f"Written to {run.folder} in {metrics['seconds']:.0f} s.")
+    training = metrics["seconds"]
+    if already:
+        parts.append(f"{run.folder} was trained in {training:.0f} s.")
+    else:
+        rest = f"{training:.0f} s of training; the rest is start-up, reading images and evaluation"
+        parts.append(f"Written to {run.folder} in {max(elapsed(), training):.0f} s ({rest}).")
     show("\n\n".join(parts))
 
 
