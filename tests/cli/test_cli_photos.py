@@ -133,7 +133,7 @@ def test_typos_in_labels_are_named_all_at_once(call: Call, photos: Path, tmp_pat
 
 
 def test_a_run_that_is_not_trained_enough_says_so(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = ["--set", "encoder_training.schedule=constant", "--lr", "0.003", "--loss", "ce"]
+    flags = ["--set", "encoder_training.schedule=constant", "--lr", "0.00003", "--loss", "ce"]
     ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, *flags)
     assert ended.code == 0
     said = "The training loss of stage end-to-end still fell steeply at its last epoch"

@@ -611,7 +611,7 @@ def test_without_labels_there_are_none() -> None:
         (np.zeros((0, 4, 4), dtype=np.uint8), "images must not be empty, got shape"),
         (np.zeros((2, 4, 4), dtype=np.int64), "images must be uint8 or float, got int64"),
         (np.full((2, 4, 4), 2.0), r"float images must be in \[0, 1\], got values from 2 to 2"),
-        (np.full((2, 4, 4), np.nan), r"float images must be in \[0, 1\], got values from nan to nan"),
+        (np.full((2, 4, 4), np.nan), r"float images must be in \[0, 1\], got NaN in 2 of 2 images"),
     ],
 )
 def test_arrays_that_are_no_images_are_refused(x: np.ndarray, message: str) -> None:

@@ -16,6 +16,7 @@ from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
 from lopsided.reports.run_page import in_order, run_page
+from lopsided.reports.wording import DASH
 from lopsided.training.cautions import FEW_TEST
 from made_runs import make_run, read_rows
 from tiny_command import environment
@@ -79,7 +80,7 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     assert f"{by_rule} of 20 images found by the rule of the model, one class per image" in text
     assert f"By that rule the recall of “c” is {by_rule / 20:.3f} ({by_rule} of 20 images)" in text
     assert f"With the threshold 0.5, the model finds {at_half} of 20 images of “c”" in text
-    assert f"rule of the model – {by_rule / 20:.3f}" in text
+    assert f"rule of the model {DASH} {by_rule / 20:.3f}" in text
     assert f"one half 0.500 {at_half / 20:.3f}" in text
 
 

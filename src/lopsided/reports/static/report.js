@@ -22,7 +22,11 @@
     return made;
   }
 
-  const name = (text) => element("bdi", "", text);
+  /** Return a name that may be broken after punctuation, as the names that Python wrote. */
+  const name = (text) => {
+    const parts = text.split(/(?<=[_/.-])(?=[^_/.\s-])/);
+    return element("bdi", "", ...parts.flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part])));
+  };
   /** Write three digits. Ties round to even, as in the rest of the page, which Python wrote. */
   const shown = (value) => {
     if (value === null) return "–";
