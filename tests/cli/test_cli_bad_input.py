@@ -141,10 +141,10 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
         (("--encoder", "resnet19"), "--encoder must be a timm model or \"mlp\", got 'resnet19'."),
         (
             ("--loss", "afc"),
-            "encoder_training.loss is not valid. There is no loss 'afc'; the losses are cl, fcl, acl,",
+            "--loss is not valid. There is no loss 'afc'; the losses are cl, fcl, acl,",
         ),
-        (("--eta", "-1"), "encoder_training.loss.eta must be a finite number >= 0, got -1.0"),
-        (("--loss", "cl", "--eta", "1"), "encoder_training.loss \"cl\" has no parameter 'eta'; it has temperature and"),
+        (("--eta", "-1"), "--eta must be a finite number >= 0, got -1.0"),
+        (("--loss", "cl", "--eta", "1"), "--loss \"cl\" has no parameter 'eta'; it has temperature and"),
         (("--set", "seed"), "--set must be dotted.name=value, got 'seed'. Example: --set encoder.name=resnet50."),
         (("--set", "=3"), "--set must be dotted.name=value, got '=3'."),
         (

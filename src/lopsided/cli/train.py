@@ -187,10 +187,11 @@ def fit(
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     fields = {name: value for name, value in flags.items() if value is not None}
-    with _joined() as ranks, _naming_flags(fields):
+    with _joined() as ranks:
         first = ranks is None or ranks.first
-        more = _changes(changes or ())
-        run, already = _fit(data, out, recipe, fields | more, resume=resume, quiet=quiet or not first, ranks=ranks)
+        more = fields | _changes(changes or ())
+        with _naming_flags(fields):
+            run, already = _fit(data, out, recipe, more, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
