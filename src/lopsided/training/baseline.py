@@ -82,8 +82,8 @@ def _small(inputs: Inputs, rows: Indices) -> npt.NDArray[np.float64]:
     parts = []
     for start in range(0, len(rows), _BATCH):
         batch = inputs.batch(rows[start : start + _BATCH])
-        side = [min(SIDE, length) for length in batch.shape[2:]]
-        parts.append(adaptive_avg_pool2d(batch.to(torch.float32), side).flatten(1).double().numpy() / 255)
+        size = min(SIDE, batch.shape[2]), min(SIDE, batch.shape[3])
+        parts.append(adaptive_avg_pool2d(batch.to(torch.float32), size).flatten(1).double().numpy() / 255)
     return np.concatenate(parts)
 
 
