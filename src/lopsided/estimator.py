@@ -111,6 +111,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         images = _are_images(X)
         if images:
             y = column_or_1d(_on_cpu(y), warn=True)
+            if y.dtype.kind == "f" and np.isnan(y).any():
+                raise InputError(sentence("y must hold one label per image", f"{int(np.isnan(y).sum()):,} times NaN"))
         else:
             X, y = validate_data(self, _on_cpu(X), _on_cpu(y), dtype=np.float64, ensure_min_samples=2)
             y = column_or_1d(y, warn=True)
@@ -179,7 +181,9 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         model, card = load_model(Path(folder), pick_device(device))
         content = _read(Path(folder) / FILE_NAME)
         try:
-            estimator = cls(**content.get("parameters", {"encoder": card.encoder}))
+            # A run resizes the images that it predicts, and so does its estimator.
+            own = {"encoder": card.encoder, "image_size": card.image_size}
+            estimator = cls(**content.get("parameters", own))
             kind = content.get("dtype", "U")
             classes = np.array(content.get("classes", card.classes), dtype=_DTYPES[kind])
             if len(classes) != len(card.classes):
@@ -254,6 +258,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         inputs: Inputs
         if _are_images(X):
             source = source_from_arrays(X)
+            self._check_size(np.shape(source.images.load(np.array([0]), None, source.images.channels))[2:])
             inputs = StreamedInputs(source.images, self.card_.image_size, self.card_.channels)
         else:
             inputs = MemoryInputs(
@@ -266,6 +271,14 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
                 check_shape(batch, self.card_)
                 found.append(predict_batch(self.model_, batch))
         return np.concatenate([p for p, _ in found]), np.concatenate([f for _, f in found])
+
+    def _check_size(self, size: tuple[int, ...]) -> None:
+        """Raise if images have another size than in ``fit`` and the estimator does not resize images."""
+        fitted, resizes = self.card_.shape[1:], {"data.image_size": self.image_size, **(self.settings or {})}
+        if size != fitted and resizes["data.image_size"] is None:
+            must = f"X must hold images of {fitted[1]} x {fitted[0]} pixels, as in fit"
+            do = "Resize the images, or fit with image_size, which resizes all images."
+            raise InputError(sentence(must, f"{size[1]} x {size[0]}", do))
 
 
 class _Printer(Reporter):
@@ -284,13 +297,22 @@ def _are_images(X: Any) -> bool:
 
 
 def _stacked(X: Any) -> Any:
-    """Return a list of images as one array. Return anything else unchanged."""
-    if not isinstance(X, list | tuple) or not X or getattr(X[0], "ndim", 2) < 2:
+    """Return a list of images as one array. Return anything else unchanged. Entries of different sizes are refused."""
+    if not isinstance(X, list | tuple) or not X:
         return X
-    try:
-        array = np.stack([np.asarray(_on_cpu(image)) for image in X])
-    except ValueError:  # Images of different sizes cannot be stacked.
-        return X
+    entries = []
+    for i, entry in enumerate(X):
+        try:
+            entries.append(np.asarray(_on_cpu(entry)))
+        except ValueError:  # numpy refuses nested lists of different lengths.
+            raise InputError(f"Entry {i} of X is ragged: its rows have different lengths. Make them equal.") from None
+    other = next((i for i, entry in enumerate(entries) if entry.shape != entries[0].shape), None)
+    if other is not None:
+        what = "images" if max(entries[0].ndim, entries[other].ndim) > 1 else "rows"
+        do = "Resize the images." if what == "images" else "Fill or cut the rows."
+        got = f"the shape {entries[0].shape} in entry 0 and {entries[other].shape} in entry {other}"
+        raise InputError(sentence(f"all {what} of X must have the same size", got, do))
+    array = np.stack(entries)
     return array if _are_images(array) else X
 
 

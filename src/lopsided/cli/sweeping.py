@@ -74,7 +74,14 @@ def check_data(base: Recipe) -> str:
     if weights not in ("none", "timm") and not Path(weights).is_file():
         raise InputError(f"The file of weights {weights} does not exist. Correct --weights.")
     data = settled.data
-    source = open_source(data.source or "", classes=data.classes, group=data.group, allow_outside=data.allow_outside)
+    source = open_source(
+        data.source or "",
+        classes=data.classes,
+        group=data.group,
+        allow_outside=data.allow_outside,
+        include=data.include,
+        exclude=data.exclude,
+    )
     if settled.data.split == "group" and source.groups is None:
         raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")
     return source.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, StoppedError, figures_table, interval, say, show, show_json, table
+from lopsided.cli.output import (
+    Json,
+    Quiet,
+    StoppedError,
+    elapsed,
+    figures_table,
+    interval,
+    say,
+    show,
+    show_json,
+    table,
+)
 from lopsided.cli.sweeping import option
 from lopsided.errors import InputError
 
@@ -23,7 +35,7 @@ if TYPE_CHECKING:
     from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
-_OPTIONS = {"encoder.name": "--encoder", "classifier.epochs": "--classifier-epochs"}
+_OPTIONS = {"encoder.name": "--encoder", "classifier.epochs": "--classifier-epochs", "decision.rule": "--decide"}
 """The options whose name is not the last part of their field's name."""
 
 
@@ -84,7 +96,14 @@ def fit(
     weights: Annotated[
         str | None, option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
     ] = None,
-    image_size: Annotated[int | None, option(NETWORK, "Images are resized to this many pixels per side.")] = None,
+    image_size: Annotated[
+        int | None,
+        option(
+            NETWORK,
+            "Images are resized to this many pixels per side. Default: their own size if all have the same, "
+            "otherwise 224, or less if they are smaller.",
+        ),
+    ] = None,
     val: Annotated[
         float | None, option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
     ] = None,
@@ -95,6 +114,24 @@ def fit(
     ] = None,
     scenario: Annotated[
         str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        option(
+            DATA,
+            'Use only images whose name matches, for example "*.jpg". Can be repeated.',
+            "--include",
+            metavar="PATTERN",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        option(
+            DATA,
+            'Leave out images whose name matches, for example "*_mask.*". Can be repeated.',
+            "--exclude",
+            metavar="PATTERN",
+        ),
     ] = None,
     skip_unreadable: Annotated[
         bool, option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
@@ -141,24 +178,55 @@ def fit(
         "data.split": split,
         "data.group": group,
         "data.scenario": scenario,
+        "data.include": include or None,
+        "data.exclude": exclude or None,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
     }
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     fields = {name: value for name, value in flags.items() if value is not None}
-    options = [
-        (_OPTIONS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}"), name, value)
-        for name, value in fields.items()
-    ]
+    options = [(_flag_of(name), name, value) for name, value in fields.items()]
     with _joined() as ranks:
         first = ranks is None or ranks.first
         sets = read_changes(changes or (), [("DATA", "data.source", data), *options])
-        run, already = _fit(data, out, recipe, fields | sets, resume=resume, quiet=quiet or not first, ranks=ranks)
+        with _naming_flags(fields):
+            run, already = _fit(data, out, recipe, fields | sets, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
-            _show_run(run, as_json)
+            _show_run(run, as_json, already=already)
+
+
+def _flag_of(field: str) -> str:
+    """Return the option that sets a field of the recipe."""
+    return _OPTIONS.get(field, f"--{field.rpartition('.')[2].replace('_', '-')}")
+
+
+@contextmanager
+def _naming_flags(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Name the flag instead of the field in an error about a field that was set by a flag."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        for name in fields:
+            flag = _flag_of(name)
+            start = r"(?<![\w.-])" if "." in name else "^"  # A plain word such as seed may have its usual meaning.
+            text = re.sub(rf"{start}{re.escape(name)}(?!\w|\.\w)", flag, text)
+        if text == str(error):
+            raise
+        raise InputError(text) from error
+
+
+def _check_split(recipe: Recipe) -> None:
+    """Raise if the split would ignore the groups that the recipe names."""
+    how, group = recipe.data.split, recipe.data.group
+    if group is not None and how in ("random", "stratified"):
+        raise InputError(
+            f"--split {how} and --group {group} contradict each other: the split would ignore the groups, so images of "
+            "one group could be in two splits. Use --split group, or leave out one of the two options."
+        )
 
 
 def read_changes(texts: Iterable[str], options: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -194,6 +262,8 @@ def _fit(
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
+    if not resume:
+        _check_split(chosen)
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -272,7 +342,7 @@ def _choose(recipe: str | None, out: Path, resume: bool) -> Recipe:
     return find_recipe(recipe or "default")
 
 
-def _show_run(run: Run, as_json: bool) -> None:
+def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     metrics = run.metrics or {}
     if as_json:
         show_json({"run": str(run.folder), **metrics})
@@ -291,7 +361,12 @@ def _show_run(run: Run, as_json: bool) -> None:
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
-    parts.append(f"Written to {run.folder} in {metrics['seconds']:.0f} s.")
+    training = metrics["seconds"]
+    if already:
+        parts.append(f"{run.folder} was trained in {training:.0f} s.")
+    else:
+        rest = f"{training:.0f} s of training; the rest is start-up, reading images and evaluation"
+        parts.append(f"Written to {run.folder} in {max(elapsed(), training):.0f} s ({rest}).")
     show("\n\n".join(parts))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +11,15 @@ import typer
 
 from lopsided.cli.output import (
     AllowOutside,
+    Exclude,
+    Include,
     Json,
     Quiet,
     Terminal,
     check_out,
     figures_table,
     say,
+    say_replaced,
     shortened,
     show,
     show_json,
@@ -24,6 +27,7 @@ from lopsided.cli.output import (
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
+    from lopsided.data.sources.names import Twins
     from lopsided.inference.predict import Summary
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
@@ -34,11 +38,13 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="DATA", help="Labelled images: a folder, a table or the name of a source.", show_default=False
+            metavar="DATA",
+            help="Labelled images: a folder, a table or the name of a source. Default: the test split of the run.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Also write the figures to this JSON file.", show_default=False)
     ] = None,
@@ -47,8 +53,14 @@ def evaluate(
         typer.Option(help="Table column of related images, such as patient. Widens the intervals.", show_default=False),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Use only this split of the data: train, val or test.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Use only this split of the data, or of the run if DATA is missing: train, val or test.",
+            show_default=False,
+        ),
     ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
     ] = False,
@@ -61,41 +73,68 @@ def evaluate(
     """Evaluate a trained model on labelled images, with intervals.
 
     Every label must be a class of the model. Do not evaluate on the training
-    images. `fit` has already evaluated the test split, and its figures are in
-    the run folder.
+    images. Without DATA, the test split of the run is evaluated again: its
+    images are opened from where `fit` found them, and the command stops if
+    they have changed.
 
     \b
     Examples:
       lopsided evaluate run other-hospital
+      lopsided evaluate run
       lopsided evaluate run lesions.csv --group patient --out figures.json
     """
     import json
 
     from lopsided import files
+    from lopsided.data.sources.names import twins
     from lopsided.inference.evaluate import evaluate_model, open_labelled
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, trained_on
+    from lopsided.runs.run import open_model, open_own_split, trained_on
 
-    check_out(out, data)
-    model, card = open_model(run, device)
-    with counter("checking images", quiet=quiet) as progress:
-        source = open_labelled(
-            data,
-            card,
-            group=group,
-            split=split,
-            skip_unreadable=skip_unreadable,
-            allow_outside=allow_outside,
-            progress=progress,
+    check_out(out, *([] if data is None else [data]))
+    seed = 0
+    if data is None:
+        _refuse_without_data(
+            {
+                "--group": group,
+                "--include": include or None,
+                "--exclude": exclude or None,
+                "--skip-unreadable": skip_unreadable,
+                "--allow-outside": allow_outside,
+            }
         )
-    if split != "test" and trained_on(run, data):
+        split = split or "test"
+        with counter("checking images", quiet=quiet) as progress:
+            source, recipe = open_own_split(run, split, progress)
+        model, card = open_model(run, device)
+        source, seed = source.relabel(card.classes), recipe.seed
+    else:
+        model, card = open_model(run, device)
+        with counter("checking images", quiet=quiet) as progress:
+            source = open_labelled(
+                data,
+                card,
+                group=group,
+                split=split,
+                skip_unreadable=skip_unreadable,
+                allow_outside=allow_outside,
+                include=include,
+                exclude=exclude,
+                progress=progress,
+            )
+        _warn_of_twins(twins(source.names))
+    if data is None and split == "val":
+        say("warning: the validation split selected the model, so the figures are too high.")
+    elif split != "test" and (data is None or trained_on(run, data)):
         say(
             "warning: the model was trained on images of these data, so the figures are too high. "
             "Use the test figures of the run instead."
         )
     with counter("evaluating", quiet=quiet) as progress:
-        result = evaluate_model(model, card, source, batch_size=batch_size, progress=progress)
+        result = evaluate_model(model, card, source, batch_size=batch_size, seed=seed, progress=progress)
     result = {"run": str(run), **result}
+    if not quiet:
+        say_replaced(out)
     if out is not None:
         files.atomic_write(out, json.dumps(result, indent=2, allow_nan=False) + "\n")
     if as_json:
@@ -103,7 +142,8 @@ def evaluate(
         return
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
-    show(f"{result['data']}: {result['num_images']:,} images\n\n{figures_table(result)}")
+    what = f"{split} split of {run}" if data is None else result["data"]
+    show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}")
     if out is not None:
         show(f"\nWritten to {out}.")
 
@@ -116,6 +156,8 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
     ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -133,15 +175,19 @@ def predict(
     Examples:
       lopsided predict run photo.jpg
       lopsided predict run inbox --out answers.csv
+      lopsided predict run inbox --exclude "*_mask.*" --out answers.csv
       lopsided predict run inbox | sort -t, -k3 -g
     """
+    from lopsided.data.sources.names import Patterns, Twins
     from lopsided.inference import predict as stream
     from lopsided.progress import counter
     from lopsided.runs.run import open_model
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
-    total, paths = stream.find_images(images)
+    pairs = Twins()
+    total, paths = stream.find_images(images, Patterns(include or (), exclude or ()), pairs)
+    _warn_of_twins(pairs)
     model, card = open_model(run, device)
     _warn_of_formulas(card.classes)
     answers = stream.predict_images(model, card, paths, batch_size=batch_size)
@@ -151,6 +197,8 @@ def predict(
             summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json)
             stream.check_any(summary)
         else:
+            if not quiet:
+                say_replaced(out)
             summary = stream.write_predictions(answers, card.classes, out, total=total, progress=progress)
     _tell_unreadable(summary, out)
     if out is not None and as_json:
@@ -191,6 +239,7 @@ def export(
     model, card = open_model(run)
     check_out(target)
     if not quiet:
+        say_replaced(target)
         say("exporting and checking; this takes a few seconds")
     result = export_onnx(model, card, target)
     if as_json:
@@ -201,6 +250,20 @@ def export(
             f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch on batches "
             f"of {counts} images. The largest difference between two probabilities is {result['difference']:.1g}."
         )
+
+
+def _refuse_without_data(options: Mapping[str, object]) -> None:
+    """Raise if an option is given that needs DATA."""
+    given = next((name for name, value in options.items() if value not in (None, False)), None)
+    if given is not None:
+        do = "Name the data, or leave the option out: the run's own data are opened as in its recipe."
+        raise InputError(f"{given} needs DATA. {do}")
+
+
+def _warn_of_twins(pairs: Twins) -> None:
+    """Warn about images that differ only in the suffix, which may be masks."""
+    if pairs.number:
+        say(f"warning: {pairs.words()}")
 
 
 def _warn_of_formulas(classes: Sequence[str]) -> None:

@@ -128,15 +128,20 @@ class Prepared:
 
 def prepare(recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None) -> tuple[Prepared, list[str]]:
     """Prepare the splits of a source. Also return notes on the choices for memory and pixels."""
-    data = recipe.data
+    data, resized = recipe.data, recipe.data.image_size or source.resized
     channels = data.channels or source.images.channels
-    first = source.images.load(splits.train[:1], data.image_size, channels)
+    first = source.images.load(splits.train[:1], resized, channels)
     height, width = first.shape[2:]
     size = height if height == width else None
     inputs, notes = _inputs(recipe, source, (channels, height, width), (ranks or Ranks()).local_size)
     parts = {
         name: Part(inputs(rows), source.labels[rows]) for name, rows in splits.parts() if len(rows) or name == "train"
     }
+    if data.image_size is None and resized is not None:
+        notes.append(
+            f"The images have different sizes and are resized to {resized} x {resized} pixels. "
+            "Set another size with --image-size."
+        )
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels)
     shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
     notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
@@ -174,7 +179,7 @@ def _inputs(
     where = "are kept in memory" if keep else "are decoded again in every epoch"
     note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
     workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)
-    images, size = source.images, recipe.data.image_size
+    images, size = source.images, recipe.data.image_size or source.resized
 
     def make(rows: Indices) -> Inputs:
         if keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +25,21 @@ def open_labelled(
     split: str | None = None,
     skip_unreadable: bool = False,
     allow_outside: bool = False,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Source:
     """Open data whose labels are classes of the model. ``split`` selects one split of data that have splits."""
-    source = open_source(data, group=group, missing_ok=skip_unreadable, allow_outside=allow_outside, min_classes=1)
+    source = open_source(
+        data,
+        group=group,
+        missing_ok=skip_unreadable,
+        allow_outside=allow_outside,
+        min_classes=1,
+        include=include,
+        exclude=exclude,
+    )
     if split is not None:
         if source.splits is None:
             raise DataError(f"{os.fspath(data)} has no splits, so --split {split} cannot be used. Omit --split.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided import __version__, files
+from lopsided.data.decoding import REDUCTIONS
 from lopsided.errors import InputError, MissingDependencyError, RunError, sentence
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
 
     The input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]. The model normalises them.
     The output ``probabilities`` is float32 (batch, classes); each row sums to 1. The metadata of the file hold the
-    classes and the other facts that a caller needs.
+    classes and all steps from an image file to the input (docs/onnx.md).
     """
     _require("onnx", "onnxruntime", "onnxscript")
     network = _network(model)
@@ -55,8 +56,16 @@ def facts(card: ModelCard) -> dict[str, str]:
         "shape": json.dumps(list(card.shape)),
         "channels": str(card.channels),
         "image_size": json.dumps(card.image_size),
+        "orientation": "upright by the EXIF orientation",
+        "transparency": "white behind transparent parts",
+        "depth": "16-bit values scaled to 8 bits, 65535 to 255",
+        "mode": "L" if card.channels == 1 else "RGB",
+        "jpeg_reduction": json.dumps([] if card.image_size is None else REDUCTIONS),
+        "jpeg_reduction_rule": "decode a JPEG at 1/factor of its size, with the first [factor, ratio] for which "
+        "min(width, height) // factor >= ratio * image_size; at full size if there is none",
+        "resize": "none" if card.image_size is None else "whole image to a square, antialiased bilinear (Pillow)",
         "range": "[0, 1]",
-        "resize": "none" if card.image_size is None else "whole image to a square, antialiased bilinear",
+        "scale": "divide by 255",
         "mean": json.dumps(list(card.mean)),
         "std": json.dumps(list(card.std)),
         "normalisation": "inside the graph",

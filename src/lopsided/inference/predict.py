@@ -17,6 +17,7 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decode_image, walk_images
 from lopsided.data.images import ArrayImages, Progress, ordered_map
+from lopsided.data.sources.names import Patterns, Twins
 from lopsided.errors import DataError, sentence
 from lopsided.evaluation.decision import decide
 
@@ -64,18 +65,29 @@ class Summary:
         }
 
 
-def find_images(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, Iterator[Path]]:
+def find_images(
+    paths: Sequence[str | os.PathLike[str]], patterns: Patterns | None = None, twins: Twins | None = None
+) -> tuple[int, Iterator[Path]]:
     """Return the number of images in files and folders, and an iterator over them that does not hold all of them.
 
     A file in ``paths`` counts as an image with any suffix. No file or folder is read twice, even if a path is below
-    another path or several links lead to one folder.
+    another path or several links lead to one folder. ``patterns`` select images by their paths. ``twins`` counts pairs
+    of images that differ only in the suffix.
     """
-    given = _distinct(paths)
-    number = sum(1 for _ in _images(given))
+    given, patterns = _distinct(paths), patterns or Patterns()
+    number, found = 0, 0
+    for path in _images(given):
+        found += 1
+        if patterns.keep(path.as_posix()):
+            number += 1
+            if twins is not None:
+                twins.add(str(path))
     for path in given:
         if path.is_dir() and next(walk_images(path), None) is None:
             raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
-    return number, _images(given)
+    if not number:
+        raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
+    return number, (path for path in _images(given) if patterns.keep(path.as_posix()))
 
 
 def _images(paths: Iterable[Path]) -> Iterator[Path]:

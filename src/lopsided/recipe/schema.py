@@ -38,6 +38,8 @@ _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
 """Fields that do not change the result of a run. They are not part of its hash."""
+LATER_FIELDS = frozenset({"data.include", "data.exclude"})
+"""Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
 """The fields that hold a loss."""
 _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
@@ -94,6 +96,12 @@ class Data(Section):
 
     source: Text | None = _field(None, "Name of a source, a folder, or a table; DATA on the command line replaces it.")
     classes: Texts | None = _field(None, "The classes to use, majority first; unset: all classes.")
+    include: Texts | None = _field(
+        None, 'Glob patterns; only images with a matching name are used, such as ["*.jpg"]; unset: all images.'
+    )
+    exclude: Texts | None = _field(
+        None, 'Glob patterns; images with a matching name are left out, such as ["*_mask.*"]; unset: none.'
+    )
     scenario: Text | None = _field(None, 'Class proportions to draw, such as "90:10,total=1000"; unset: all images.')
     split: Literal["auto", "random", "stratified", "group", "given"] = _field(
         "auto",
@@ -112,7 +120,11 @@ class Data(Section):
     redraw: bool = _field(
         True, f"Whether the seed of a run also draws its images and split; false: every run uses seed 0. {_OPEN}"
     )
-    image_size: Side | None = _field(None, "Side in pixels to which images are resized; unset: the source's own size.")
+    image_size: Side | None = _field(
+        None,
+        "Side in pixels to which images are resized; unset: the images' own size if all have the same, otherwise 224 "
+        "or, for smaller images, the median of their shorter sides.",
+    )
     channels: Literal[1, 3] | None = _field(None, "1 for grey, 3 for colour; unset: as in the source.")
     cache: Literal["auto", "memory", "none"] = _field(
         "auto", "Where to keep decoded images between epochs; auto: in memory if they fit."
@@ -323,8 +335,15 @@ class Recipe(Section):
 
     def content_hash(self) -> str:
         """Return the SHA-256 of all fields except the ``RUNTIME_FIELDS``."""
-        kept = {path: value for path, _, value in words.leaves(self) if path not in RUNTIME_FIELDS}
+        kept = {path: value for path, value in hashed_fields(self) if path not in RUNTIME_FIELDS}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Yield dotted name and value of each field that a hash may cover, without unset ``LATER_FIELDS``."""
+    for path, _, value in words.leaves(recipe):
+        if value is not None or path not in LATER_FIELDS:
+            yield path, value
 
 
 def named_recipes() -> dict[str, str]:

@@ -280,6 +280,16 @@ def confusion_words(facts: Facts, judged: Judged) -> str:
     )
 
 
+def rule_words(name: str, by_rule: Counts) -> str:
+    """Say that the other figures of the page follow the model's rule, which is not a threshold of one class."""
+    return (
+        f"This section asks a separate question for one class at a time: is the probability of the class at least the "
+        f"threshold? All other figures of this page follow the rule of the model, which gives each image exactly one "
+        f"class. By that rule the recall of {quoted(name)} is {number(by_rule.recall)} ({by_rule.tp:,} of "
+        f"{amount(by_rule.tp + by_rule.fn, 'image')}), so it can differ from the recalls below."
+    )
+
+
 def threshold_words(name: str, split: str, at_half: Counts, chosen: float | None, at_chosen: Counts | None) -> str:
     """Compare the threshold 0.5 with the validation threshold."""
     positives, others = at_half.tp + at_half.fn, at_half.fp + at_half.tn

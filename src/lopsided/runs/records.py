@@ -19,8 +19,8 @@ from lopsided import files
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
 from lopsided.losses import catalogue
-from lopsided.recipe import RUNTIME_FIELDS
-from lopsided.recipe.words import leaves, shown
+from lopsided.recipe import RUNTIME_FIELDS, hashed_fields
+from lopsided.recipe.words import shown
 
 if TYPE_CHECKING:
     from lopsided.recipe import LossSettings, Recipe
@@ -127,7 +127,7 @@ def family_of(recipe: Recipe) -> str:
     """
     kept = {
         path: value
-        for path, _, value in leaves(recipe)
+        for path, value in hashed_fields(recipe)
         if path not in RUNTIME_FIELDS | VARIED_FIELDS and not path.startswith(VARIED_LOSS)
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
@@ -151,7 +151,7 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
     """
     kept: dict[str, Any] = {
         path: value
-        for path, _, value in leaves(recipe)
+        for path, value in hashed_fields(recipe)
         if path.startswith("data.") and path not in RUNTIME_FIELDS | BLIND_FIELDS
     }
     kept["seed"] = recipe.seed if recipe.data.redraw else 0

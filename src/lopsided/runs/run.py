@@ -14,6 +14,7 @@ import os
 import platform
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from lopsided import __version__, files
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import open_sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
+from lopsided.models.names import check_encoder_name
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.runs.metrics import check_metrics
 
@@ -136,6 +138,36 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
     return model, card
 
 
+def open_own_split(
+    folder: str | os.PathLike[str], split: str, progress: Progress | None = None
+) -> tuple[Source, Recipe]:
+    """Open the images of one split of a finished run again, with the recipe of the run.
+
+    Raise if the images, their labels or the split differ from those of the run.
+    """
+    from lopsided.training.fit import fingerprint
+
+    run = Run.open(folder)
+    do = f"Name the data: lopsided evaluate {shlex.quote(str(folder))} DATA."
+    known = None if run.metrics is None else run.metrics.get("fingerprint")
+    if run.metrics is None:
+        again = f"Continue it with lopsided fit --out {shlex.quote(str(folder))} --resume."
+        raise RunError(f"The run in {folder} is not finished. {again}")
+    if not isinstance(known, str):
+        raise RunError(f"The run in {folder} does not record its images, so its splits cannot be found again. {do}")
+    if split not in ("train", "val", "test"):
+        raise InputError(sentence("--split must be train, val or test", split))
+    source, _ = open_sources(run.recipe, progress)
+    splits = split_source(run.recipe, source)
+    if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
+        what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"
+        raise RunError(f"{what}, so its {split} split cannot be found again. Restore them, or name the data.")
+    rows = dict(splits.parts())[split]
+    if not len(rows):
+        raise RunError(f"The run in {folder} has no {split} split. {do}")
+    return source.subset(rows), run.recipe
+
+
 def run_recipe(
     recipe: Recipe,
     out: str | os.PathLike[str],
@@ -172,6 +204,7 @@ def run_recipe(
     told(lambda: files.check_no_links(folder))
     told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
     if told(state) != "finished":
+        told(lambda: _check_early(recipe, folder))
         sources = open_sources(recipe, progress)
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
@@ -181,6 +214,23 @@ def run_recipe(
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
     metrics = told(lambda: Run.open(folder).metrics)
     return Run.open(folder) if first else Run(folder, recipe, metrics)
+
+
+def _check_early(recipe: Recipe, folder: Path) -> None:
+    """Raise for simple mistakes before images are read and torch is imported, which takes long."""
+    check_encoder_name(recipe.encoder.name)
+    weights = recipe.encoder.weights
+    if weights not in ("none", "timm") and not os.path.exists(weights):
+        got = f"{weights} (No such file or directory)"
+        raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
+    made = _make(folder)
+    try:
+        with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 @contextmanager
@@ -347,6 +397,7 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "warnings": list(fitted.warnings),
         "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
         "environment": environment(recipe, num_ranks),
+        "fingerprint": fitted.fingerprint,
         "seconds": round(fitted.seconds, 3),
     }
     files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")

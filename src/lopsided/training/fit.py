@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from lopsided import __version__
-from lopsided.data.inputs import Part, check_trainable, prepare
-from lopsided.data.prepare import split_source
+from lopsided.data.inputs import Part, Prepared, check_trainable, prepare
+from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
@@ -49,7 +49,8 @@ from lopsided.inference.probabilities import (
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.recipe import Recipe
-from lopsided.training.cautions import cautions
+from lopsided.training.baseline import compare
+from lopsided.training.cautions import cautions, falling_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
@@ -85,6 +86,7 @@ class Fitted:
     held_out: Predictions | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    fingerprint: str = ""
 
 
 def fit(
@@ -121,11 +123,11 @@ def fit(
         splits = split_source(recipe, source)
         prepared, notes = prepare(recipe, source, splits, ranks)
         check_trainable(prepared)
-        notes += _unused(source, splits)
+        notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
         digests = source.images.digest(np.arange(len(source)))
         state = State(
             recipe=recipe.content_hash(),
-            data=_fingerprint(source, splits, digests),
+            data=fingerprint(source, splits, digests),
             stage="encoder" if recipe.method == "two-stage" else "end-to-end",
             threads=num_threads,
             ranks=ranks.size,
@@ -147,7 +149,7 @@ def fit(
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         for text in [*notes, *stages.notes()]:
             log.note(text)
-        for text in cautions(recipe, prepared, leaks):
+        for text in [*cautions(recipe, prepared, leaks), *source_cautions(source, recipe, prepared.shape)]:
             log.warn(text)
         _complete(stages, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
@@ -161,7 +163,11 @@ def fit(
             held_out=_judged(stages, held_out),
             warnings=log.warnings,
             seconds=state.seconds,
+            fingerprint=state.data,
         )
+        if ranks.first:
+            for text in [*falling_cautions(recipe, state.history), *_below_baseline(recipe, prepared, fitted)]:
+                log.warn(text)
     log.event("end", seconds=fitted.seconds)
     return fitted
 
@@ -224,7 +230,26 @@ def _unused(source: Source, splits: Splits) -> list[str]:
     return [f"{number:,} images of the given val split are ignored because data.val is 0."] if number else []
 
 
-def _fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
+def _left_out(source: Source) -> list[str]:
+    if not source.left_out:
+        return []
+    return [f"data.include and data.exclude left out {source.left_out:,} images."]
+
+
+def _below_baseline(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
+    """Return a warning if the model is worse than the baseline on the test split, or on val if there is no test."""
+    split, part, found = "test", prepared.test, fitted.test
+    if part is None or found is None:
+        split, part, found = "validation", prepared.val, fitted.val
+    if part is None or found is None:
+        return []
+    compared = compare(prepared, part, found.y_pred, recipe.seed)
+    text = "" if compared is None else compared.words(split)
+    return [text] if text else []
+
+
+def fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
+    """Return a hash of the images, labels and splits of a run."""
     digest = hashlib.sha256(repr((source.classes, source.names, digests)).encode())
     for array in (source.labels, splits.train, splits.val, splits.test):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")

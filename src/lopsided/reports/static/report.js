@@ -22,7 +22,11 @@
     return made;
   }
 
-  const name = (text) => element("bdi", "", text);
+  /** Return a name that may be broken after punctuation, as the names that Python wrote. */
+  const name = (text) => {
+    const parts = text.split(/(?<=[_/.-])(?=[^_/.\s-])/);
+    return element("bdi", "", ...parts.flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part])));
+  };
   /** Write three digits. Ties round to even, as in the rest of the page, which Python wrote. */
   const shown = (value) => {
     if (value === null) return "–";
@@ -417,9 +421,9 @@
       const dots = {};
       for (let i = 0; i < data.listed; i++) {
         if (!onMap(i)) continue;
-        const key = `.k${data.map.colours[label[i]]}.${label[i] === predicted[i] ? "good" : "bad"}`;
-        const px = round(x(i)), py = round(y(i));
-        (dots[key] = dots[key] || []).push(label[i] === predicted[i] ? `M${px} ${py}h0` : `M${round(px - 3)} ${round(py - 3)}l6 6m0-6l-6 6`);
+        const mark = data.map.colours[label[i]], isRight = label[i] === predicted[i];
+        const key = `.k${mark}.${isRight ? "good" : "bad"}`;
+        (dots[key] = dots[key] || []).push(`M${round(x(i))} ${round(y(i))}${data.map.shapes[mark][isRight ? 0 : 1]}`);
       }
       for (const path of map.querySelectorAll(".point")) path.setAttribute("d", "");
       for (const key of Object.keys(dots)) map.querySelector(key).setAttribute("d", dots[key].join(""));
