@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopsided.cli import rules
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, StoppedError, figures_table, interval, say, show, show_json, table
+from lopsided.cli.output import (
+    Json,
+    Quiet,
+    StoppedError,
+    decision_words,
+    figures_table,
+    interval,
+    say,
+    show,
+    show_json,
+    table,
+)
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,6 +115,7 @@ def fit(
     allow_outside: Annotated[
         bool, _option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
+    decide: Annotated[str | None, _option(RUN, rules.HELP)] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -118,6 +131,7 @@ def fit(
       lopsided fit photos --out run --image-size 64
       lopsided fit lesions.csv --group patient --out run --weights timm
       lopsided fit photos --out baseline --loss weighted-ce
+      lopsided fit photos --out run --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
@@ -144,6 +158,7 @@ def fit(
         "data.scenario": scenario,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
+        "decision.rule": rules.read_rule(decide),
     }
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
@@ -268,6 +283,7 @@ def _show_run(run: Run, as_json: bool) -> None:
     for split in ("test", "val"):
         if metrics[split] is not None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
+            parts += decision_words(metrics, split)
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")

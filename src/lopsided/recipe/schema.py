@@ -25,6 +25,7 @@ from lopsided.files import check_regular
 from lopsided.losses import catalogue
 from lopsided.recipe import words
 from lopsided.recipe.losses import LossField, LossSettings, read_loss
+from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.section import Section
 from lopsided.recipe.upgrade import upgraded
 
@@ -37,7 +38,9 @@ MAX_SIDE = 8192
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
-"""Fields that do not change the result of a run. They are not part of its hash."""
+"""Fields that do not change the result of a run."""
+UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
+"""Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
 """The fields that hold a loss."""
 _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
@@ -65,8 +68,16 @@ def _weights(text: str) -> str:
     raise ValueError("neither a word nor a file of weights")
 
 
+def _rule(text: str) -> str:
+    try:
+        return str(parse_rule(text))
+    except InputError as error:
+        raise words.RefusedError("", f"cannot be used. {error}") from None
+
+
 AnyText = Annotated[str, AfterValidator(_utf8)]
 Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that is not empty")]
+Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
 Weights = Annotated[
     AnyText, AfterValidator(_weights), words.Phrase('"none", "timm" or a path that ends in .safetensors')
@@ -200,6 +211,19 @@ class Selection(Section):
     patience: Count | None = _field(None, "Stop after this many epochs without improvement; unset: train to the end.")
 
 
+class Decision(Section):
+    """From probabilities to a class."""
+
+    rule: Rule = _field(
+        "balanced",
+        "balanced: the class with the highest probability divided by its prior; plain: the most probable class; "
+        "prevalence:A=0.02,B=0.98; cost:A=10,B=1; recall:A>=0.95; tuned.",
+    )
+    calibration: Literal["temperature", "none"] = _field(
+        "temperature", "Divide the logits by a temperature that is fitted to the validation images, if there are any."
+    )
+
+
 class Recipe(Section):
     """All settings of a run. ``Recipe()`` is the recipe ``default``.
 
@@ -230,6 +254,7 @@ class Recipe(Section):
     encoder_training: EncoderTraining = EncoderTraining()
     classifier: Classifier = Classifier()
     selection: Selection = Selection()
+    decision: Decision = Decision()
 
     def __init__(self, /, **values: Any) -> None:  # The slash allows a field named self in a file.
         try:
@@ -322,8 +347,8 @@ class Recipe(Section):
         )
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of all fields except the ``RUNTIME_FIELDS``."""
-        kept = {path: value for path, _, value in words.leaves(self) if path not in RUNTIME_FIELDS}
+        """Return the SHA-256 of all fields that change what is trained."""
+        kept = {path: value for path, _, value in words.leaves(self) if path not in UNHASHED_FIELDS}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, 
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
-from lopsided.evaluation.decision import decide
+from lopsided.evaluation.decision import resolve
 from lopsided.inference.probabilities import evaluating, share_rows
 from lopsided.losses.catalogue import CatalogueError
 from lopsided.losses.objective import Objective
@@ -34,6 +34,7 @@ from lopsided.training.checkpoint import (
     restoring,
 )
 from lopsided.training.loop import Loop, Stage
+from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
 
@@ -193,7 +194,7 @@ class Stages:
             assert val is not None
             with evaluating(self.model):
                 logits = self.model.classifier(self._features(val.inputs))
-            return figures(decide(logits.cpu()), val.labels, self.num_classes)
+            return figures(self._decided(logits), val.labels, self.num_classes)
 
         return self._network_stage("end-to-end", None if val is None else judge)
 
@@ -263,7 +264,7 @@ class Stages:
             assert val is not None
             with torch.no_grad():
                 logits = classifier(val[0])
-            return figures(decide(logits.cpu()), val[1], self.num_classes)
+            return figures(self._decided(logits), val[1], self.num_classes)
 
         part, transform = prepared.train, encode
         if not settings.augment:
@@ -282,6 +283,13 @@ class Stages:
             objective=self._objective(settings.loss),
             judge=None if val is None else judge,
         )
+
+    def _decided(self, logits: Tensor) -> Indices:
+        """Return the classes that the rule ``balanced`` decides for; the rule ``plain`` if the recipe asks for it."""
+        rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
+        prior = carried_prior(self.recipe, self.prepared.counts())
+        p = logits.double().softmax(dim=1).cpu().numpy()
+        return resolve(rule, self.prepared.classes, prior).decide(p)
 
     def _sampler(self, stage: str, settings: EncoderTraining | Classifier) -> BatchSampler:
         return BatchSampler(
