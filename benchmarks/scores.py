@@ -72,7 +72,7 @@ def main() -> None:
     work = train_rules if given.study == "rules" else train_epochs
     with ProcessPoolExecutor(given.workers) as pool:
         begin = time.perf_counter()
-        futures = [pool.submit(_run, work, name, recipe, given.out) for name, recipe in left]
+        futures = [pool.submit(_run, work, name, recipe.to_toml(), given.out) for name, recipe in left]
         for done, future in enumerate(futures, start=1):
             name, seconds = future.result()
             rest = (time.perf_counter() - begin) / done * (len(left) - done) / 60
@@ -91,7 +91,7 @@ def _jobs(study: str, seeds: int) -> Iterator[tuple[str, Recipe]]:
                     yield f"rules-{arm}-{scenario.replace(':', '-')}-{seed}", recipe
         else:
             scratch = Recipe().override(
-                **{"data.source": "fashion-mnist-tops", "data.split": "stratified", "data.held_out": True,
+                **{"data.source": "fashion-mnist-tops", "data.split": "stratified", "data.held_out": True, "data.scenario": "90:10,total=1000",
                    "data.test": 0.15, "data.val": 0.15, "data.redraw": True, "seed": seed, "threads": 1}
             )  # fmt: skip
             for scenario in SCENARIOS[:2]:
@@ -102,11 +102,11 @@ def _jobs(study: str, seeds: int) -> Iterator[tuple[str, Recipe]]:
                     yield f"epochs-{arm}-{scenario.replace(':', '-')}-{seed}", recipe
 
 
-def _run(work: Callable[[Recipe], dict[str, Any]], name: str, recipe: Recipe, folder: Path) -> tuple[str, float]:
+def _run(work: Callable[[Recipe], dict[str, Any]], name: str, text: str, folder: Path) -> tuple[str, float]:
     begin = time.perf_counter()
     with threads(1), flushed_denormals(True):
         keep_freed_memory()
-        content = work(recipe)
+        content = work(Recipe.from_toml(text))
     temporary = folder / f".{name}.{os.getpid()}.npz"
     np.savez_compressed(temporary, **content)
     temporary.replace(folder / f"{name}.npz")

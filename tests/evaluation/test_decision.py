@@ -108,8 +108,9 @@ def test_costs_decide_for_the_least_expected_cost() -> None:
 
 
 def test_a_cost_per_class_is_the_cost_of_missing_it() -> None:
-    assert resolve("cost:a=1,b=10", ("a", "b"), None).decide([[0.9, 0.1], [0.92, 0.08]]).tolist() == [0, 0]
-    assert resolve("cost:a=1,b=10", ("a", "b"), None).decide([[0.89, 0.11]]).tolist() == [1]
+    # Missing b costs ten times as much, so that b is decided from a probability of 1 / 11 on.
+    p = [[1 - 1 / 11.1, 1 / 11.1], [1 - 1 / 10.9, 1 / 10.9]]
+    assert resolve("cost:a=1,b=10", ("a", "b"), None).decide(p).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -179,9 +180,13 @@ def test_temperature_restores_probabilities_that_are_too_sure() -> None:
 def test_temperature_weights_the_images_by_the_prior_that_the_probabilities_carry() -> None:
     _, labels = draw(30_000, seed=5)
     x = np.random.default_rng(6).normal(np.array(MEANS)[labels])
-    uniform = posteriors(x, (1 / 3, 1 / 3, 1 / 3))
-    assert fit_temperature(HeldBack(uniform, labels), [1 / 3] * 3) == pytest.approx(1, abs=0.05)
-    assert abs(fit_temperature(HeldBack(uniform, labels), PRIOR) - 1) > 0.1
+    rare = np.flatnonzero(labels == 2)
+    x[rare[::2]] -= 3  # Half of the rare images look like the most frequent class.
+    p = posteriors(x, (1 / 3, 1 / 3, 1 / 3))
+    equal = np.concatenate([np.flatnonzero(labels == c)[: len(rare)] for c in range(3)])
+    expected = fit_temperature(HeldBack(p[equal], labels[equal]), [1 / 3] * 3)
+    assert fit_temperature(HeldBack(p, labels), [1 / 3] * 3) == pytest.approx(expected, rel=0.05)
+    assert fit_temperature(HeldBack(p, labels), PRIOR) < 0.8 * expected
 
 
 def test_a_temperature_is_finite_for_perfect_scores() -> None:

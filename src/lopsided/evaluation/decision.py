@@ -265,7 +265,7 @@ def _named_costs(table: Mapping[str, Mapping[str, float]], classes: Sequence[str
     unknown = sorted(named - set(classes))
     missing = [(true, name) for true in classes for name in classes if true != name and name not in table.get(true, {})]
     if unknown or missing:
-        got = f"there is no class {unknown[0]!r}"
+        got = f"there is no class {unknown[0]!r}" if unknown else ""
         if not unknown:
             got = "the cost of deciding {1} for an image of {0} is missing".format(*missing[0])
         raise InputError(f"The matrix of costs does not fit the classes of the model ({', '.join(classes)}): {got}.")

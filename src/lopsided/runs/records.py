@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -203,7 +203,7 @@ class Figures:
     recalls: tuple[_Recall, ...]
     auroc: _Share | None
     majority_vote: _Share
-    rules: Mapping[str, _Share] = field(default_factory=dict)
+    rules: tuple[tuple[str, _Share], ...] = ()
     """The UWA of the same model by each of the rules ``plain`` and ``balanced``. Empty in lines of earlier versions."""
 
     @classmethod
@@ -220,7 +220,7 @@ class Figures:
             recalls=tuple(math.nan if recall is None else _short(recall) for recall in recalls),
             auroc=None if auroc is None else _short(auroc),
             majority_vote=_short(evaluation["majority"]["accuracy"]),
-            rules={name: _short(rule["uwa"]) for name, rule in evaluation.get("rules", {}).items()},
+            rules=tuple((name, _short(rule["uwa"])) for name, rule in evaluation.get("rules", {}).items()),
         )
 
 

@@ -316,7 +316,7 @@ def value_of(record: Record, split: str, figure: str) -> float | None:
     figures = record.test if split == "test" else record.held_out
     if figures is None:
         return None
-    value = figures.rules.get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
+    value = dict(figures.rules).get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
     if figure != "accuracy" or split == "test" or shares is None or len(shares) != len(figures.recalls):
         return None if value is None else 100 * float(value)
