@@ -53,6 +53,13 @@ PAPER_ARMS: dict[str, dict[str, Any]] = {
     "afcl-300-7": {"encoder_training.loss": "afcl", "encoder_training.loss.gamma": 7.0},
 }
 SCENARIOS = ("90:10", "95:5", "98:2")
+SCRATCH = {
+    "data.source": "fashion-mnist-tops",
+    "data.scenario": "90:10,total=1000",
+    "data.split": "stratified",
+    "data.held_out": True,
+    "threads": 1,
+}
 EMA_STEPS = 20
 """Steps over which averaged weights forget: decay 1 - 1/20, about three epochs of 700 images in batches of 128."""
 
@@ -90,10 +97,7 @@ def _jobs(study: str, seeds: int) -> Iterator[tuple[str, Recipe]]:
                     )
                     yield f"rules-{arm}-{scenario.replace(':', '-')}-{seed}", recipe
         else:
-            scratch = Recipe().override(
-                **{"data.source": "fashion-mnist-tops", "data.split": "stratified", "data.held_out": True, "data.scenario": "90:10,total=1000",
-                   "data.test": 0.15, "data.val": 0.15, "data.redraw": True, "seed": seed, "threads": 1}
-            )  # fmt: skip
+            scratch = Recipe().override(**SCRATCH, seed=seed)
             for scenario in SCENARIOS[:2]:
                 for arm in ("afcl", "ce"):
                     recipe = scratch.override(**{"encoder_training.loss": arm}).override(

@@ -42,9 +42,9 @@ def test_another_program_gets_the_same_probabilities_from_pixels_between_0_and_1
     images = FileImages(paths)
     pixels = images.load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"images": pixels})
+    _, found, _, label = session.run(None, {"images": pixels})
     np.testing.assert_allclose(found, predict(*model, images), atol=1e-5)
-    (one,) = session.run(None, {"images": pixels[:1]})
+    _, one, _, _ = session.run(None, {"images": pixels[:1]})
     np.testing.assert_allclose(one, found[:1], atol=1e-6)
 
 
