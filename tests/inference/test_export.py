@@ -9,6 +9,7 @@ import torch
 
 from lopsided.data.images import FileImages
 from lopsided.errors import MissingDependencyError, RunError
+from lopsided.evaluation.decision import Decision
 from lopsided.inference import export
 from lopsided.inference.probabilities import predict
 from lopsided.runs.run import open_model
@@ -43,6 +44,7 @@ def test_another_program_gets_the_same_probabilities_from_pixels_between_0_and_1
     pixels = images.load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
     _, found, _, label = session.run(None, {"images": pixels})
+    np.testing.assert_array_equal(label, found.argmax(axis=1))  # This model decides for the most probable class.
     np.testing.assert_allclose(found, predict(*model, images), atol=1e-5)
     _, one, _, _ = session.run(None, {"images": pixels[:1]})
     np.testing.assert_allclose(one, found[:1], atol=1e-6)
@@ -116,3 +118,29 @@ def test_what_cannot_be_written_as_onnx_is_one_sentence_and_no_file(
     with pytest.raises(RunError, match=must):
         export.export_onnx(*model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(rule="balanced", offsets=(0.1, 2.3)),
+        Decision(rule="tuned", scale=0.7, offsets=(0.4, 0.1)),
+        Decision(rule="cost:cat=1,dog=4", costs=((0.0, 1.0), (4.0, 0.0))),
+        Decision(rule="recall:dog>=0.9", offsets=(0.1, 2.3), target=1, threshold=0.3),
+        Decision(rule="recall:cat>=0.9", offsets=(0.1, 2.3), target=0, threshold=0.7),
+    ],
+    ids=lambda decision: decision.rule,
+)
+def test_the_file_decides_like_the_rule_of_the_model(model: tuple, tmp_path: Path, decision: Decision) -> None:
+    network, card = model
+    card = card.model_copy(update={"decision": decision, "prior": (0.9, 0.1)})
+    export.export_onnx(network, card, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).random((64, 3, SIZE, SIZE), dtype=np.float32)
+    logits, p, scores, label = session.run(None, {"images": images})
+    np.testing.assert_allclose(p, np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(scores, decision.scores(p), atol=1e-4)
+    np.testing.assert_array_equal(label, decision.decide(p))
+    facts = {item.key: item.value for item in onnx.load(tmp_path / "model.onnx").metadata_props}
+    assert facts["decision"] == decision.rule
+    assert json.loads(facts["prior"]) == [0.9, 0.1]
