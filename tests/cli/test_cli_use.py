@@ -162,8 +162,9 @@ def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: 
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     _, found, _, label = session.run(None, {"images": pixels})
     csv_text = command("predict", finished, other_photos, "--quiet").out
-    rows = {row["path"]: float(row["p:dog"]) for row in csv.DictReader(io.StringIO(csv_text))}
-    np.testing.assert_allclose(found[:, 1], [rows[str(path)] for path in paths], atol=1e-4)
+    rows = {row["path"]: row for row in csv.DictReader(io.StringIO(csv_text))}
+    np.testing.assert_allclose(found[:, 1], [float(rows[str(path)]["p:dog"]) for path in paths], atol=1e-4)
+    assert [("cat", "dog")[i] for i in label] == [rows[str(path)]["predicted"] for path in paths]
 
 
 @pytest.mark.slow

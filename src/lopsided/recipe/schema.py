@@ -207,7 +207,11 @@ class Classifier(Section):
 class Selection(Section):
     """Selection of the epoch to keep, by the validation images."""
 
-    metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy"] = _field("uwa", "The figure to maximise.")
+    metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy", "log_loss", "smooth_log_loss", "last"] = _field(
+        "uwa",
+        "The figure that selects: the highest of the first five, or the lowest log loss with equal weight for each "
+        "class, of one epoch or as the mean of the last five epochs; last: keep the last epoch.",
+    )
     patience: Count | None = _field(None, "Stop after this many epochs without improvement; unset: train to the end.")
 
 
@@ -427,6 +431,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
         yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
+    if recipe.selection.patience is not None and recipe.selection.metric == "last":
+        do = "Choose another selection.metric, or remove selection.patience."
+        yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
 
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:

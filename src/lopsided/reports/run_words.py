@@ -335,8 +335,10 @@ def learning_words(stages: Sequence[Stage], metric: str) -> str:
     parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
     text = f"The model has the weights of {' and '.join(parts)}"
     if any(stage.picked for stage in stages):
-        return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was highest."
-    return f"{text}. These are the last epochs, because there was no validation split."
+        how = "lowest" if metric.endswith("log_loss") else "highest"
+        return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was {how}."
+    why = "the recipe keeps the last epoch" if metric == "last" else "there was no validation split"
+    return f"{text}. These are the last epochs, because {why}."
 
 
 def diagnostic_words(stage: Stage, facts: Facts) -> str:
