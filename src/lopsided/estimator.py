@@ -21,7 +21,6 @@ from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs,
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import decide
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.files import atomic_write
 from lopsided.inference.probabilities import check_finite, check_shape, predict_batch
@@ -29,6 +28,7 @@ from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.decide import check_rule, settle
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -56,6 +56,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         batch_size: Batch size of both stages.
         image_size: Side to which images are resized; None: no resizing.
         val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
+        decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a>=0.95" or another rule of
+            a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val``.
         settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
         random_state: Seed of all random choices.
         device: "auto", "cpu", "cuda", "mps".
@@ -82,6 +84,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         lr: float | None = None,
         image_size: int | None = None,
         val: float = 0.0,
+        decide: str | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
@@ -99,6 +102,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self.lr = lr
         self.image_size = image_size
         self.val = val
+        self.decide = decide
         self.settings = settings
         self.random_state = random_state
         self.device = device
@@ -124,11 +128,13 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         names = tuple(str(label) for label in classes)
         with threads(recipe.threads), flushed_denormals(recipe.fast):
             prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
+            check_rule(recipe, prepared)
             state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
             log = Log(None, _Printer() if self.verbose else None)
             stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
             stages.build()
             stages.run(state, {})
+            settle(stages)
         self.classes_ = classes
         self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
@@ -140,9 +146,11 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return probabilities.astype(np.float32)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return the most probable class of each input."""
+        """Return the class that the rule ``decide`` decides for."""
         check_is_fitted(self)
-        labels: npt.NDArray[Any] = self.classes_[decide(self.predict_proba(X))]
+        probabilities = self._predict(X)[0]
+        check_finite(probabilities)
+        labels: npt.NDArray[Any] = self.classes_[self.card_.decision.decide(probabilities)]
         return labels
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
@@ -220,6 +228,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "encoder_training.lr": self.lr,
             "classifier.epochs": self.classifier_epochs,
             "classifier.batch_size": self.batch_size,
+            "decision.rule": self.decide,
             "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
         changes = {name: value for name, value in changes.items() if value is not None}

@@ -231,7 +231,7 @@ def test_a_run_of_another_version(call: Call, finished: Path, other_photos: Path
     ended = call("fit", "--out", run, "--resume")
     assert_refused(ended, f"a run must have format 1, got format 9 in {run / 'metrics.json'}.", "lopsided 7.0")
     for arguments in (("evaluate", run, other_photos), ("predict", run, other_photos), ("export", run)):
-        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must have format 1, got 9.", "lopsided 7.0")
+        assert_refused(call(*arguments, "--quiet"), f"{run / 'model.json'} must have format 2, got 9.", "lopsided 7.0")
     assert not (run / "model.onnx").exists()
 
 

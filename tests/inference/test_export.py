@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 from lopsided.data.images import FileImages
 from lopsided.errors import MissingDependencyError, RunError
+from lopsided.evaluation.decision import Decision
 from lopsided.inference import export
 from lopsided.inference.predict import predict_images
 from lopsided.inference.probabilities import predict
@@ -48,9 +49,10 @@ def test_another_program_gets_the_same_probabilities_from_pixels_between_0_and_1
     images = FileImages(paths)
     pixels = images.load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"images": pixels})
+    _, found, _, label = session.run(None, {"images": pixels})
+    np.testing.assert_array_equal(label, found.argmax(axis=1))  # This model decides for the most probable class.
     np.testing.assert_allclose(found, predict(*model, images), atol=1e-5)
-    (one,) = session.run(None, {"images": pixels[:1]})
+    _, one, _, _ = session.run(None, {"images": pixels[:1]})
     np.testing.assert_allclose(one, found[:1], atol=1e-6)
 
 
@@ -174,7 +176,7 @@ def test_the_program_in_the_docs_answers_as_predict_does(
         np.testing.assert_allclose(row, expected[path], atol=1e-4, err_msg=path.name)
         assert label == CLASSES[int(np.argmax(expected[path]))]
     plain = np.stack([_plainly(path, size, channels) for path in paths])
-    (other,) = names["session"].run(None, {"images": plain})
+    (other,) = names["session"].run(["probabilities"], {"images": plain})
     assert max(np.abs(other[i] - expected[path]).max() for i, path in enumerate(paths)) > 1e-3, (
         "Without the reduced decoding the answers differ, so the program must state it."
     )
@@ -198,3 +200,29 @@ def test_the_metadata_state_every_step_from_the_file_to_the_input(model: tuple, 
     _, card = model
     kept = card.model_copy(update={"image_size": None})
     assert json.loads(export.facts(kept)["jpeg_reduction"]) == []
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(rule="balanced", offsets=(0.1, 2.3)),
+        Decision(rule="tuned", scale=0.7, offsets=(0.4, 0.1)),
+        Decision(rule="cost:cat=1,dog=4", costs=((0.0, 1.0), (4.0, 0.0))),
+        Decision(rule="recall:dog>=0.9", offsets=(0.1, 2.3), target=1, threshold=0.3),
+        Decision(rule="recall:cat>=0.9", offsets=(0.1, 2.3), target=0, threshold=0.7),
+    ],
+    ids=lambda decision: decision.rule,
+)
+def test_the_file_decides_like_the_rule_of_the_model(model: tuple, tmp_path: Path, decision: Decision) -> None:
+    network, card = model
+    card = card.model_copy(update={"decision": decision, "prior": (0.9, 0.1)})
+    export.export_onnx(network, card, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).random((64, 3, SIZE, SIZE), dtype=np.float32)
+    logits, p, scores, label = session.run(None, {"images": images})
+    np.testing.assert_allclose(p, np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(scores, decision.scores(p), atol=1e-4)
+    np.testing.assert_array_equal(label, decision.decide(p))
+    facts = {item.key: item.value for item in onnx.load(tmp_path / "model.onnx").metadata_props}
+    assert facts["decision"] == decision.rule
+    assert json.loads(facts["prior"]) == [0.9, 0.1]

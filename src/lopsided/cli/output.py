@@ -209,3 +209,19 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
         *(shortened(note, LONGEST) for note in evaluation["notes"]),
     ]
     return "\n\n".join(parts)
+
+
+def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
+    """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
+    from lopsided.evaluation.decision import Decision, explain
+
+    if "decision" not in metrics:
+        return []
+    decision = Decision.model_validate(metrics["decision"]["decision"])
+    words = " ".join([explain(decision, metrics["classes"]), *decision.notes])
+    other = "balanced" if decision.rule == "plain" else "plain"
+    rules = metrics[split].get("rules", {})
+    found = rules.get(other)
+    if found is not None and found != rules.get(decision.rule):
+        words += f" By the rule {other}, the unweighted accuracy would be {found['uwa']:.3f}."
+    return [words]

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopsided.cli import rules
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.output import (
     Json,
     Quiet,
     StoppedError,
+    decision_words,
     elapsed,
     figures_table,
     interval,
@@ -139,6 +141,7 @@ def fit(
     allow_outside: Annotated[
         bool, option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
+    decide: Annotated[str | None, option(RUN, rules.HELP)] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -154,6 +157,7 @@ def fit(
       lopsided fit photos --out run --image-size 64
       lopsided fit lesions.csv --group patient --out run --weights timm
       lopsided fit photos --out baseline --loss weighted-ce
+      lopsided fit photos --out run --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
@@ -182,6 +186,7 @@ def fit(
         "data.exclude": exclude or None,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
+        "decision.rule": rules.read_rule(decide),
     }
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
@@ -353,6 +358,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     for split in ("test", "val"):
         if metrics[split] is not None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
+            parts += decision_words(metrics, split)
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lopsided.cli import rules
 from lopsided.cli.output import (
     AllowOutside,
     Exclude,
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
+Decide = Annotated[str | None, typer.Option(help=f"{rules.HELP} Default: the rule of the model.", show_default=False)]
+Prevalence = Annotated[
+    str | None,
+    typer.Option(
+        help="Class shares where the model is used, for example A=0.02,B=0.98. The probabilities are moved to them.",
+        show_default=False,
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 
 
@@ -65,6 +74,8 @@ def evaluate(
         bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
     ] = False,
     allow_outside: AllowOutside = False,
+    decide: Decide = None,
+    prevalence: Prevalence = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -87,9 +98,10 @@ def evaluate(
 
     from lopsided import files
     from lopsided.data.sources.names import twins
+    from lopsided.evaluation.decision import explain
     from lopsided.inference.evaluate import evaluate_model, open_labelled
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, open_own_split, trained_on
+    from lopsided.runs.run import open_model, open_own_split, open_use, trained_on
 
     check_out(out, *([] if data is None else [data]))
     seed = 0
@@ -123,6 +135,7 @@ def evaluate(
                 progress=progress,
             )
         _warn_of_twins(twins(source.names))
+    use = open_use(run, card, rules.read_rule(decide), prevalence)
     if data is None and split == "val":
         say("warning: the validation split selected the model, so the figures are too high.")
     elif split != "test" and (data is None or trained_on(run, data)):
@@ -131,7 +144,7 @@ def evaluate(
             "Use the test figures of the run instead."
         )
     with counter("evaluating", quiet=quiet) as progress:
-        result = evaluate_model(model, card, source, batch_size=batch_size, seed=seed, progress=progress)
+        result = evaluate_model(model, card, source, batch_size=batch_size, seed=seed, use=use, progress=progress)
     result = {"run": str(run), **result}
     if not quiet:
         say_replaced(out)
@@ -143,7 +156,8 @@ def evaluate(
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
     what = f"{split} split of {run}" if data is None else result["data"]
-    show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}")
+    rule = explain(use.decision, card.classes)
+    show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}\n\n{rule}")
     if out is not None:
         show(f"\nWritten to {out}.")
 
@@ -158,6 +172,8 @@ def predict(
     ] = None,
     include: Include = None,
     exclude: Exclude = None,
+    decide: Decide = None,
+    prevalence: Prevalence = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -166,7 +182,8 @@ def predict(
     """Predict the classes of images, with probabilities.
 
     The CSV has the columns path and predicted, and one column p:CLASS with the
-    probability of each class. Images that cannot be read are skipped and
+    probability of each class. The decision rule of the model, or --decide,
+    decides for the predicted class. It need not be the most probable one. Images that cannot be read are skipped and
     listed on stderr. With --out, they are also listed in *.unreadable.csv next
     to the CSV file. With --json and without --out, each output line is the
     JSON object of one image.
@@ -181,7 +198,7 @@ def predict(
     from lopsided.data.sources.names import Patterns, Twins
     from lopsided.inference import predict as stream
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model
+    from lopsided.runs.run import open_model, open_use
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
@@ -189,17 +206,20 @@ def predict(
     total, paths = stream.find_images(images, Patterns(include or (), exclude or ()), pairs)
     _warn_of_twins(pairs)
     model, card = open_model(run, device)
+    use = open_use(run, card, rules.read_rule(decide), prevalence)
     _warn_of_formulas(card.classes)
-    answers = stream.predict_images(model, card, paths, batch_size=batch_size)
+    answers = stream.predict_images(model, card, paths, batch_size=batch_size, use=use)
     with counter("predicting", quiet=quiet) as progress:
         if out is None:
             target = Terminal() if sys.stdout.isatty() else sys.stdout
-            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json)
+            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json, decision=use.decision)
             stream.check_any(summary)
         else:
             if not quiet:
                 say_replaced(out)
-            summary = stream.write_predictions(answers, card.classes, out, total=total, progress=progress)
+            summary = stream.write_predictions(
+                answers, card.classes, out, decision=use.decision, total=total, progress=progress
+            )
     _tell_unreadable(summary, out)
     if out is not None and as_json:
         show_json({"out": str(out), **summary.to_dict()})
@@ -220,10 +240,11 @@ def export(
     """Export a trained model as an ONNX file for other programs.
 
     The ONNX model takes float32 images of shape (batch, channels, height,
-    width) with values in 0..1 and returns probabilities. It includes the
-    normalisation; its metadata list the classes. The export is checked:
-    onnxruntime and torch must give the same probabilities for one image and
-    for a batch.
+    width) with values in 0..1. It returns logits, probabilities, decision
+    scores and the label that the decision rule of the model gives. It includes
+    the normalisation; its metadata list the classes and the rule. The export
+    is checked: onnxruntime and torch must give the same probabilities and
+    labels for one image and for a batch.
 
     \b
     Examples:

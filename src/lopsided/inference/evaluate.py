@@ -10,7 +10,9 @@ import numpy as np
 
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import DataError, sentence
+from lopsided.evaluation.decision import figures_by_rule
 from lopsided.evaluation.metrics import evaluate
+from lopsided.inference.use import Use, choose_use
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -61,12 +63,18 @@ def evaluate_model(
     *,
     batch_size: int = 64,
     seed: int = 0,
+    use: Use | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics of a model on a source from ``open_labelled``, for JSON."""
+    """Return the metrics of a model on a source from ``open_labelled``, for JSON. By default its own rule decides."""
     from lopsided.inference.probabilities import predict
 
     p = predict(model, card, source.images, batch_size=batch_size, progress=progress)
-    evaluation = evaluate(source.labels, p, classes=card.classes, seed=seed, groups=source.groups).to_dict()
+    use = use or choose_use(card)
+    rules = figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, source.labels)
+    p = use.probabilities(p)
+    decided = use.decision.decide(p)
+    evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
-    return {"data": source.name, **evaluation, "unreadable": unreadable}
+    rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
+    return {"data": source.name, **evaluation, **rule, "unreadable": unreadable}

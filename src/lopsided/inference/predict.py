@@ -19,9 +19,10 @@ from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decod
 from lopsided.data.images import ArrayImages, Progress, ordered_map
 from lopsided.data.sources.names import Patterns, Twins
 from lopsided.errors import DataError, sentence
-from lopsided.evaluation.decision import decide
+from lopsided.evaluation.decision import PLAIN, Decision
 
 if TYPE_CHECKING:
+    from lopsided.inference.use import Use
     from lopsided.models.model import Model, ModelCard
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
@@ -103,8 +104,12 @@ def predict_images(
     *,
     batch_size: int = 64,
     workers: int = 0,
+    use: Use | None = None,
 ) -> Iterator[Answer]:
-    """Yield an answer for each image, in order. At most a few hundred decoded images are in memory."""
+    """Yield an answer for each image, in order. At most a few hundred decoded images are in memory.
+
+    ``use`` may move the probabilities to another prevalence.
+    """
     from lopsided.inference.probabilities import predict
 
     def decode(path: Path) -> tuple[Path, Pixels | UnreadableImageError]:
@@ -122,7 +127,11 @@ def predict_images(
         readable = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImageError)]
         p = iter(predict(model, card, ArrayImages(np.stack(readable)), batch_size=batch_size) if readable else ())
         for path, pixels in batch:
-            yield path, pixels if isinstance(pixels, UnreadableImageError) else next(p)
+            yield path, pixels if isinstance(pixels, UnreadableImageError) else _moved(next(p), use)
+
+
+def _moved(p: npt.NDArray[np.floating[Any]], use: Use | None) -> npt.NDArray[np.floating[Any]]:
+    return p if use is None else use.probabilities(p)
 
 
 def unreadable_path(out: Path) -> Path:
@@ -135,12 +144,14 @@ def write_predictions(
     classes: Sequence[str],
     out: str | os.PathLike[str],
     *,
+    decision: Decision = PLAIN,
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write answers to a CSV file, atomically. Unreadable images are listed in ``*.unreadable.csv`` next to it.
 
-    The columns are path, predicted, and ``p:`` with the name of each class. Nothing is written if no image is readable.
+    The columns are path, predicted (by ``decision``), and ``p:`` with the name of each class. Nothing is written if no
+    image is readable.
     """
     target = Path(out)
     beside = unreadable_path(target)
@@ -159,6 +170,7 @@ def write_predictions(
                 classes,
                 lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)]),
                 lambda error: reasons.writerow([error.path, error.reason]),
+                decision=decision,
                 total=total,
                 progress=progress,
             )
@@ -167,7 +179,12 @@ def write_predictions(
 
 
 def stream_predictions(
-    answers: Iterable[Answer], classes: Sequence[str], stream: Stream, *, as_json: bool = False
+    answers: Iterable[Answer],
+    classes: Sequence[str],
+    stream: Stream,
+    *,
+    as_json: bool = False,
+    decision: Decision = PLAIN,
 ) -> Summary:
     """Write answers to an open text stream as CSV, or as one JSON object per line."""
     if as_json:
@@ -179,6 +196,7 @@ def stream_predictions(
                 {"path": str(path), "predicted": label, "probabilities": dict(zip(classes, p.tolist(), strict=True))},
             ),
             lambda error: _line(stream, {"path": str(error.path), "unreadable": error.reason}),
+            decision=decision,
         )
     rows = csv.writer(stream, lineterminator="\n")
     rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
@@ -187,6 +205,7 @@ def stream_predictions(
         classes,
         lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)]),
         lambda error: None,
+        decision=decision,
     )
 
 
@@ -196,6 +215,7 @@ def consume(
     write: Callable[[Path, str, npt.NDArray[np.floating[Any]]], object],
     refuse: Callable[[UnreadableImageError], object],
     *,
+    decision: Decision = PLAIN,
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
@@ -208,7 +228,7 @@ def consume(
             if len(summary.unreadable) < SHOWN:
                 summary.unreadable.append(answer)
         else:
-            label = classes[int(decide(answer))]
+            label = classes[int(decision.decide(answer))]
             write(path, label, answer)
             summary.predicted[label] += 1
         if progress is not None:

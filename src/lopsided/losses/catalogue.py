@@ -11,7 +11,7 @@ import difflib
 import importlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -70,6 +70,9 @@ class Loss:
     ``complete`` is an optional function that fills in missing parameters from the given ones. ``check`` is an optional
     function that returns a sentence if parameters contradict each other, otherwise None. ``pushes`` names the parameter
     that, if it is above 0, lets an anchor without a positive in its batch learn.
+
+    ``reweighs`` is an optional function of the class counts and the parameters. The trained probabilities carry the
+    class shares of the batches times the factors that it returns. Without it, they carry the shares of the batches.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Loss:
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     check: Callable[[Mapping[str, Any]], str | None] | None = None
     pushes: str | None = None
+    reweighs: Callable[[Sequence[int], Mapping[str, Any]], Sequence[float]] | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -157,6 +161,11 @@ def _check_eta(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _inverse(counts: Sequence[int], _: Mapping[str, Any]) -> list[float]:
+    """Return weights in inverse proportion to the counts, as class-weighted losses use them."""
+    return [1 / max(count, 1) for count in counts]
+
+
 _CONTRASTIVE = "lopsided.losses.contrastive:ContrastiveObjective"
 _FOCUS = "Focusing exponent of the term of the positives."
 
@@ -196,6 +205,7 @@ _BUILT_IN = (
         "Class-weighted cross-entropy",
         "lopsided.losses.classification:WeightedCrossEntropyObjective",
         short="weighted CE",
+        reweighs=_inverse,
     ),
     Loss(
         "focal",

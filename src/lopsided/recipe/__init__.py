@@ -4,6 +4,7 @@ from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.schema import (
     MAX_SIDE,
     RUNTIME_FIELDS,
+    UNHASHED_FIELDS,
     Classifier,
     EncoderTraining,
     Recipe,
@@ -17,6 +18,7 @@ from lopsided.recipe.schema import (
 __all__ = [
     "MAX_SIDE",
     "RUNTIME_FIELDS",
+    "UNHASHED_FIELDS",
     "Classifier",
     "EncoderTraining",
     "LossSettings",

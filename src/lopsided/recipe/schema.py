@@ -25,6 +25,7 @@ from lopsided.files import check_regular
 from lopsided.losses import catalogue
 from lopsided.recipe import words
 from lopsided.recipe.losses import LossField, LossSettings, read_loss
+from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.section import Section
 from lopsided.recipe.upgrade import upgraded
 
@@ -37,7 +38,9 @@ MAX_SIDE = 8192
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
-"""Fields that do not change the result of a run. They are not part of its hash."""
+"""Fields that do not change the result of a run."""
+UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
+"""Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LATER_FIELDS = frozenset({"data.include", "data.exclude"})
 """Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
@@ -67,8 +70,16 @@ def _weights(text: str) -> str:
     raise ValueError("neither a word nor a file of weights")
 
 
+def _rule(text: str) -> str:
+    try:
+        return str(parse_rule(text))
+    except InputError as error:
+        raise words.RefusedError("", f"cannot be used. {error}") from None
+
+
 AnyText = Annotated[str, AfterValidator(_utf8)]
 Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that is not empty")]
+Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
 Weights = Annotated[
     AnyText, AfterValidator(_weights), words.Phrase('"none", "timm" or a path that ends in .safetensors')
@@ -208,8 +219,25 @@ class Classifier(Section):
 class Selection(Section):
     """Selection of the epoch to keep, by the validation images."""
 
-    metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy"] = _field("uwa", "The figure to maximise.")
+    metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy", "log_loss", "smooth_log_loss", "last"] = _field(
+        "uwa",
+        "The figure that selects: the highest of the first five, or the lowest log loss with equal weight for each "
+        "class, of one epoch or as the mean of the last five epochs; last: keep the last epoch.",
+    )
     patience: Count | None = _field(None, "Stop after this many epochs without improvement; unset: train to the end.")
+
+
+class Decision(Section):
+    """From probabilities to a class."""
+
+    rule: Rule = _field(
+        "balanced",
+        "balanced: the class with the highest probability divided by its prior; plain: the most probable class; "
+        "prevalence:A=0.02,B=0.98; cost:A=10,B=1; recall:A>=0.95; tuned.",
+    )
+    calibration: Literal["temperature", "none"] = _field(
+        "temperature", "Divide the logits by a temperature that is fitted to the validation images, if there are any."
+    )
 
 
 class Recipe(Section):
@@ -242,6 +270,7 @@ class Recipe(Section):
     encoder_training: EncoderTraining = EncoderTraining()
     classifier: Classifier = Classifier()
     selection: Selection = Selection()
+    decision: Decision = Decision()
 
     def __init__(self, /, **values: Any) -> None:  # The slash allows a field named self in a file.
         try:
@@ -334,8 +363,8 @@ class Recipe(Section):
         )
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of all fields except the ``RUNTIME_FIELDS``."""
-        kept = {path: value for path, value in hashed_fields(self) if path not in RUNTIME_FIELDS}
+        """Return the SHA-256 of all fields that change what is trained."""
+        kept = {path: value for path, value in hashed_fields(self) if path not in UNHASHED_FIELDS}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -423,6 +452,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
         yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
+    if recipe.selection.patience is not None and recipe.selection.metric == "last":
+        do = "Choose another selection.metric, or remove selection.patience."
+        yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
 
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:

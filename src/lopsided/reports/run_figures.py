@@ -114,7 +114,7 @@ def _pr_point(counts: Counts) -> svg.Point | None:
 
 def calibration_plot(judged: Judged) -> Markup:
     """Draw accuracy against confidence, in the bins of the calibration error."""
-    confidence, hit = judged.confidence.astype(np.float64), ~judged.wrong
+    confidence, hit = judged.p.max(axis=1).astype(np.float64), judged.p.argmax(axis=1) == judged.y_true
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
     sizes = np.bincount(bins, minlength=NUM_BINS)
     plot = svg.Plot(

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.evaluation.decision import explain, threshold_of
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
-from lopsided.reports.thresholds import STEPS, Counts, counts_at, favoured, is_sure
+from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, favoured, favoured_interval, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import amount, clean, duration, percent, quoted
 from lopsided.runs.metrics import Evaluation, Metrics
@@ -294,32 +295,46 @@ def _threshold(
     first = facts.minority
     offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # Rarest class first.
     chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
+    decision = facts.decision
+    start = [threshold_of(decision, c, len(facts.classes)) for c in offered]
     label, threshold = offered[0], chosen[0]
     areas = ("auroc", "average_precision")
     p, positive = judged.p[:, label], judged.y_true == label
-    at_half = counts_at(p, positive, 0.5)
+    by_rule, at_half = counts_of(judged.y_pred == label, positive), counts_at(p, positive, 0.5)
     at_chosen = None if threshold is None else counts_at(p, positive, threshold)
-    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], at_half, at_chosen)
-    by_rule = _counts_by_rule(figures.confusion, label)
-    rows: list[tuple[str, float | None, Counts]] = [("rule of the model", None, by_rule), ("one half", 0.5, at_half)]
-    if threshold is not None and at_chosen is not None:
+    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], by_rule, at_chosen)
+    rows: list[tuple[str, float | None, Counts]] = [(f"rule of the model ({clean(decision.rule)})", start[0], by_rule)]
+    if start[0] != 0.5:
+        rows.append(("half", 0.5, at_half))
+    spread = None
+    if threshold is not None and at_chosen is not None and val is not None:
         rows.append(("validation threshold", threshold, at_chosen))
+        spread = favoured_interval(val.p[:, label], val.y_true == label, facts.recipe.seed)
     data = {
         "classes": offered,
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
         "chosen": chosen,
-        "logit": [is_sure(judged.p[:, c], threshold) for c, threshold in zip(offered, chosen, strict=True)],
+        "start": start,
+        "logit": [
+            is_sure(judged.p[:, c], threshold) or is_sure(judged.p[:0, c], begin)
+            for c, threshold, begin in zip(offered, chosen, start, strict=True)
+        ],
         **{name: [getattr(figures.per_class[c], name).value for c in offered] for name in areas},
     }
     left = len(ranks) - len(offered)
     return data, {
         "threshold_class": label,
         "threshold_chosen": threshold,
+        "threshold_start": 0.5 if start[0] is None else start[0],
+        "threshold_rule": clean(decision.rule),
+        "decision_words": clean(" ".join([explain(decision, facts.classes), *decision.notes])),
         "threshold_rows": rows,
         "threshold_areas": [data[name][0] for name in areas],
         "threshold_step": 1 / STEPS,
         "threshold_offered": offered,
-        "threshold_words": run_words.threshold_words(facts.classes[label], judged.split, at_half, threshold, at_chosen),
+        "threshold_words": run_words.threshold_words(
+            facts.classes[label], judged.split, by_rule, threshold, at_chosen, spread
+        ),
         "rule_words": run_words.rule_words(facts.classes[label], by_rule),
         "threshold_advice": run_words.threshold_advice(judged.split),
         "no_choice": run_words.no_choice(judged.split),
@@ -329,13 +344,6 @@ def _threshold(
         "roc": roc,
         "precision_recall": precision_recall,
     }
-
-
-def _counts_by_rule(confusion: Sequence[Sequence[int]], label: int) -> Counts:
-    """Return the counts of one class against all others in the confusion matrix of the model."""
-    matrix = np.array(confusion, dtype=np.int64)
-    tp, called, held = int(matrix[label, label]), int(matrix[:, label].sum()), int(matrix[label].sum())
-    return Counts(tp=tp, fn=held - tp, fp=called - tp, tn=int(matrix.sum()) - held - called + tp)
 
 
 def _maps(first: Judged, kind: str, seed: int) -> list[FeatureMap]:

@@ -26,12 +26,16 @@ from lopsided.recipe.words import listed, shown
 from lopsided.runs.records import ROUNDING, Record, Treatment
 
 SPLITS = ("test", "held_out")
-FIGURES = ("uwa", "accuracy", "auroc")
+FIGURES = ("uwa", "uwa_balanced", "uwa_plain", "accuracy", "auroc")
+BY_RULE = {"uwa_balanced": "balanced", "uwa_plain": "plain"}
+"""The figures of one model by another decision rule than its own."""
 RECALL, SECONDS = "recall:", "seconds"
 """``recall:0`` is the recall of the first class. The seconds of a run are an entry of the split ``test``."""
 
 WORDS = {
     "uwa": "UWA",
+    "uwa_balanced": "UWA by the rule balanced",
+    "uwa_plain": "UWA by the rule plain",
     "accuracy": "accuracy",
     "auroc": "AUROC",
     "seconds": "seconds",
@@ -332,7 +336,7 @@ def value_of(record: Record, split: str, figure: str) -> float | None:
     figures = record.test if split == "test" else record.held_out
     if figures is None:
         return None
-    value = getattr(figures, figure)
+    value = dict(figures.rules).get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
     if figure != "accuracy" or split == "test" or shares is None or len(shares) != len(figures.recalls):
         return None if value is None else 100 * float(value)

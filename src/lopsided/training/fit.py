@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from lopsided.recipe import Recipe
 from lopsided.training.baseline import compare
 from lopsided.training.cautions import cautions, falling_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
+from lopsided.training.decide import check_rule, settle
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -123,6 +125,7 @@ def fit(
         splits = split_source(recipe, source)
         prepared, notes = prepare(recipe, source, splits, ranks)
         check_trainable(prepared)
+        check_rule(recipe, prepared)
         notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
         digests = source.images.digest(np.arange(len(source)))
         state = State(
@@ -181,9 +184,11 @@ def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], fo
             stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
         if ranks.size > 1:
             load_strictly(stages.model, ranks.spread(stages.model.state_dict))
+            stages.card = ModelCard.model_validate(ranks.told(partial(stages.card.model_dump, mode="json")))
         stages.model.eval()
         return
     stages.run(state, tensors)
+    settle(stages)
     if folder is not None and ranks.first:
         stages.card = save_model(folder, stages.model, stages.card)
     state.finished, state.chosen = True, None
@@ -296,6 +301,7 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
         y_true=part.labels,
         groups=None if source.groups is None else source.groups[rows],
         features=features,
+        decision=stages.card.decision,
     )
 
 
@@ -311,4 +317,5 @@ def _judged(stages: Stages, source: Source | None) -> Predictions | None:
         probabilities=gather_rows(found, sizes, stages.ranks),
         y_true=source.labels,
         groups=source.groups,
+        decision=stages.card.decision,
     )

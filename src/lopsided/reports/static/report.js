@@ -244,9 +244,9 @@
   function setUpThreshold() {
     const facts = data.threshold;
     const all = unpack(facts.p, Float32Array);
-    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen");
+    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen"), startButton = $("t-start");
     const FAR = 17; // Beyond this logit, a float32 probability equals 0 or 1.
-    let p, positive, chosen, isLogit, threshold = 0.5;
+    let p, positive, chosen, start, isLogit, threshold = 0.5;
 
     // For a confident model the slider uses logits, which give a finer scale near 0 and 1.
     const fromSlider = () => {
@@ -342,6 +342,9 @@
       p = all.subarray(index * data.images, (index + 1) * data.images);
       positive = label.map((each) => (each === facts.classes[index] ? 1 : 0));
       chosen = facts.chosen[index];
+      start = facts.start[index];
+      startButton.hidden = start === null || start === 0.5;
+      if (start !== null) threshold = start;
       isLogit = facts.logit[index];
       $("t-ends").hidden = !isLogit;
       [range.min, range.max, range.step] = isLogit ? [-FAR, FAR, 0.02] : [0, 1, 0.001];
@@ -370,6 +373,7 @@
     select.addEventListener("change", choose);
     range.addEventListener("input", () => { threshold = fromSlider(); move(); });
     $("t-half").addEventListener("click", () => set(0.5));
+    startButton.addEventListener("click", () => set(start));
     chosenButton.addEventListener("click", () => set(chosen));
     choose();
   }
