@@ -1,10 +1,9 @@
 """How far do the trainings of one process and of two ranks lie apart? The recipe of the demo, in float32.
 
 Run as ``python benchmarks/ranks.py --record docs/records/ranks.json``. The same recipe and seed are trained by one
-process, by the same process again, by one process with two threads, and by two ranks (gloo on this machine, one thread
-each). All compute the same sums in another order, apart from the repetition. The record has the largest relative
-difference to the first training in the loss of each epoch, the largest difference of a predicted probability, and how
-many predictions of test images differ.
+process, by one process again, and by two ranks (gloo on this machine, one thread each). Two ranks compute the same sums
+in another order. The record has the relative difference to the first training in the loss of each epoch, the largest
+difference of a predicted probability, and how many predictions of test images differ.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from lopsided.distributed import joined
 from lopsided.recipe import named_recipe
 from lopsided.runs.run import run_recipe
 
-WAYS = {"again": (1, 1), "two threads": (1, 2), "two ranks": (2, 1)}
-"""The number of ranks and of threads of each rank."""
+WAYS = {"again": 1, "two ranks": 2}
+"""The number of ranks."""
 
 
-def train(folder: Path, ranks: int, threads: int) -> None:
+def train(folder: Path, ranks: int) -> None:
     """Train the recipe into a folder, in as many processes as there are ranks."""
-    command = [sys.executable, __file__, "--work", str(folder), str(ranks), str(threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, __file__, "--work", str(folder), str(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(ranks)]
     codes = [process.wait() for process in processes]
     if any(codes):
         raise SystemExit("a training failed")
 
 
-def work(folder: str, ranks: int, threads: int, rank: int) -> None:
+def work(folder: str, ranks: int, rank: int) -> None:
     """The part of one rank."""
-    torch.set_num_threads(threads)
-    recipe = named_recipe("demo").override(threads=threads, device="cpu")
+    torch.set_num_threads(1)
+    recipe = named_recipe("demo").override(threads=1, device="cpu")
     with joined(f"file://{folder}.store", rank=rank, size=ranks) as group:
         run_recipe(recipe, folder, ranks=group)
 
@@ -85,7 +84,7 @@ def main() -> None:
     """Train in all ways and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         folder, *numbers = options.work
@@ -94,11 +93,11 @@ def main() -> None:
     record: dict[str, Any] = {"command": "python benchmarks/ranks.py --record docs/records/ranks.json"}
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary) / "base"
-        train(base, 1, 1)
+        train(base, 1)
         record["uwa"] = {"one process": uwa(base)}
-        for name, (ranks, threads) in WAYS.items():
+        for name, ranks in WAYS.items():
             folder = Path(temporary) / name.replace(" ", "-")
-            train(folder, ranks, threads)
+            train(folder, ranks)
             record[name] = compare(base, folder)
             record["uwa"][name] = uwa(folder)
             print(name, json.dumps(record[name]), flush=True)

@@ -435,6 +435,7 @@ def test_in_units_of_parity_eta_follows_the_number_of_contrast_samples(tile):
     assert_close(loss(z[:, 0], y), by_hand(z[:, 0], y))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
 @pytest.mark.parametrize("eta_unit", ["absolute", "parity"])
 @pytest.mark.parametrize("normalization", ["paper", "released"])
 def test_the_transforms_of_torch_func_work_on_the_dense_path(eta_unit, normalization):

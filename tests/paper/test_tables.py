@@ -212,10 +212,8 @@ def test_one_run_has_no_interval_and_the_table_says_so() -> None:
     group = blocks(comparison)[0].groups[0]
     assert group[1][1] == "test, 1 run"
     assert not any("±" in cell for row in group for cell in row)
-    assert (
-        "Each figure is the mean over runs with Student's 95 % interval. One run has no interval, nor have runs that all agree."
-        in notes(comparison)
-    )
+    told = "Each figure is the mean over runs with Student's 95 % interval."
+    assert f"{told} One run has no interval, nor have runs that all agree." in notes(comparison)
 
 
 @pytest.mark.parametrize("with_cl", [True, False])
