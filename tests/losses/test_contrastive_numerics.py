@@ -90,7 +90,7 @@ def test_single_precision_gradients_match_float64_and_are_finite(batch, temperat
         # Where large forces cancel, what remains is known as well as it survives a rounding of the features.
         unknowable = max((gradient(x, y, **options, tile=None) - exact).norm() for x in nudged)
         unknowable += ROUNDING * (1 + gamma + eta) / temperature / len(z)
-        for tile in PATHS.values():
+        for tile in (None, 1, 3, 64):  # At these sizes, "auto" is one block like 64, and 5 cuts like 3.
             found = gradient(z, y, **options, tile=tile)
             assert torch.isfinite(found).all()
             error = (found.double() - exact).norm()
