@@ -4,8 +4,8 @@ Run as ``python benchmarks/decisions.py --scores FOLDER --record docs/records/de
 of the record. Runs that are in the record already are kept, also if their scores are gone. The command then prints two
 tables of Markdown, in per cent with Student's 95 % intervals.
 
-Of a run of the study ``rules``, the line has the UWA on the held-out images by ``plain``; by ``balanced`` without and with
-calibration; by ``tuned``; by the threshold with the highest UWA on the test images; and by the best threshold in
+Of a run of the study ``rules``, the line has the UWA on the held-out images by ``plain``; by ``balanced`` without and
+with calibration; by ``tuned``; by the threshold with the highest UWA on the test images; and by the best threshold in
 hindsight, which is the ceiling. Calibration, ``tuned`` and the highest UWA use the 300 test images, on which the model
 was not trained. Of a run of the study ``epochs``, it has the UWA by ``balanced`` for every rule that selects an epoch.
 """
