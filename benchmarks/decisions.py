@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.evaluation.decision import HeldBack, cooled, fit_temperature, prior_of, resolve
+from lopsided.evaluation.decision import HeldBack, fit_calibration, prior_of, resolve
 from lopsided.evaluation.intervals import mean_interval, paired_difference
 
 Floats = npt.NDArray[np.float64]
@@ -76,14 +76,17 @@ def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
 def _by_rule(content: dict[str, Any], prior: Sequence[float]) -> dict[str, float]:
     test, held = _softmax(content["test_logits"]), _softmax(content["held_logits"])
     known, labels = content["test_labels"], content["held_labels"]
-    temperature = fit_temperature(HeldBack(test, known), prior)
+    known_scores = HeldBack(test, known)
+    cooled = fit_calibration(known_scores, prior, biases=False)
+    change = fit_calibration(known_scores, prior)
     balanced = resolve("balanced", CLASSES, prior)
-    tuned = resolve("tuned", CLASSES, prior, HeldBack(cooled(test, temperature), known))
+    tuned = resolve("tuned", CLASSES, prior, HeldBack(change(test), known))
     return {
         "plain": _uwa(held.argmax(axis=1), labels),
         "balanced": _uwa(balanced.decide(held), labels),
-        "balanced, calibrated": _uwa(balanced.decide(cooled(held, temperature)), labels),
-        "tuned": _uwa(tuned.decide(cooled(held, temperature)), labels),
+        "balanced, temperature": _uwa(balanced.decide(cooled(held)), labels),
+        "balanced, calibrated": _uwa(balanced.decide(change(held)), labels),
+        "tuned": _uwa(tuned.decide(change(held)), labels),
         "highest test UWA": _uwa(
             _odds(content["held_logits"]) >= _best_cut(_odds(content["test_logits"]), known), labels
         ),

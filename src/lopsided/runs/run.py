@@ -52,7 +52,7 @@ FORMAT = 1
 
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
-DECISION_FIELDS = ("prior", "temperature", "calibrated_on", "decision")
+DECISION_FIELDS = ("prior", "temperature", "bias", "calibrated_on", "decision")
 """The fields of a model card that say how the model decides. ``metrics.json`` repeats them."""
 MAX_TABLE = 1 << 30
 """Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
