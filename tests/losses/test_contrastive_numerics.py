@@ -10,6 +10,7 @@ import torch
 from batches import BATCHES, PATHS, unit
 
 from lopsided.losses import asymmetric_focal_contrastive_loss, contrastive_loss
+from lopsided.losses._kernel.formulas import _FEWEST_FOLDED, _sum_of_log_not_p
 from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss
 
 TEMPERATURES = (0.005, 0.02, 0.07, 0.5, 10.0)
@@ -275,3 +276,11 @@ def test_a_whole_gamma_lies_between_its_neighbours_in_large_blocks(tile, gamma):
         asymmetric_focal_contrastive_loss(z, y, gamma=gamma * (1 + step), **options) for step in (-1e-6, 0.0, 1e-6)
     )
     torch.testing.assert_close(here, (below + above) / 2, rtol=4e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_rows_are_folded_to_one_column_and_no_further(width):
+    p = torch.rand(_FEWEST_FOLDED + 1, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / width
+    expected = torch.log1p(-p).sum(1)
+    found = _sum_of_log_not_p(p, torch.empty_like(p), p.new_ones(()))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
