@@ -210,12 +210,15 @@ def test_a_file_that_is_replaced_is_named(call: Call, model: Path, photos: Path,
 
 
 MISTAKES = {
-    "missing column": ["{photos}/t.csv", "--out", "{tmp}/run", "--group", "patient"],
-    "unknown encoder": ["{photos}", "--out", "{tmp}/run", "--encoder", "resnet19"],
-    "output below a file": ["{photos}", "--out", "{photos}/t.csv/run"],
-    "missing weights": ["{photos}", "--out", "{tmp}/run", "--weights", "{tmp}/gone.safetensors"],
-    "missing data": ["{tmp}/gone", "--out", "{tmp}/run"],
-    "groups of a folder": ["{photos}", "--out", "{tmp}/run", "--group", "patient"],
+    "missing column": ["fit", "{photos}/t.csv", "--out", "{tmp}/run", "--group", "patient"],
+    "unknown encoder": ["fit", "{photos}", "--out", "{tmp}/run", "--encoder", "resnet19"],
+    "output below a file": ["fit", "{photos}", "--out", "{photos}/t.csv/run"],
+    "missing weights": ["fit", "{photos}", "--out", "{tmp}/run", "--weights", "{tmp}/gone.safetensors"],
+    "missing data": ["fit", "{tmp}/gone", "--out", "{tmp}/run"],
+    "missing column of an evaluation": ["evaluate", "{tmp}", "{photos}/t.csv", "--group", "patient"],
+    "no run to predict with": ["predict", "{tmp}", "{photos}"],
+    "no run to export": ["export", "{tmp}"],
+    "groups of a folder": ["fit", "{photos}", "--out", "{tmp}/run", "--group", "patient"],
 }
 
 
@@ -230,7 +233,7 @@ def test_a_simple_mistake_is_found_before_heavy_imports_and_before_images_are_re
     arguments = [text.format(photos=folder, tmp=tmp_path) for text in MISTAKES[mistake]]
     code = (
         "import sys, lopsided.cli\n"
-        f"code = lopsided.cli.run({['fit', *arguments]!r})\n"
+        f"code = lopsided.cli.run({arguments!r})\n"
         "heavy = [name for name in ('torch', 'timm', 'torchvision') if name in sys.modules]\n"
         "print(code, heavy)"
     )
