@@ -36,7 +36,7 @@ TINY = 1e-300
 """The smallest probability of which a logarithm is taken."""
 NEVER = -1e4
 """The offset of a class without training images, which no rule that divides by the prior decides for."""
-SCALE_SPREAD, OFFSET_SPREAD = 0.5, 0.5
+SCALE_SPREAD, OFFSET_SPREAD = 0.25, 1.0
 """Standard deviations of the penalty of ``tuned``: of log a, and of each offset."""
 TEMPERATURE_SPREAD, BIAS_SPREAD = 1.0, 1.0
 """Standard deviations of the penalty of a calibration: of the logarithm of its temperature, and of each bias."""
