@@ -15,7 +15,7 @@ from typing import Any
 from lopsided import __version__
 
 EXTRAS = {
-    "onnx": ("lopsided[onnx]", ("onnx", "onnxruntime", "onnxscript"), "export to ONNX"),
+    "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX"),
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
 }

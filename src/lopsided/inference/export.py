@@ -34,7 +34,7 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
     The output ``probabilities`` is float32 (batch, classes); each row sums to 1. The metadata of the file hold the
     classes and the other facts that a caller needs.
     """
-    _require("onnx", "onnxruntime", "onnxscript")
+    _require("onnxscript")
     network = _network(model)
     content = _to_onnx(network, card)
     difference = _check(network, content, card)
@@ -56,7 +56,8 @@ def facts(card: ModelCard) -> dict[str, str]:
         "channels": str(card.channels),
         "image_size": json.dumps(card.image_size),
         "range": "[0, 1]",
-        "resize": "none" if card.image_size is None else "whole image to a square, antialiased bilinear",
+        "resize": "none" if card.image_size is None else f"whole image to a square, antialiased {card.interpolation}",
+        "interpolation": card.interpolation,
         "mean": json.dumps(list(card.mean)),
         "std": json.dumps(list(card.std)),
         "normalisation": "inside the graph",

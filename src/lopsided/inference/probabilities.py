@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lopsided.data.augment import to_float
 from lopsided.data.images import Images, Progress
@@ -18,6 +16,7 @@ from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
 from lopsided.evaluation.decision import decide
+from lopsided.inference.engine import evaluating
 from lopsided.models.model import Model, ModelCard
 
 Floats = npt.NDArray[np.float64]
@@ -106,18 +105,6 @@ def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.f
         features = model.features(to_float(x) if x.ndim == 4 else x)
         logits = model.classifier(features)
         return logits.double().softmax(dim=1).cpu().numpy(), features.float().cpu().numpy()
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode without gradients inside the block, then restore its mode."""
-    mode = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        module.train(mode)
 
 
 def check_shape(batch: Tensor, card: ModelCard) -> None:
