@@ -72,7 +72,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self,
         loss: str | Mapping[str, Any] | None = None,
         *,
-        recipe: str | os.PathLike[str] = "default",
+        recipe: str | os.PathLike[str] = "from-scratch",
         eta: float | None = None,
         gamma: float | None = None,
         encoder: str = "auto",

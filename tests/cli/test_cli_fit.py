@@ -96,7 +96,7 @@ def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished
 
 
 def test_the_flags_reach_the_recipe(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = "--recipe default --loss acl --eta 0.25 --encoder mlp-8 --weights none --image-size 6 --epochs 1 "
+    flags = "--recipe from-scratch --loss acl --eta 0.25 --encoder mlp-8 --weights none --image-size 6 --epochs 1 "
     flags += "--classifier-epochs 1 --batch-size 16 --lr 0.01 --val 0 --test 0.25 --split random "
     flags += "--scenario 80:20,total=40 --seed 5 --device cpu --set encoder_training.loss.temperature=0.2 "
     flags += "--set encoder_training.sampler=sqrt --set classifier.loss=weighted-ce --set data.cache='none'"

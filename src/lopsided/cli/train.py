@@ -17,7 +17,6 @@ from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
-    from lopsided.recipe import Recipe
     from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
@@ -83,7 +82,7 @@ def fit(
     lr: Annotated[float | None, _option(LOSS, "Learning rate of the first stage.")] = None,
     encoder: Annotated[str | None, _option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
     weights: Annotated[
-        str | None, _option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
+        str | None, _option(NETWORK, "Weights: none, embedded, timm (both pretrained) or a .safetensors file.")
     ] = None,
     image_size: Annotated[int | None, _option(NETWORK, "Images are resized to this many pixels per side.")] = None,
     val: Annotated[
@@ -108,15 +107,19 @@ def fit(
 ) -> None:
     """Train a classifier and evaluate it.
 
-    Training has two stages: an encoder with a contrastive loss, then a linear
-    classifier on the encoder. The epoch with the best unweighted accuracy on
-    the validation split is kept. The test split is evaluated once. Use --set
-    for recipe fields that have no option.
+    By default, a pretrained encoder turns each image into features, and a
+    logistic regression on the features is fitted. This takes seconds and
+    needs no network. With --loss or --recipe from-scratch, an encoder is
+    trained: first with a contrastive loss, then a linear classifier on top.
+    The epoch with the best unweighted accuracy on the validation split is
+    then kept. The test split is evaluated once. Use --set for recipe fields
+    that have no option.
 
     \b
     Examples:
-      lopsided fit photos --out run --image-size 64
-      lopsided fit lesions.csv --group patient --out run --weights timm
+      lopsided fit photos --out run
+      lopsided fit lesions.csv --group patient --out run
+      lopsided fit photos --out run --recipe from-scratch --image-size 64
       lopsided fit photos --out baseline --loss weighted-ce
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
       lopsided fit --out run --resume
@@ -175,10 +178,12 @@ def _fit(
     ranks: Ranks | None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
-    text = _told(ranks, lambda: _choose(recipe, out, resume).to_toml())
+    text, why = _told(ranks, lambda: _choose(recipe, out, resume, changes))
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
+    if why and not quiet:
+        say(why)
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -246,15 +251,32 @@ def demo(
         show(_demo_words(summary, out))
 
 
-def _choose(recipe: str | None, out: Path, resume: bool) -> Recipe:
-    """Return the named recipe, the recipe of the run to resume, or the default recipe."""
-    from lopsided.recipe import find_recipe
+def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a recipe as TOML, and the sentence that gives the reason for it; "" if the user named the recipe.
 
-    if recipe is None and resume and (out / "recipe.toml").is_file():
+    This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
+    training of an encoder, it is ``from-scratch``.
+    """
+    from lopsided.recipe import find_recipe, is_idle
+
+    if recipe is not None:
+        return find_recipe(recipe).to_toml(), ""
+    if resume and (out / "recipe.toml").is_file():
         from lopsided.runs.run import Run
 
-        return Run.open(out).recipe
-    return find_recipe(recipe or "default")
+        return Run.open(out).recipe.to_toml(), ""
+    training = next(filter(is_idle, changes), None)
+    if training is None and "encoder.name" in changes and "encoder.weights" not in changes:
+        training = "encoder.name"
+    if "method" in changes and changes["method"] != "frozen":
+        training = "method"
+    if training is not None:
+        why = f"Recipe: from-scratch, because {training} is set, which has an effect only if an encoder is trained."
+        if training == "encoder.name":
+            why = "Recipe: from-scratch, because an encoder is named without pretrained weights (--weights)."
+        return find_recipe("from-scratch").to_toml(), why
+    why = "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds."
+    return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."
 
 
 def _show_run(run: Run, as_json: bool) -> None:
@@ -264,14 +286,15 @@ def _show_run(run: Run, as_json: bool) -> None:
         return
     counts = metrics["counts"]
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
-    parts = [f"{metrics['loss'].upper()} on {metrics['source']}: {numbers} images"]
+    name = "Frozen features" if metrics["method"] == "frozen" else metrics["loss"].upper()
+    parts = [f"{name} on {metrics['source']}: {numbers} images"]
     for split in ("test", "val"):
         if metrics[split] is not None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")
-    if metrics["test"] is not None and metrics["val"] is not None:
+    if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] != "frozen":
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:

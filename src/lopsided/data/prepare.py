@@ -30,7 +30,8 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
     given = data.split in ("auto", "given")
     if given:
         check_splits(source, where)
-    workers, same_size = recipe.threads or os.cpu_count() or 1, data.image_size is None
+    workers = recipe.threads or os.cpu_count() or 1
+    same_size = data.image_size is None and recipe.augment.normalisation != "weights"
     if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
         source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
         if given:

@@ -31,7 +31,7 @@ from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
-from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
+from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
 from lopsided.runs.metrics import check_metrics
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     changes = {"data.source": _absolute(source)}
-    if recipe.encoder.weights not in ("none", "timm"):
+    if recipe.encoder.weights not in WEIGHT_NAMES:
         changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
     return recipe.override(**changes)
 
@@ -262,7 +262,7 @@ def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
 
     from lopsided.models.machine import pick_device
 
-    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "pillow")
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "pillow", "onnxruntime")
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -333,7 +333,7 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "lopsided": __version__,
         "recipe": recipe.content_hash(),
         "method": recipe.method,
-        "loss": recipe.encoder_training.loss.name,
+        "loss": recipe.loss.name,
         "seed": recipe.seed,
         "source": recipe.data.source,
         "source_name": source.name,

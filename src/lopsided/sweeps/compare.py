@@ -270,7 +270,7 @@ def _names(record: Record) -> Iterator[str]:
 
 def _about(record: Record) -> str:
     size = "" if record.image_size is None else f" at {record.image_size} px"
-    epochs = "" if record.epochs is None else f", {' + '.join(map(str, record.epochs))} epochs"
+    epochs = "" if not record.epochs else f", {' + '.join(map(str, record.epochs))} epochs"
     return f"{record.loss.label}, {record.method}, {record.encoder}{size}{epochs}"
 
 
