@@ -151,7 +151,7 @@ def child(number: int, photos: Path) -> None:
     inputs = StreamedInputs(FileImages(sorted(photos.iterdir())[:number], 3), SIZE, 3, torch.get_num_threads())
     begin = time.perf_counter()
     for _, batch in inputs.batches(row_batches(number, BATCH)):
-        engine.logits(engine.features(batch))
+        engine.probabilities(engine.features(batch))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"peak MiB": round(peak), "seconds": round(time.perf_counter() - begin, 1)}))
 

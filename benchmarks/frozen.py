@@ -2,12 +2,13 @@
 
     python benchmarks/frozen.py tops                        # Fashion-MNIST tops at 90:10, 95:5 and 98:2
     python benchmarks/frozen.py isic                        # melanoma against dermatofibroma, $LOPSIDED_DATA
-    python benchmarks/frozen.py isic --encoder resnet50 --weights FILE.safetensors
+    python benchmarks/frozen.py isic --encoder resnet50 --weights FILE.safetensors     # or resnet50-v1, see below
     python benchmarks/frozen.py summary                     # the table of the records, without computing anything
 
 ``tops`` runs the recipe ``default`` as ``lopsided fit`` does: 1,000 images drawn by the scenario, of which 700 train
 the regression, and held-out images with the same number per class, which the run has not drawn. ``isic`` judges every
 image once, in five folds by lesion; inner folds of each training part, also by lesion, choose the strength.
+``resnet50-v1`` has the stride of a stage on its first 1x1 convolution.
 
 Each line of the record is one run or one set of folds. A line that exists is not computed again. ``plain`` is the
 decision for the most probable class, ``balanced`` for the largest probability divided by the share of the class in
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.model_selection import StratifiedGroupKFold
+from torch import nn
 
 from lopsided import files
 from lopsided.data.inputs import StreamedInputs
@@ -77,14 +79,24 @@ def tops(scenario: str, seed: int, loss: str) -> dict[str, Any]:
     }
 
 
+def stride_first(network: nn.Module) -> None:
+    """Move the stride of a stage of a ResNet to its first 1x1 convolution, as in the first version of the network."""
+    for name in ("layer2", "layer3", "layer4"):
+        block: Any = network.get_submodule(name)[0]  # type: ignore[operator]
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
+
+
 def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
-    """Judge every image once, in five folds by lesion."""
+    """Judge every image once, in five folds by lesion. The encoder may have the suffix ``-v1``."""
     source = open_source("isic2018", classes=["MEL", "DF"])
+    encoder, first, _ = encoder.partition("-v1")
     pixels = preprocessing_of(encoder, weights)
     size = pixels.image_size
     network, width = build_encoder(encoder, channels=3, image_size=size, weights=weights)
+    if first:
+        stride_first(network)
     card = ModelCard(
-        kind="image", encoder=encoder, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
+        kind="image", encoder=encoder + first, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
         std=pixels.std, classes=source.classes, features=width,
     )  # fmt: skip
     model = Model(network, ClassifierHead(width, 2), pixels.mean, pixels.std).eval()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from lopsided.data.sources import Source, open_source
+from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
@@ -21,6 +23,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import fit, load_model
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
+from training.ranks import together
 
 SMALL = "test_resnet"
 
@@ -216,3 +219,24 @@ def test_the_log_holds_the_path_of_strengths(photos: Path, weights: Path, cache:
     (path,) = [event for event in events if event["event"] == "regression"]
     assert path["strength"] == min(path["losses"], key=lambda pair: pair[1])[0]
     assert path["folds"] == 5
+
+
+def _on_a_rank(ranks: Ranks, photos: Path, weights: Path, folder: Path, cache: Path) -> np.ndarray:
+    os.environ["LOPSIDED_CACHE"] = str(cache)
+    own = folder if ranks.first else folder.with_name("unused")
+    fitted = fit(small(weights), source_of(photos), own, ranks=ranks)
+    assert fitted.test is not None
+    return np.concatenate([fitted.test.probabilities, fitted.model.classifier.weight.detach().numpy().T[:12]])
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_images_and_both_have_the_model_of_one(photos: Path, weights: Path, tmp_path: Path) -> None:
+    (alone,) = together(1, tmp_path / "1", _on_a_rank, photos, weights, tmp_path / "alone", tmp_path / "cache-1")
+    both = together(2, tmp_path / "2", _on_a_rank, photos, weights, tmp_path / "both", tmp_path / "cache-2")
+    for found in both:
+        assert np.array_equal(found, alone)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("alone", "both")]
+    assert models[0] == models[1]
+    assert not (tmp_path / "unused").exists()
+    spaces = feature_cache.list_cache(tmp_path / "cache-2")
+    assert [space["images"] for space in spaces] == [39]

@@ -182,8 +182,6 @@ def _fit(
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
-    if why and not quiet:
-        say(why)
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -191,7 +189,16 @@ def _fit(
     try:
         with reporter(quiet=quiet) as watcher:
             checking = watcher.counting("checking images")
-            run = run_recipe(chosen, out, data=data, resume=resume, reporter=watcher, progress=checking, ranks=ranks)
+            run = run_recipe(
+                chosen,
+                out,
+                data=data,
+                resume=resume,
+                reporter=watcher,
+                progress=checking,
+                ranks=ranks,
+                why=why,
+            )
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
             raise StoppedError("interrupted. Nothing was written.") from None

@@ -77,7 +77,7 @@ class Space:
         from safetensors.numpy import save
 
         keys = np.frombuffer(b"".join(map(bytes.fromhex, digests)), dtype=np.uint8).reshape(len(digests), -1)
-        content = {"keys": keys, "features": np.ascontiguousarray(features, dtype=np.float32)}
+        content: dict[str, npt.NDArray[Any]] = {"keys": keys, "features": np.ascontiguousarray(features, np.float32)}
         about = {"format": FORMAT, "sha256": _checksum(content), **self.facts}
         data = save(content, {_KEY: json.dumps(about, sort_keys=True)})
         make_folder(self.folder)
@@ -130,7 +130,8 @@ def list_cache(root: Path) -> list[dict[str, Any]]:
     """Describe the content of the cache: encoder, engine, number of images and bytes of each space."""
     found = []
     for folder in _folders(root):
-        number, size, about = 0, 0, {}
+        number, size = 0, 0
+        about: dict[str, Any] = {}
         for path in _packs(folder):
             keys = _read_keys(path)
             about = about or _about(path)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import PIL
 
 from lopsided.data.inputs import Indices, Inputs, row_batches
@@ -27,8 +26,8 @@ class Extractor:
     ``problem`` is a sentence about the first disk error, after which features are no longer cached.
     """
 
-    def __init__(self, model: Model, card: ModelCard, *, fast: bool = True, ranks: Ranks | None = None) -> None:
-        self.engine = Engine(model, card.shape, fast=fast)
+    def __init__(self, model: Model, card: ModelCard, engine: Engine | None = None, ranks: Ranks | None = None) -> None:
+        self.engine = engine or Engine(model, card.shape)
         self.ranks = ranks or Ranks()
         self.width = card.features
         self.problem: str | None = None
@@ -59,11 +58,6 @@ class Extractor:
             if count is not None:
                 count(end, len(missing))
         return gather_rows(features, sizes, self.ranks)
-
-    def probabilities(self, features: Features) -> npt.NDArray[np.float64]:
-        """Return the probabilities (n, K) of features by the model's classifier."""
-        found: npt.NDArray[np.float64] = self.engine.logits(features).double().softmax(dim=1).numpy()
-        return found
 
     def _store(self, own: Indices, rows: Indices, digests: Sequence[str], features: Features) -> None:
         if self.space is None or self.problem is not None:

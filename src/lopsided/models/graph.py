@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from timm.layers.adaptive_avgmax_pool import SelectAdaptivePool2d
+from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.drop import DropPath
 from torch import fx, nn
 from torch.nn import functional
 
@@ -174,8 +177,6 @@ class _Translation:
         raise UntranslatableError(type(layer).__name__)
 
     def _convolution(self, layer: nn.Conv2d, x: str) -> str:
-        from timm.layers import Conv2dSame
-
         known = type(layer).forward in (nn.Conv2d.forward, Conv2dSame.forward) or _is_fast(layer)
         if not known or layer.padding_mode != "zeros" or layer.padding == "same":
             raise UntranslatableError(type(layer).__name__)
@@ -326,8 +327,6 @@ def _dropped(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, A
 
 
 def _kinds() -> tuple[tuple[tuple[type, ...], Callable[..., str]], ...]:
-    from timm.layers import DropPath, SelectAdaptivePool2d
-
     return (
         ((nn.Identity, nn.Dropout, nn.Dropout2d, DropPath), _same),
         ((nn.ReLU6,), _relu6),

@@ -138,7 +138,7 @@ def _header(path: Path) -> str:
     try:
         check_regular(path)
         with reading_tensors(), safe_open(path, framework="np") as file:
-            return (file.metadata() or {}).get(HEADER_KEY, "")
+            return str((file.metadata() or {}).get(HEADER_KEY, ""))
     except (OSError, ValueError) as error:
         got = f"{path} ({reason(error)})"
         raise InputError(sentence("encoder.weights must be a readable safetensors file", got)) from None

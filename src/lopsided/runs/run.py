@@ -145,12 +145,14 @@ def run_recipe(
     reporter: Reporter | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    why: str = "",
 ) -> Run:
     """Train with a recipe, write the results to the folder ``out`` and return the finished run.
 
     ``data`` replaces the source of the recipe. ``resume`` continues a run of the same recipe, starts a run that does
     not exist, and returns a finished run unchanged. Nothing is written before the data have been read. An error before
-    the first checkpoint removes the folder again. ``progress`` receives the number of checked images.
+    the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` is the
+    reason for the choice of the recipe; it becomes a note of the run.
 
     With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
     same result.
@@ -176,7 +178,8 @@ def run_recipe(
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
-                _train(folder, recipe, *sources, resume=found == "unfinished", reporter=reporter, ranks=ranks)
+                resumes = found == "unfinished"
+                _train(folder, recipe, *sources, resume=resumes, reporter=reporter, ranks=ranks, why=why)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
     metrics = told(lambda: Run.open(folder).metrics)
@@ -205,6 +208,7 @@ def _train(
     resume: bool,
     reporter: Reporter | None,
     ranks: Ranks | None = None,
+    why: str = "",
 ) -> None:
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
@@ -213,7 +217,7 @@ def _train(
     try:
         if not resume and writes:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks)
+        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks, why=why)
         if writes:
             _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:

@@ -102,6 +102,7 @@ def fit(
     resume: bool = False,
     reporter: Reporter | None = None,
     ranks: Ranks | None = None,
+    why: str = "",
 ) -> Fitted:
     """Train a model on a source that is already verified and drawn by scenario.
 
@@ -115,6 +116,8 @@ def fit(
 
     With ``ranks``, every rank calls this function with the same arguments and gets the same result. Only the first rank
     reads and writes the folder and calls the reporter. A run may be resumed with another number of ranks.
+
+    ``why`` is the reason for the choice of the recipe. It becomes the first note of the run.
     """
     ranks = ranks or Ranks()
     device = pick_device(recipe.device, ranks)
@@ -151,7 +154,7 @@ def fit(
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
-        for text in [*notes, *stages.notes()]:
+        for text in [*filter(None, [why]), *notes, *stages.notes()]:
             log.note(text)
         for text in cautions(recipe, prepared, leaks):
             log.warn(text)
@@ -277,10 +280,10 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
         return None
     if stages.recipe.method == "frozen":
         features = stages.frozen_features(part, "features of test images")
-        probabilities = stages.extractor.probabilities(features)
+        probabilities = stages.extractor.engine.probabilities(features)
     else:
         size = stages.recipe.encoder_training.batch_size
-        probabilities, features = predict_inputs(stages.model, part.inputs, size, stages.ranks)
+        probabilities, features = predict_inputs(stages.model, part.inputs, size, stages.ranks, stages.engine)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
@@ -301,7 +304,7 @@ def _judged(stages: Stages, source: Source | None) -> Predictions | None:
         return _predictions(stages, source, np.arange(len(source)), part)
     size = stages.recipe.encoder_training.batch_size
     own, sizes = share_rows(len(source), stages.ranks)
-    found = predict(stages.model, stages.card, source.images.take(own), batch_size=size)
+    found = predict(stages.model, stages.card, source.images.take(own), batch_size=size, engine=stages.engine)
     return Predictions(
         names=source.names,
         classes=source.classes,

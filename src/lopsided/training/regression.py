@@ -2,7 +2,8 @@
 
 Features are standardised by the training rows. The regression minimises C times the cross-entropy plus half the
 squared weights. A path of values of C, from strong to weak, is fitted on each inner fold, each fit starting from the
-previous one. The folds are stratified, and by group if there are groups.
+previous one. The folds are stratified, and by group if there are groups. If a class has few rows, the folds are drawn
+``REPEATS`` times, because the choice would be noisy.
 
 The score of a value is the class-weighted log loss of the rows outside the fold. Before that, each probability is
 divided by the share of its class in training, because the decision also divides by it. So a rare class counts as much
@@ -27,6 +28,8 @@ STRENGTHS = tuple(float(value) for value in 10.0 ** np.arange(-5.0, 1.01, 0.5))
 """The path of values of C, from strong to weak."""
 USUAL = 1e-3
 """The value if a class has too few images or groups for inner folds."""
+FEW, REPEATS = 50, 3
+"""If a class has fewer rows or groups than ``FEW``, the folds are drawn ``REPEATS`` times."""
 _PATIENCE = 3
 """The path of a fold ends after this many values that are worse than the best one so far."""
 _STEPS = 1000
@@ -67,17 +70,32 @@ def fit_regression(
     x = np.asarray(features, dtype=np.float64)
     mean, scale = x.mean(axis=0), x.std(axis=0)
     scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
-    x = (x - mean) / scale
-    folds = min(folds, _rarest(labels, groups))
+    x, basis = _reduced((x - mean) / scale)
+    rarest = _rarest(labels, groups)
+    folds = min(folds, rarest)
     losses: tuple[tuple[float, float], ...] = ()
     if strength is None and folds >= 2:
-        losses = tuple(_scores(x, labels, num_classes, list(_folds(labels, groups, folds, seed)), weighted))
+        draws = range(REPEATS if rarest < FEW else 1)
+        pairs = [pair for draw in draws for pair in _folds(labels, groups, folds, derive_seed(seed, "folds", draw))]
+        losses = tuple(_scores(x, labels, num_classes, pairs, weighted))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
         strength, folds = USUAL, 0
     weight, bias = next(_path(x, labels, num_classes, [strength], weighted))
-    weight = weight / scale
+    weight = (weight if basis is None else weight @ basis.T) / scale
     return Regression(weight, bias - weight @ mean, strength, folds if losses else 0, losses)
+
+
+def _reduced(x: Floats) -> tuple[Floats, Floats | None]:
+    """Return rows of fewer columns and the basis (d, n) that they refer to, if there are fewer rows than columns.
+
+    The weights of a regression with an L2 penalty are in the span of the rows. So the solution is the same, and each
+    step is cheaper.
+    """
+    if len(x) >= x.shape[1]:
+        return x, None
+    basis, triangle = np.linalg.qr(x.T)
+    return np.ascontiguousarray(triangle.T), basis
 
 
 def _rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
@@ -94,7 +112,7 @@ def _folds(
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    random = derive_seed(seed, "inner folds") % 2**32
+    random = seed % 2**32
     blank = np.zeros((len(labels), 1))
     for train, rest in kind(number, shuffle=True, random_state=random).split(blank, labels, groups):
         # A fold by group may by chance hold no row of a class.
@@ -107,25 +125,26 @@ def _scores(
 ) -> Iterator[tuple[float, float]]:
     """Yield each value of C with its loss over the rows of all folds.
 
-    One fold is in memory at a time. The first fold decides where the path ends.
+    One fold is in memory at a time. The path ends where it ended in the shortest fold so far.
     """
     strengths = list(STRENGTHS)
-    logits = np.zeros((len(strengths), len(labels), num_classes))
-    judged = np.zeros(len(labels), dtype=np.bool_)
-    for train, rest in folds:
+    rows = np.concatenate([rest for _, rest in folds])
+    logits = np.zeros((len(strengths), len(rows), num_classes))
+    ends = np.cumsum([len(rest) for _, rest in folds])
+    for (train, rest), end in zip(folds, ends, strict=True):
+        here = slice(end - len(rest), end)
         share = np.bincount(labels[train], minlength=num_classes) / len(train)
         prior = np.zeros(num_classes) if weighted else np.log(np.where(share > 0, share, 1.0))
-        judged[rest] = True
         best, worse = np.inf, 0
         for place, (weight, bias) in enumerate(_path(x[train], labels[train], num_classes, strengths, weighted)):
-            logits[place, rest] = x[rest] @ weight.T + bias - prior
-            loss = balanced_log_loss(logits[place, rest], labels[rest])
+            logits[place, here] = x[rest] @ weight.T + bias - prior
+            loss = balanced_log_loss(logits[place, here], labels[rest])
             best, worse = (loss, 0) if loss < best else (best, worse + 1)
             if worse >= _PATIENCE:
                 del strengths[place + 1 :]
                 break
     for place, strength in enumerate(strengths):
-        yield strength, balanced_log_loss(logits[place, judged], labels[judged])
+        yield strength, balanced_log_loss(logits[place], labels[rows])
 
 
 def balanced_log_loss(logits: Floats, labels: Indices) -> float:

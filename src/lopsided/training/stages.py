@@ -18,8 +18,9 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.evaluation.decision import decide
+from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
-from lopsided.inference.probabilities import evaluating, share_rows
+from lopsided.inference.probabilities import share_rows
 from lopsided.losses.catalogue import CatalogueError
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
@@ -62,6 +63,7 @@ class Stages:
         self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
         self.num_classes = len(prepared.classes)
         self._augment = self._choose_augment()
+        self._engine: Engine | None = None
         self._extractor: Extractor | None = None
         self._told = False
 
@@ -140,10 +142,17 @@ class Stages:
         self.model.eval()
 
     @property
+    def engine(self) -> Engine:
+        """Computes the features of the finished model. After the first use, the model must not change."""
+        if self._engine is None:
+            self._engine = Engine(self.model, self.card.shape, fast=self.recipe.fast)
+        return self._engine
+
+    @property
     def extractor(self) -> Extractor:
         """Computes the features of the finished encoder. After the first use, the encoder must not change."""
         if self._extractor is None:
-            self._extractor = Extractor(self.model, self.card, fast=self.recipe.fast, ranks=self.ranks)
+            self._extractor = Extractor(self.model, self.card, self.engine, self.ranks)
         return self._extractor
 
     def _regress(self) -> None:

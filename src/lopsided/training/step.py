@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
-from lopsided.inference.probabilities import evaluating
+from lopsided.inference.engine import evaluating
 from lopsided.losses.objective import Samples
 from lopsided.models.machine import seeded
 from lopsided.seeds import derive_seed
