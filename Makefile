@@ -4,7 +4,8 @@ VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 PYTHONS = python3 python3.14 python3.13 python3.12 python3.11 python
 BIN = $(VENV)/bin
-APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended
+FASHION = /usr/share/datasets/fashion-mnist
+APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended dataset-fashion-mnist
 export PYTHONPATH := $(CURDIR)/src
 
 define make_venv
@@ -39,12 +40,13 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports
 
-# Pages of reports are tested in Debian's chromium, tables in its LaTeX. Where these cannot be installed, those tests say so
-# and are skipped.
+# Pages of reports are tested in Debian's chromium, tables in its LaTeX, and the embedded images against its copy of
+# Fashion-MNIST. Where these cannot be installed, those tests say so and are skipped.
 programs:
-	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } && command -v pdflatex || { \
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } && command -v pdflatex \
+	  && test -e $(FASHION) || { \
 	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
-	} || echo "No chromium or no pdflatex, and they could not be installed: tests that need them will be skipped."
+	} || echo "No chromium, pdflatex or Fashion-MNIST, and they could not be installed: tests of them will be skipped."
 
 # Each worker has one thread of its own. Three keep two cores busy, for many tests wait for processes that they started.
 # Where a test asks for two threads, one that waits sleeps: spinning, it would keep a core from the other workers.

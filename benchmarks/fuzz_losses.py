@@ -288,17 +288,18 @@ def contrastive_case(seed: int) -> tuple[dict[str, Any], Callable[[], Found]]:
     def run() -> Found:
         one = z.detach().requires_grad_()
         two = z_ref.detach().requires_grad_() if r else None
-        reference = None if two is None else (two, None if mask is not None and seed % 2 else y_ref)
+        reference = None if two is None else (two, None if mask is not None else y_ref)
+        y_given = None if mask is not None else y
         torch.set_flush_denormal(flush)
         try:
             options: dict[str, Any] = {"normalization": normalization, "reduction": reduction, "tile": tile}
             given = {"reference": reference, "positive": mask}
             if module:
                 loss = AsymmetricFocalContrastiveLoss(eta, gamma, temperature, eta_unit=unit, **options)
-                value = loss(one, y, **given)
+                value = loss(one, y_given, **given)
             else:
                 value = asymmetric_focal_contrastive_loss(
-                    one, y, eta=eta, gamma=gamma, temperature=temperature, **options, **given
+                    one, y_given, eta=eta, gamma=gamma, temperature=temperature, **options, **given
                 )
             total = value.sum() if weight is None else (value.flatten().double() * weight).sum()
             grads = torch.autograd.grad(total, [one] if two is None else [one, two])

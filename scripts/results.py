@@ -20,9 +20,11 @@ from pathlib import Path
 from statistics import fmean, median, variance
 from typing import TypeAlias
 
-from lopsided.evaluation.intervals import mean_interval, paired_difference
+from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Protocol, compare, select
 from lopsided.paper.figures import write_figures
+from lopsided.paper.pooled import Additive, detectable, fit_additive
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
 from lopsided.paper.tables import blocks, notes, title, verdict_rows
 from lopsided.recipe import Recipe
@@ -195,6 +197,80 @@ def _band(runs: Runs, losses: Sequence[Setting], scenarios: Sequence[str], figur
             pairs = [(runs[name, loss, seed], runs[name, CL, seed]) for name in scenarios for loss in losses]
             found.append(fmean(points(a, "held_out", figure) - points(b, "held_out", figure) for a, b in pairs))
     return difference_text(mean_interval(found)) if len(found) > 1 else MISSING
+
+
+def write_rule() -> str:
+    """Write the rule of the verdicts and its limits."""
+    return "\n".join([*(f"- {text}" for text in RULE), "", BLIND])
+
+
+WIDE = ("50:50 to 65:35", "70:30 to 90:10")
+"""The bands of several scenarios, over which means are taken before they are compared."""
+
+
+def seed_means(runs: Runs, scenarios: Sequence[str], split: str, figure: str) -> dict[Setting, dict[int, float]]:
+    """Return the mean of a figure over scenarios by loss and seed, for the seeds that have all of them."""
+    found: dict[Setting, dict[int, float]] = {}
+    for setting, seed in sorted({(setting, seed) for _, setting, seed in runs}):
+        if all((name, setting, seed) in runs for name in scenarios):
+            mean = fmean(points(runs[name, setting, seed], split, figure) for name in scenarios)
+            found.setdefault(setting, {})[seed] = mean
+    return found
+
+
+def pooled_contrasts(model: Additive[Setting]) -> dict[str, Figure]:
+    """Return the differences to CL of all losses and of their means, and the difference of the two means."""
+    others = sorted(set(model.means) - {CL}, key=lambda setting: (setting.gamma, setting.eta))
+    etas, gammas = ([setting for setting in others if getattr(setting, name)] for name in ("eta", "gamma"))
+    found = {f"{setting} less CL": model.contrast({setting: 1.0, CL: -1.0}) for setting in others}
+    for name, group in (("eta", etas), ("gamma", gammas)):
+        found[f"mean over {name} less CL"] = model.contrast({**dict.fromkeys(group, 1 / len(group)), CL: -1.0})
+    weights = {**dict.fromkeys(etas, 1 / len(etas)), **dict.fromkeys(gammas, -1 / len(gammas))}
+    found["mean over eta less mean over gamma"] = model.contrast(weights)
+    return found
+
+
+def eta_less_gamma(values: Mapping[Setting, Mapping[int, float]]) -> Figure:
+    """Return the mean over eta less the mean over gamma, with Student's interval over the seeds with all losses."""
+    seeds = sorted(set.intersection(*(set(row) for row in values.values())))
+    groups = ([row for setting, row in values.items() if getattr(setting, name)] for name in ("eta", "gamma"))
+    return paired_difference(*([fmean(row[seed] for row in group) for seed in seeds] for group in groups))
+
+
+def write_pooled() -> str:
+    """Write the contrasts of the model loss + seed over the wide bands, on held-out images."""
+    runs = tops()
+    kinds = [(word, figure, band) for word, figure in (("UWA", "uwa"), ("AUROC", "auroc")) for band in WIDE]
+    values = [seed_means(runs, BANDS[band], "held_out", figure) for _, figure, band in kinds]
+    models = [fit_additive(each) for each in values]
+    columns = [pooled_contrasts(model) for model in models]
+    rows = [[name, *(difference_text(column[name]) for column in columns)] for name in columns[0]]
+    rows.append(["the same, from seeds alone", *(difference_text(eta_less_gamma(each)) for each in values)])
+    rows.append(["deviation of the noise", *(f"{model.deviation:.2f}" for model in models)])
+    rows.append(["degrees of freedom", *(str(model.freedom) for model in models)])
+    return "\n".join(markdown_table(["contrast", *(f"{word}, {band}" for word, _, band in kinds)], rows))
+
+
+def write_power() -> str:
+    """Write by band the deviation of a difference to CL over seeds, and the effects that four runs detect."""
+    runs = tops()
+    alone, corrected = detectable(RUNS), detectable(RUNS, comparisons=5)
+    rows = []
+    for band, scenarios in BANDS.items():
+        row = [band]
+        for split in ("test", "held_out"):
+            values = seed_means(runs, scenarios, split, "uwa")
+            gaps = [
+                variance(row[seed] - values[CL][seed] for seed in sorted(row.keys() & values[CL].keys()))
+                for setting, row in values.items()
+                if setting != CL
+            ]
+            deviation = math.sqrt(fmean(gaps))
+            row += [f"{deviation:.1f}", f"{alone * deviation:.1f}", f"{corrected * deviation:.1f}"]
+        rows.append(row)
+    heads = [f"{word}, {what}" for word in ("test", "held-out") for what in ("deviation", "alone", "one of five")]
+    told = f"An effect of {alone:.2f} deviations is detected alone, and one of {corrected:.2f} if five are compared."
+    return "\n".join([told, "", *markdown_table(["scenarios", *heads], rows)])
 
 
 def write_noise() -> str:
@@ -384,7 +460,10 @@ def write_run() -> str:
 
 
 SUMMARIES = (
+    ("rule", set(), write_rule),
     ("bands", {"eta", "gamma"}, write_bands),
+    ("pooled", {"eta", "gamma"}, write_pooled),
+    ("power", {"eta", "gamma"}, write_power),
     ("noise", {"eta", "gamma"}, write_noise),
     ("ranking", {"released"}, write_ranking),
     ("leak", {"isic-image", "isic-lesion"}, write_leak),

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from lopsided.losses import Objective, Samples, catalogue
 from lopsided.losses.catalogue import Loss, Parameter
 from lopsided.losses.contrastive import ContrastiveObjective
+from lopsided.recipe import losses as recipe_losses
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-loss.md"
 
@@ -65,6 +66,19 @@ class JointObjective(Objective):
 PROTOTYPES = _example()
 JOINT = Loss("joint", "joint", "Joint loss", JointObjective, (Parameter("share", 0.5, "Weight of CL.", least=0),))
 EXAMPLES = {"prototypes": PROTOTYPES, "joint": JOINT}
+
+
+def add_package(monkeypatch: pytest.MonkeyPatch, *losses: Loss, package: str = "lopsided-broken") -> None:
+    """Put losses into the catalogue as if the entry points of an installed package named them, until the test ends."""
+    added: dict[str, list[Any]] = {}
+    for loss in losses:
+        point = SimpleNamespace(name=loss.name, value="broken:LOSS", module="broken", load=lambda loss=loss: loss)
+        point.dist = SimpleNamespace(name=package)
+        added.setdefault(loss.name, []).append(point)
+    monkeypatch.setattr(catalogue, "_added", lambda: added)
+    find, model = catalogue.find.__wrapped__, recipe_losses.settings_model.__wrapped__  # Without what they remember.
+    monkeypatch.setattr(catalogue, "find", find)
+    monkeypatch.setattr(recipe_losses, "settings_model", model)
 
 
 def add_examples(monkeypatch: pytest.MonkeyPatch | None = None) -> Mapping[str, Any]:

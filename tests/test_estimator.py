@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -388,3 +389,70 @@ def test_groups_go_to_the_inner_folds_and_must_fit_the_inputs(monkeypatch: pytes
         InputError, match=r"^groups must have one entry for each of the 120 inputs, got the shape \(3,\)"
     ):
         LopsidedClassifier().fit(x, y, groups=groups[:3])
+
+
+@pytest.fixture(scope="module")
+def of_images() -> TwoStageClassifier:
+    pixels, y = pictures()
+    return TwoStageClassifier(encoder="mlp-4", **QUICK).fit(pixels, y)
+
+
+def test_images_of_another_size_than_in_fit_are_refused_unless_the_estimator_resizes(
+    of_images: TwoStageClassifier, tmp_path: Path
+) -> None:
+    must = (
+        r"^X must hold images of 8 x 8 pixels, as in fit, got 12 x 10\. "
+        r"Resize the images, or fit with image_size, which resizes all images\.$"
+    )
+    for ask in (of_images.predict, of_images.transform):
+        with pytest.raises(InputError, match=must):
+            ask(np.zeros((2, 10, 12), dtype=np.uint8))
+    of_images.save(tmp_path)
+    with pytest.raises(InputError, match=must):
+        TwoStageClassifier.load(tmp_path).predict(np.zeros((2, 10, 12), dtype=np.uint8))
+    pixels, y = pictures()
+    resizing = TwoStageClassifier(encoder="mlp-4", **{**QUICK, "settings": {"data.image_size": 8}}).fit(pixels, y)
+    assert resizing.predict(np.zeros((2, 10, 12), dtype=np.uint8)).shape == (2,)
+
+
+def test_the_estimator_of_a_run_resizes_images_as_the_run_does(tmp_path: Path) -> None:
+    fit(tiny(), stripes({"many": 40, "few": 12}), tmp_path)
+    assert TwoStageClassifier.load(tmp_path).predict(np.zeros((2, 10, 12), dtype=np.uint8)).shape == (2,)
+
+
+def test_nan_in_images_and_labels_is_one_sentence(of_images: TwoStageClassifier) -> None:
+    holed = np.full((3, 8, 8), 0.5)
+    holed[1, 2, 2] = np.nan
+    must = r"^float images must be in \[0, 1\], got NaN in 1 of 3 images\. Replace NaN by a number\.$"
+    with pytest.raises(ValueError, match=must):
+        of_images.predict(holed)
+    with pytest.raises(ValueError, match=must):
+        TwoStageClassifier(encoder="mlp-4").fit(holed, [0, 1, 0])
+    with pytest.raises(InputError, match=r"^y must hold one label per image, got 1 times NaN\.$"):
+        TwoStageClassifier(encoder="mlp-4").fit(np.zeros((3, 8, 8)), [0.0, np.nan, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("ragged", "text"),
+    [
+        (
+            [np.zeros((8, 8)), np.zeros((8, 6))],
+            "all images of X must have the same size, got the shape (8, 8) in entry 0 and (8, 6) in entry 1. "
+            "Resize the images.",
+        ),
+        (
+            [[1.0, 2.0], [3.0, 4.0], [5.0]],
+            "all rows of X must have the same size, got the shape (2,) in entry 0 and (1,) in entry 2. "
+            "Fill or cut the rows.",
+        ),
+        (
+            [[[1, 2], [3, 4]], [[1, 2], [3]]],
+            "Entry 1 of X is ragged: its rows have different lengths. Make them equal.",
+        ),
+    ],
+)
+def test_a_ragged_list_is_one_sentence(of_images: TwoStageClassifier, ragged: list[Any], text: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        of_images.predict(ragged)
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        TwoStageClassifier().fit(ragged, list(range(len(ragged))))

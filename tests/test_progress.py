@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -115,3 +116,46 @@ def test_a_warning_cannot_steer_the_terminal(in_terminal: bool) -> None:
     assert "few \N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER} of dog" in run_script(
         in_terminal, "few \x1b]0;title\x07 of dog"
     )
+
+
+def test_a_long_epoch_prints_a_line_a_minute_and_a_short_one_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    lines = progress.Lines()
+    lines.stage("encoder", 3, 100)
+    for step in range(1, 101):
+        now = 1.5 * step
+        lines.step(2.5, 8)
+    lines.epoch(1, {"loss": 2.5})
+    for step in range(1, 101):
+        now = 150 + 0.5 * step
+        lines.step(1.5, 8)
+    lines.epoch(2, {"loss": 1.5})
+    now = 260.0
+    lines.step(1.0, 8)
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == [
+        "encoder: 320 images so far, loss 2.5000, 5 images/s",
+        "encoder: 640 images so far, loss 2.5000, 5 images/s",
+    ]
+    assert told[2].startswith("encoder 1/3: loss 2.5000")
+    assert told[3].startswith("encoder 2/3: loss 1.5000")
+    assert told[4:] == ["encoder 3/3: 8 images so far, loss 1.0000, 6 images/s"]
+
+
+def test_a_line_is_one_write_so_that_a_log_holds_no_half_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lopsided.cli.output import say
+
+    class Pipe(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return super().write(text)
+
+    writes: list[str] = []
+    monkeypatch.setattr(sys, "stderr", Pipe())
+    progress.Lines().note("a note")
+    progress.Told().warn("a warning")
+    say("a word")
+    assert writes == ["a note\n", "warning: a warning\n", "a word\n"]

@@ -11,7 +11,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, nct
+from scipy.stats import t as student
 
 from lopsided.evaluation.metrics import evaluate
 from lopsided.paper.protocol import CL, RUNS, Setting, published
@@ -77,6 +78,69 @@ def test_a_band_is_the_mean_within_a_seed_over_scenarios_and_losses():
     told = script._band({**runs, ("70:30", CL, 2): lone}, losses, ("70:30", "90:10"), "uwa")
 
     assert told == "+3.0 ±12.7"  # Seeds gain 2 and 4; Student's 97.5 % point of one degree of freedom is 12.706.
+
+
+def _uwas() -> dict[tuple[str, int], float]:
+    """The held-out UWA of Fashion-MNIST in per cent, by loss and seed, from the raw lines of the records."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for line in (ROOT / "results" / "fmnist.jsonl").read_text("utf-8").splitlines():
+        run = json.loads(line)
+        if run["scenario"] in script.BANDS["70:30 to 90:10"]:
+            name = f"{run['eta']:g}/{run['gamma']:g}"
+            found.setdefault((name, run["seed"]), []).append(100 * float(np.mean(run["held_out"]["recalls"])))
+    assert {len(values) for values in found.values()} == {5}
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def test_the_model_of_all_losses_is_that_of_least_squares_on_the_raw_records():
+    uwas = _uwas()
+    names, seeds = (sorted({key[i] for key in uwas}) for i in range(2))
+    assert (len(names), len(seeds)) == (11, 4)
+    design = np.array([[name == n for n in names] + [seed == s for s in seeds[1:]] for name, seed in uwas], dtype=float)
+    y = np.array(list(uwas.values()))
+    coefficients, (squares,), rank, _ = np.linalg.lstsq(design, y, rcond=None)
+    freedom = len(y) - rank
+    assert freedom == 30
+    etas, gammas = ([n for n in names if not n.startswith("0/")], [n for n in names if n[:2] == "0/" and n != "0/0"])
+
+    def contrast(more: list[str], less: list[str]) -> tuple[float, float]:
+        weights = np.array([(n in more) / len(more) - (n in less) / len(less) for n in names] + [0.0] * 3)
+        error = np.sqrt(squares / freedom * weights @ np.linalg.inv(design.T @ design) @ weights)
+        return float(weights @ coefficients), float(student.ppf(0.975, freedom) * error)
+
+    rows = [line.strip("| ").split(" | ") for line in script.write_pooled().splitlines()]
+    shown = {row[0]: row[2] for row in rows}
+    for name, more, less in (
+        ("ACL(60) less CL", ["60/0"], ["0/0"]),
+        ("AFCL(0, 7) less CL", ["0/7"], ["0/0"]),
+        ("mean over eta less CL", etas, ["0/0"]),
+        ("mean over eta less mean over gamma", etas, gammas),
+    ):
+        value, half = contrast(more, less)
+        star = "*" if abs(value) > half else ""
+        assert shown[name] == f"{value:+.1f} ±{half:.1f}{star}"
+    gaps = [np.mean([uwas[n, s] for n in etas]) - np.mean([uwas[n, s] for n in gammas]) for s in seeds]
+    half = student.ppf(0.975, 3) * np.std(gaps, ddof=1) / 2
+    assert shown["the same, from seeds alone"] == f"{np.mean(gaps):+.1f} ±{half:.1f}*"
+    text = script.PAGE.read_text("utf-8")
+    assert f"({-np.mean(gaps):.2f} ± {half:.2f})" in text
+    below = [value for name in etas for value, half in [contrast([name], ["0/0"])] if value < -half]
+    assert len(below) == 5
+    assert f"by {-max(below):.1f} to {-min(below):.1f} points of UWA ± 0.8, and no gamma does" in text
+    assert not [name for name in gammas if abs(contrast([name], ["0/0"])[0]) > contrast([name], ["0/0"])[1]]
+
+
+def test_what_four_runs_detect_follows_from_the_spread_of_their_differences():
+    uwas = _uwas()
+    names, seeds = (sorted({key[i] for key in uwas}) for i in range(2))
+    spread = [np.var([uwas[n, s] - uwas["0/0", s] for s in seeds], ddof=1) for n in names if n != "0/0"]
+    rows = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in script.write_power().splitlines())}
+    deviation = float(np.sqrt(np.mean(spread)))
+    assert rows["70:30 to 90:10"][3] == f"{deviation:.1f}"
+    for column, comparisons in ((4, 1), (5, 5)):
+        effect = float(rows["70:30 to 90:10"][column]) / deviation * 2  # times the root of four runs
+        limit = student.ppf(1 - 0.025 / comparisons, 3)
+        assert 1 - nct.cdf(limit, 3, effect) == pytest.approx(0.8, abs=0.03)  # The table has one decimal.
 
 
 def test_the_leak_is_what_a_split_by_image_says_above_one_by_lesion(monkeypatch):

@@ -1,4 +1,6 @@
-"""Several processes (ranks) that train one model together. No other file uses torch.distributed.
+"""Several processes (ranks) that train one model together.
+
+Only ``losses/ranks.py``, which is for training loops of other packages and needs torch alone, also exchanges tensors.
 
 Every rank holds the whole data set and the whole model, and computes its share of each batch. ``sum_`` adds tensors
 over the ranks. ``gather`` collects the rows of all ranks. ``told`` and ``spread`` send values of the first rank to all

@@ -22,7 +22,6 @@ from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs,
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import decide
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
@@ -32,6 +31,7 @@ from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.decide import check_rule, settle
 from lopsided.training.fit import pixels_of
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
@@ -61,6 +61,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         batch_size: Batch size of both stages.
         image_size: Side to which images are resized; None: no resizing.
         val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
+        decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a>=0.95" or another rule of
+            a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val``.
         settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
         random_state: Seed of all random choices.
         device: "auto", "cpu", "cuda", "mps".
@@ -87,6 +89,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         lr: float | None = None,
         image_size: int | None = None,
         val: float = 0.0,
+        decide: str | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
@@ -104,6 +107,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self.lr = lr
         self.image_size = image_size
         self.val = val
+        self.decide = decide
         self.settings = settings
         self.random_state = random_state
         self.device = device
@@ -119,6 +123,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         images = _are_images(X)
         if images:
             y = column_or_1d(_on_cpu(y), warn=True)
+            if y.dtype.kind == "f" and np.isnan(y).any():
+                raise InputError(sentence("y must hold one label per image", f"{int(np.isnan(y).sum()):,} times NaN"))
         else:
             X, y = validate_data(self, _on_cpu(X), _on_cpu(y), dtype=np.float64, ensure_min_samples=2)
             y = column_or_1d(y, warn=True)
@@ -131,11 +137,13 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         with threads(recipe.threads), flushed_denormals(recipe.fast):
             prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
             prepared = _with_groups(prepared, groups)
+            check_rule(recipe, prepared)
             state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
             log = Log(None, _Printer() if self.verbose else None)
             stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
             stages.build()
             stages.run(state, {})
+            settle(stages)
         self.classes_ = classes
         self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
@@ -147,9 +155,11 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return probabilities.astype(np.float32)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return the most probable class of each input."""
+        """Return the class that the rule ``decide`` decides for."""
         check_is_fitted(self)
-        labels: npt.NDArray[Any] = self.classes_[decide(self.predict_proba(X))]
+        probabilities = self._predict(X)[0]
+        check_finite(probabilities)
+        labels: npt.NDArray[Any] = self.classes_[self.card_.decision.decide(probabilities)]
         return labels
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
@@ -188,7 +198,9 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         model, card = load_model(Path(folder), pick_device(device))
         content = _read(Path(folder) / FILE_NAME)
         try:
-            own = {} if issubclass(cls, LopsidedClassifier) else {"encoder": card.encoder}
+            # A run resizes the images that it predicts, and so does its estimator.
+            own = {"encoder": card.encoder, "image_size": card.image_size}
+            own = {"image_size": card.image_size} if issubclass(cls, LopsidedClassifier) else own
             estimator = cls(**content.get("parameters", own))
             kind = content.get("dtype", "U")
             classes = np.array(content.get("classes", card.classes), dtype=_DTYPES[kind])
@@ -226,6 +238,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "encoder_training.lr": self.lr,
             "classifier.epochs": self.classifier_epochs,
             "classifier.batch_size": self.batch_size,
+            "decision.rule": self.decide,
             "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
         changes = {name: value for name, value in changes.items() if value is not None}
@@ -268,6 +281,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         inputs: Inputs
         if _are_images(X):
             source = source_from_arrays(X)
+            self._check_size(np.shape(source.images.load(np.array([0]), None, source.images.channels))[2:])
             inputs = StreamedInputs(source.images, self.card_.image_size, self.card_.channels)
         else:
             inputs = MemoryInputs(
@@ -347,6 +361,14 @@ def _with_groups(prepared: Prepared, groups: Any) -> Prepared:
         raise InputError(sentence(must, f"the shape {found.shape}"))
     return replace(prepared, train=replace(prepared.train, groups=found))
 
+    def _check_size(self, size: tuple[int, ...]) -> None:
+        """Raise if images have another size than in ``fit`` and the estimator does not resize images."""
+        fitted, resizes = self.card_.shape[1:], {"data.image_size": self.image_size, **(self.settings or {})}
+        if size != fitted and resizes["data.image_size"] is None:
+            must = f"X must hold images of {fitted[1]} x {fitted[0]} pixels, as in fit"
+            do = "Resize the images, or fit with image_size, which resizes all images."
+            raise InputError(sentence(must, f"{size[1]} x {size[0]}", do))
+
 
 class _Printer(Reporter):
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
@@ -364,13 +386,22 @@ def _are_images(X: Any) -> bool:
 
 
 def _stacked(X: Any) -> Any:
-    """Return a list of images as one array. Return anything else unchanged."""
-    if not isinstance(X, list | tuple) or not X or getattr(X[0], "ndim", 2) < 2:
+    """Return a list of images as one array. Return anything else unchanged. Entries of different sizes are refused."""
+    if not isinstance(X, list | tuple) or not X:
         return X
-    try:
-        array = np.stack([np.asarray(_on_cpu(image)) for image in X])
-    except ValueError:  # Images of different sizes cannot be stacked.
-        return X
+    entries = []
+    for i, entry in enumerate(X):
+        try:
+            entries.append(np.asarray(_on_cpu(entry)))
+        except ValueError:  # numpy refuses nested lists of different lengths.
+            raise InputError(f"Entry {i} of X is ragged: its rows have different lengths. Make them equal.") from None
+    other = next((i for i, entry in enumerate(entries) if entry.shape != entries[0].shape), None)
+    if other is not None:
+        what = "images" if max(entries[0].ndim, entries[other].ndim) > 1 else "rows"
+        do = "Resize the images." if what == "images" else "Fill or cut the rows."
+        got = f"the shape {entries[0].shape} in entry 0 and {entries[other].shape} in entry {other}"
+        raise InputError(sentence(f"all {what} of X must have the same size", got, do))
+    array = np.stack(entries)
     return array if _are_images(array) else X
 
 

@@ -18,6 +18,8 @@ Counted: TypeAlias = Callable[[int, int], None]
 V = TypeVar("V")
 PLAIN_SECONDS = 5.0
 """Seconds between two counts if stderr is not a terminal."""
+LONG_SECONDS = 60.0
+"""Seconds without a line after which a line is printed during an epoch, if stderr is not a terminal."""
 
 
 def in_terminal() -> bool:
@@ -50,7 +52,8 @@ class Voice:
         """Print one line on stderr."""
         text = printable(f"{self.label}: {text}" if self.label else text)
         if self.console is None:
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{text}\n")  # One write: print() makes two, and another process could write in between.
+            sys.stderr.flush()
         else:
             self.console.print(text, markup=False, highlight=False)
 
@@ -113,10 +116,18 @@ class Lines(Told):
         """Start to count images and time."""
         self.name, self.epochs = name, epochs
         self.start, self.images, self.first = time.monotonic(), 0, 0
+        self.told, self.this_epoch = self.start, 0
+        self.done: int | None = None  # Unknown until the first epoch ends, because the run may have been resumed.
 
     def step(self, loss: float, images: int) -> None:
-        """Count images."""
+        """Count images. Print a line if the last line is older than a minute."""
         self.images += images
+        self.this_epoch += images
+        now = time.monotonic()
+        if self.console is None and now - self.told >= LONG_SECONDS:
+            self.told = now
+            where = "" if self.done is None else f" {self.done + 1}/{self.epochs}"
+            self.say(f"{self.name}{where}: {self.this_epoch:,} images so far, loss {loss:.4f}, {self.rate()}")
 
     def rate(self) -> str:
         """Return the images per second of this stage as text."""
@@ -128,6 +139,7 @@ class Lines(Told):
         left = (time.monotonic() - self.start) / (index - self.first + 1) * (self.epochs - index)
         parts = [*figures(facts), self.rate(), f"{clock(left)} left"]
         self.say(f"{self.name} {index}/{self.epochs}: {', '.join(parts)}")
+        self.told, self.this_epoch, self.done = time.monotonic(), 0, index
 
 
 class Bar(Lines):

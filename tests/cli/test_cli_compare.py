@@ -122,6 +122,84 @@ def test_a_recipe_takes_the_place_of_the_default(call: Call, photos: Path, train
     assert [cell.recipe.encoder.name for cell in trained] == ["mlp"]
 
 
+def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
+    call: Call, photos: Path, trained: list[Cell], tmp_path: Path
+) -> None:
+    out = tmp_path / "CMP"
+    for more in (
+        ("--arms", "cl", "--seeds", "1"),
+        ("--arms", "cl,afcl", "--seeds", "2", "--set", "device=cpu", "--set", "threads=1"),
+        ("--arms", "ce", "--scenario", "50:50,total=8"),
+        ("--arms", "afcl", "--scenario", "90:10"),
+        ("--arms", "cl", "--set", "encoder_training.loss=fcl"),
+    ):
+        ended = call("compare", photos, "--out", out, *more)
+        assert ended.code == 0, ended.err
+    about = json.loads((out / "sweep.json").read_text())
+    assert about["arms"] == ["cl", "afcl", "ce"]
+    assert about["changes"]["ce"]["method"] == "end-to-end"
+
+
+@pytest.mark.parametrize(
+    ("arms", "flags", "told"),
+    [
+        ("cl", ("--set", "encoder_training.epochs=5"), "runs with other settings: encoder_training.epochs was 30 and"),
+        ("ce", ("--set", "encoder_training.epochs=5"), "runs with other settings: encoder_training.epochs was 30 and"),
+        ("cl", ("--set", "data.test=0.2"), "runs with other settings: data.test was 0.15 and is now 0.2. Use the same"),
+        (
+            "cl",
+            ("--set", "selection.patience=5"),
+            "runs with other settings: selection.patience was unset and is now 5.",
+        ),
+        (
+            "afcl",
+            ("--set", "encoder_training.loss.temperature=0.1"),
+            "runs with other settings: encoder_training.loss.temperature was 0.07 and is now 0.1.",
+        ),
+        ("mine.toml", (), "runs of the arm 'mine' with other settings: encoder_training.lr was 0.5 and is now 0.25."),
+        (
+            "cl",
+            ("--scenario", "90:10,total=9"),
+            "runs at 90:10 with other settings: data.scenario was '90:10,total=8' and is now '90:10,total=9'.",
+        ),
+    ],
+    ids=["arm", "other arm", "data", "unset", "loss", "file", "total"],
+)
+def test_other_settings_than_those_of_the_runs_in_a_folder_are_named_and_refused(
+    arms: str,
+    flags: tuple[str, ...],
+    told: str,
+    call: Call,
+    photos: Path,
+    trained: list[Cell],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("[encoder_training]\nlr = 0.5\n")
+    first = call("compare", photos, "--arms", "cl,mine.toml", "--scenario", "90:10,total=8", "--out", "CMP")
+    assert first.code == 0, first.err
+    before, number = Path("CMP", "sweep.json").read_text(), len(trained)
+    Path("mine.toml").write_text("[encoder_training]\nlr = 0.25\n")
+    assert_refused(call("compare", photos, "--arms", arms, *flags, "--out", "CMP"), f"CMP has {told}")
+    assert (Path("CMP", "sweep.json").read_text(), len(trained)) == (before, number)
+
+
+def test_other_settings_may_follow_where_no_run_has_ended(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_sweep(cells: object, out: Path, *, about: dict[str, Any], **more: object) -> sweep.SweepOutcome:
+        sweep.open_sweep(out, about)
+        return sweep.SweepOutcome([], [], 0)
+
+    monkeypatch.setattr(sweep, "run_sweep", run_sweep)
+    for epochs in (5, 6):
+        change = ("--set", f"encoder_training.epochs={epochs}")
+        assert call("compare", photos, "--arms", "cl", *change, "--out", tmp_path / "CMP").code == 0
+    about = json.loads((tmp_path / "CMP" / "sweep.json").read_text())
+    assert about["settings"]["encoder_training.epochs"] == 6
+
+
 def test_failed_cells_are_named_and_the_code_is_1(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +233,11 @@ def test_failed_cells_are_named_and_the_code_is_1(
             "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
         ),
         (("--arms", "cl", "--recipe", "defalt"), "Did you mean default?"),
+        (("--arms", "cl", "--set", "data.source=x"), 'photos and --set data.source="x" set the same field to'),
+        (
+            ("--arms", "cl", "--scenario", "90:10", "--set", "data.scenario=50:50"),
+            '--scenario 90:10 and --set data.scenario="50:50" set the same field to different values.',
+        ),
         (("--arms", "cl", "--engine", "cloud"), "--engine must be one of local, ray, got 'cloud'."),
         (
             ("--arms", "cl", "--address", "there"),

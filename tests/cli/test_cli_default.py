@@ -86,7 +86,7 @@ def test_a_named_recipe_needs_no_reason_and_refuses_options_without_an_effect(
     ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "default", "--epochs", "3")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
-        'lopsided: encoder_training.epochs has no effect with method "frozen". Use another recipe, such as '
+        'lopsided: --epochs has no effect with method "frozen". Use another recipe, such as '
         "from-scratch, to train an encoder.\n"
     )
     assert not (tmp_path / "run").exists()

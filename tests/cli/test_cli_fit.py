@@ -140,24 +140,24 @@ def test_the_epochs_of_both_flags_are_those_of_a_classification_loss(call: Call,
     assert epochs == [("end-to-end", epoch) for epoch in range(1, 6)]
 
 
-def test_any_field_can_be_set_and_the_last_word_counts(call: Call, photos: Path, tmp_path: Path) -> None:
+def test_any_field_can_be_set_and_the_last_of_several_values_counts(call: Call, photos: Path, tmp_path: Path) -> None:
     changes = [
         "augment.vertical_flip=true",
         "augment.rotation = 5",
         "data.classes=['dog', \"cat\"]",
-        "encoder.name=mlp-8",
+        "head.out=8",
         "encoder_training.loss={ name = 'fcl', temperature = 0.2 }",
         "encoder_training.loss.gamma=3",
         "description=as it comes",
-        "encoder_training.epochs=9",
-        "encoder_training.epochs=1",
+        "encoder_training.weight_decay=9",
+        "encoder_training.weight_decay=0.1",
     ]
     flags = [word for change in changes for word in ("--set", change)]
     ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, *flags, "--quiet")
     assert ended.code == 0, ended.err
     recipe = Recipe.load(tmp_path / "run" / "recipe.toml")
     assert (recipe.augment.vertical_flip, recipe.augment.rotation, recipe.data.classes) == (True, 5, ("dog", "cat"))
-    assert (recipe.encoder.name, recipe.encoder_training.epochs) == ("mlp-8", 1)  # and not those of SMALL
+    assert (recipe.head.out, recipe.encoder_training.weight_decay) == (8, 0.1)
     loss = {"name": "fcl", "gamma": 3.0, "temperature": 0.2, "normalization": "paper"}
     assert recipe.encoder_training.loss.model_dump() == loss
     assert recipe.description == "as it comes"

@@ -46,15 +46,21 @@ def test_the_page_is_opened_if_asked(run: Path, call: Call, monkeypatch: pytest.
 
 
 def test_what_cannot_be_reported_is_said_in_a_sentence(run: Path, tmp_path: Path, call: Call) -> None:
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    (torn / "sweep.json").write_text('{"form')
     for arguments, sentence in (
         ((tmp_path / "gone",), "FOLDER must be the folder of a run or of a sweep, got "),
         ((run, "--out", tmp_path), f"{tmp_path} is a folder. Set --out to "),
         ((run, "--out", tmp_path / "no" / "where.html"), f"{tmp_path / 'no' / 'where.html'} is in a folder that "),
         ((run, "--map", "mercator"), "--map must be one of pca, tsne, umap, got mercator."),
         ((run, "--runs"), "--runs is for the folder of a sweep, got "),
+        ((torn,), f"{torn / 'sweep.json'} cannot be read ("),
+        ((torn, "--runs"), f"{torn / 'sweep.json'} cannot be read ("),
     ):
         ended = call("report", *arguments)
         assert ended.code == 2
         assert ended.err.startswith(f"lopsided: {sentence}")
         assert ended.out == ""
     assert not (run / "report.html").exists()
+    assert [path.name for path in torn.iterdir()] == ["sweep.json"]

@@ -101,7 +101,8 @@ def test_a_sweep_on_other_data_becomes_tables_and_figures(sweep: tuple[Path, End
     assert {Record.from_json(line).source for line in (out / "records.jsonl").read_text().splitlines()} == {"photos"}
     assert "The paper's claims are about other data, so there are no verdicts for these runs." in out_of(ended)
     assert "published" not in ended.out
-    assert f"Written to {out / 'tables'}." in ended.out
+    assert ended.out.endswith(f"\nWritten to {out / 'tables'}.\nTo see all runs on one page: lopsided report {out}\n")
+    assert "verdict" not in ended.err  # The paper makes no claims about these images.
 
 
 @pytest.mark.slow
@@ -115,7 +116,9 @@ def test_a_sweep_on_the_papers_data_becomes_tables_figures_and_verdicts(
     assert ended.code == 0, ended.err
     assert "eta-mine-verdicts.md" in names_below(out / "tables")
     assert ended.out.startswith("Fashion-MNIST tops over eta (gamma = 0): UWA, per cent\n")
-    assert "A larger eta helps as imbalance grows from 60:40 to 90:10 (UWA, held-out images): " in ended.out
+    assert "A larger eta helps as imbalance grows from 60:40 to 90:10 cannot tell UWA, held-out images: " in out_of(
+        ended
+    )
     assert "Without 3 paired runs at 60:40 and 90:10, where the claim's range ends (of CL " in out_of(ended)
     assert "This is a part of the paper's table: 4 of its 66 cells have a run here." in out_of(ended)
 
@@ -484,3 +487,37 @@ def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
     assert ended.err.startswith("This quick table omits 9 of 11 scenarios (50:50, ")
     assert "This quick table omits 9 of 11 scenarios" in ended.out
     assert "6 cells have no run" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("runs", "told"),
+    [
+        (1, "1 run of each cell cannot give a verdict on the paper's claims: a verdict needs at least 3."),
+        (2, "2 runs of each cell cannot give a verdict on the paper's claims: a verdict needs at least 3."),
+        (3, ""),
+    ],
+)
+def test_too_few_runs_for_a_verdict_are_named_before_they_are_made(
+    runs: int, told: str, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from lopsided.sweeps import sweep
+
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [], 0))
+    flags = ("reproduce", "eta", "--out", tmp_path / "sweep", "--scenarios", "90:10", "--runs", str(runs))
+    ended = call(*flags)
+    assert ended.code == 0, ended.err
+    do = " The tables will still have all figures. Use --runs 3 or more for verdicts."
+    assert " ".join(ended.err.split()) == (f"{told}{do}" if told else "")
+    assert call(*flags, "--quiet").err == ""
+
+
+def test_runs_of_an_earlier_command_count_towards_a_verdict(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from lopsided.sweeps import sweep
+
+    out = sweep.open_sweep(tmp_path / "sweep", {"kind": "reproduce"})
+    write_records(out / "records.jsonl", make_records("eta", runs=4, scenarios=["90:10"]))
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [], 0))
+    ended = call("reproduce", "eta", "--out", out, "--scenarios", "90:10", "--runs", "2")
+    assert (ended.code, ended.err) == (0, "")

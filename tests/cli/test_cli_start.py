@@ -50,8 +50,8 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
         "--recipe --set --loss --eta --gamma --encoder --weights --image-size --epochs --classifier-epochs "
-        "--batch-size --lr --val --test --split --group --scenario --seed --device --resume --skip-unreadable "
-        "--allow-outside --quiet --json --out"
+        "--batch-size --lr --val --test --split --group --scenario --include --exclude --seed --device "
+        "--resume --skip-unreadable --allow-outside --quiet --json --out"
     )
     text = call("fit", "--help").out
     assert [flag for flag in flags.split() if f"{flag} " not in text] == []
@@ -76,7 +76,7 @@ def test_the_version_is_the_packages(call: Call) -> None:
         (["fit", "--colour", "3"], "No such option: --colour"),
         (["fly"], "No such command 'fly'"),
         (["fit", "--eta", "much"], "Invalid value for '--eta'"),
-        (["evaluate", "run"], "Missing argument 'DATA'"),
+        (["evaluate"], "Missing argument 'RUN'"),
         (["predict", "run", "x.png", "--batch-size", "0"], "Invalid value for '--batch-size'"),
     ],
 )

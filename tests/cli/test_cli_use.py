@@ -160,10 +160,11 @@ def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: 
     paths = sorted(other_photos.rglob("*.png"))
     pixels = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"images": pixels})
+    _, found, _, label = session.run(None, {"images": pixels})
     csv_text = command("predict", finished, other_photos, "--quiet").out
-    rows = {row["path"]: float(row["p:dog"]) for row in csv.DictReader(io.StringIO(csv_text))}
-    np.testing.assert_allclose(found[:, 1], [rows[str(path)] for path in paths], atol=1e-4)
+    rows = {row["path"]: row for row in csv.DictReader(io.StringIO(csv_text))}
+    np.testing.assert_allclose(found[:, 1], [float(rows[str(path)]["p:dog"]) for path in paths], atol=1e-4)
+    assert [("cat", "dog")[i] for i in label] == [rows[str(path)]["predicted"] for path in paths]
 
 
 @pytest.mark.slow
@@ -185,3 +186,78 @@ def test_export_says_that_there_is_no_run_before_it_looks_at_out(call: Call, tmp
     assert ended.code == 2
     assert str(tmp_path / "gone") in ended.err
     assert "--out" not in ended.err
+
+
+def decided(text: str) -> dict[str, tuple[str, float]]:
+    return {row["path"]: (row["predicted"], float(row["p:dog"])) for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_predict_decides_by_the_rule_of_the_model_or_by_another_one(
+    call: Call, finished: Path, other_photos: Path
+) -> None:
+    card = json.loads((finished / "model.json").read_text())
+    assert card["decision"]["rule"] == "balanced"
+    own, plain = (decided(call("predict", finished, other_photos, *more).out) for more in ((), ("--decide", "plain")))
+    for path, (label, dog) in plain.items():
+        assert label == ("dog" if dog > 0.5 else "cat")
+        assert own[path] == ("dog" if dog / card["prior"][1] > (1 - dog) / card["prior"][0] else "cat", dog)
+
+
+def test_predict_moves_probabilities_to_the_expected_prevalence(call: Call, finished: Path, other_photos: Path) -> None:
+    prior = json.loads((finished / "model.json").read_text())["prior"]
+    own = decided(call("predict", finished, other_photos).out)
+    moved = decided(call("predict", finished, other_photos, "--prevalence", "dog=0.01,cat=0.99").out)
+    for path, (label, dog) in own.items():
+        odds = dog / (1 - dog) * (0.01 / prior[1]) / (0.99 / prior[0])
+        assert moved[path][1] == pytest.approx(odds / (1 + odds), rel=1e-5, abs=1e-9)
+        assert moved[path][0] == label  # The rule balanced does not depend on the prevalence.
+
+
+def test_evaluate_judges_by_another_rule_and_by_costs_in_a_file(
+    call: Call, finished: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    costs = tmp_path / "costs.csv"
+    costs.write_text(",cat,dog\ncat,0,1\ndog,1000000,0\n")
+    ended = call("evaluate", finished, other_photos, "--decide", f"cost:{costs}", "--json")
+    result = json.loads(ended.out)
+    assert result["decision"]["costs"] == [[0.0, 1.0], [1000000.0, 0.0]]
+    assert result["confusion"][1][0] == 0
+    assert set(result["rules"]) == {"plain", "balanced"}
+    assert "(plain)" in call("evaluate", finished, other_photos, "--decide", "plain").out
+
+
+def test_rules_that_are_fitted_use_the_validation_images_of_the_run(
+    call: Call, finished: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    with (finished / "predictions.csv").open(newline="") as file:
+        dogs = [float(row["p:dog"]) for row in csv.DictReader(file) if (row["split"], row["label"]) == ("val", "dog")]
+    result = json.loads(call("evaluate", finished, other_photos, "--decide", "recall:dog>=0.9", "--json").out)
+    assert result["decision"]["threshold"] == pytest.approx(min(dogs), rel=1e-5)
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "predictions.csv").unlink()
+    ended = call("evaluate", tmp_path / "run", other_photos, "--decide", "tuned")
+    assert ended.code == 2
+    assert "there are no validation images" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--decide", "best"), "There is no decision rule 'best'"),
+        (("--decide", "cost:cat=-1,dog=2"), "one cost >= 0 per class"),
+        (("--decide", "cost:cat=1,fish=2"), "no class 'fish'"),
+        (("--decide", "cost:[[0,1,1],[1,0,1],[1,1,0]]"), "2 rows and columns"),
+        (("--decide", "cost:none.csv"), "none.csv cannot be read"),
+        (("--prevalence", "cat=0.5,dog=0.4"), "must add up to 1, got 0.9"),
+        (("--prevalence", "cat=1"), "there is no share for dog"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_one_sentence(
+    call: Call, finished: Path, other_photos: Path, flags: tuple[str, str], words: str
+) -> None:
+    for verb in ("evaluate", "predict"):
+        ended = call(verb, finished, other_photos, *flags)
+        assert ended.code == 2
+        assert words in ended.err
+        assert ended.err.count("\n") == 1
+        assert ended.out == ""

@@ -451,8 +451,8 @@ def test_images_of_different_sizes_need_an_image_size(make_folder: MakeFolder) -
     Image.new("RGB", (8, 6)).save(folder / "dog" / "000.png")
     source = open_source(folder)
     message = (
-        r"images must have the same size when image_size is not set, "
-        r"got 8 x 8 in .*cat/000\.png and 8 x 6 in .*dog/000\.png\. Set image_size\."
+        r"images must have the same size when no image size is set, "
+        r"got 8 x 8 in .*cat/000\.png and 8 x 6 in .*dog/000\.png\. Set --image-size \(data\.image_size in a recipe\)\."
     )
     with pytest.raises(DataError, match=message):
         source.images.load(np.arange(2), None, 3)
@@ -611,7 +611,7 @@ def test_without_labels_there_are_none() -> None:
         (np.zeros((0, 4, 4), dtype=np.uint8), "images must not be empty, got shape"),
         (np.zeros((2, 4, 4), dtype=np.int64), "images must be uint8 or float, got int64"),
         (np.full((2, 4, 4), 2.0), r"float images must be in \[0, 1\], got values from 2 to 2"),
-        (np.full((2, 4, 4), np.nan), r"float images must be in \[0, 1\], got values from nan to nan"),
+        (np.full((2, 4, 4), np.nan), r"float images must be in \[0, 1\], got NaN in 2 of 2 images"),
     ],
 )
 def test_arrays_that_are_no_images_are_refused(x: np.ndarray, message: str) -> None:

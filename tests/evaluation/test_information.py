@@ -355,6 +355,8 @@ class TestEstimators:
         difference = differential_entropy(z) - conditional_differential_entropy(z, y)
         assert -0.4 < difference < -0.2
         assert abs(feature_information(z, y)) < 0.05
+        ten = rng.integers(0, 10, size=2000)  # The same features in more classes have a larger error.
+        assert differential_entropy(z) - conditional_differential_entropy(z, ten) < 1.5 * difference
 
     def test_separated_classes_carry_all_the_information_of_the_labels(self):
         y = np.repeat([0, 1, 2], [600, 300, 100])

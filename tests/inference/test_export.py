@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 from lopsided.data.images import FileImages
 from lopsided.errors import MissingDependencyError, RunError
+from lopsided.evaluation.decision import Decision
 from lopsided.inference import export
+from lopsided.inference.predict import predict_images
 from lopsided.inference.probabilities import predict
+from lopsided.models.encoders import build_encoder
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import Model, ModelCard
 from lopsided.runs.run import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
@@ -42,9 +49,10 @@ def test_another_program_gets_the_same_probabilities_from_pixels_between_0_and_1
     images = FileImages(paths)
     pixels = images.load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"images": pixels})
+    _, found, _, label = session.run(None, {"images": pixels})
+    np.testing.assert_array_equal(label, found.argmax(axis=1))  # This model decides for the most probable class.
     np.testing.assert_allclose(found, predict(*model, images), atol=1e-5)
-    (one,) = session.run(None, {"images": pixels[:1]})
+    _, one, _, _ = session.run(None, {"images": pixels[:1]})
     np.testing.assert_allclose(one, found[:1], atol=1e-6)
 
 
@@ -116,3 +124,105 @@ def test_what_cannot_be_written_as_onnx_is_one_sentence_and_no_file(
     with pytest.raises(RunError, match=must):
         export.export_onnx(*model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def write_photographs(folder: Path) -> list[Path]:
+    """Write JPEGs of the sizes of cameras and telephones, with detail at every scale: also grey, turned and small."""
+    folder.mkdir()
+    paths = []
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for i, (width, height) in enumerate([(1600, 1200), (1200, 1600), (640, 480), (300, 200), (90, 70), (1024, 1024)]):
+        rng = np.random.default_rng(i)
+        layers = [
+            np.asarray(Image.fromarray(rng.integers(0, 256, (k, k, 3), dtype=np.uint8)).resize((width, height)))
+            for k in (3, 40, 300)
+        ]
+        image = Image.fromarray(np.mean(layers, axis=0).astype(np.uint8))
+        for kind, turned in (("RGB", False), ("L", False), ("RGB", True)):
+            paths.append(folder / f"{i}-{kind}-{turned}.jpg")
+            image.convert(kind).save(paths[-1], quality=90, **({"exif": exif} if turned else {}))
+    image.save(folder / "a.png")
+    return [*paths, folder / "a.png"]
+
+
+@pytest.mark.parametrize(("channels", "size"), [(3, 64), (1, 40)])
+def test_the_program_in_the_docs_answers_as_predict_does(
+    channels: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, features = build_encoder("mlp", channels=channels, image_size=size, seed=1)
+    card = ModelCard(
+        kind="image", encoder="mlp", channels=channels, image_size=size, shape=(channels, size, size),
+        mean=(0.45,) * channels, std=(0.02,) * channels, classes=CLASSES, features=features,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Model(network, ClassifierHead(features, len(CLASSES)), card.mean, card.std)
+    paths = write_photographs(tmp_path / "photos")
+    odds = np.sort([np.log(p[1] / p[0]) for _, p in predict_images(model, card, paths)])
+    widest = int(np.argmax(np.diff(odds)))
+    with torch.no_grad():  # Some answers are one class, some the other, and none is a draw.
+        model.classifier.bias[1] -= float(odds[widest : widest + 2].mean())
+    export.export_onnx(model, card, tmp_path / "model.onnx")
+    text = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert program is not None
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(program[1], names)
+    answers = names["predict"](paths)
+    expected = dict(predict_images(model, card, paths))
+    assert len({label for label, _ in answers}) == 2, "A model with one answer would prove nothing."
+    for path, (label, row) in zip(paths, answers, strict=True):
+        np.testing.assert_allclose(row, expected[path], atol=1e-4, err_msg=path.name)
+        assert label == CLASSES[int(np.argmax(expected[path]))]
+    plain = np.stack([_plainly(path, size, channels) for path in paths])
+    (other,) = names["session"].run(["probabilities"], {"images": plain})
+    assert max(np.abs(other[i] - expected[path]).max() for i, path in enumerate(paths)) > 1e-3, (
+        "Without the reduced decoding the answers differ, so the program must state it."
+    )
+
+
+def _plainly(path: Path, size: int, channels: int) -> np.ndarray:
+    """Prepare an image without the reduced decoding."""
+    image = ImageOps.exif_transpose(Image.open(path)).convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR), dtype=np.float32)
+    return pixels.reshape(size, size, -1).transpose(2, 0, 1) / 255
+
+
+def test_the_metadata_state_every_step_from_the_file_to_the_input(model: tuple, exported: Path) -> None:
+    facts = {item.key: item.value for item in onnx.load(exported).metadata_props}
+    assert json.loads(facts["jpeg_reduction"]) == [[8, 2.0], [4, 2.0], [2, 1.5]]
+    assert facts["mode"] == "RGB"
+    assert facts["scale"] == "divide by 255"
+    assert facts["orientation"] == "upright by the EXIF orientation"
+    page = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    assert [key for key in facts if f"`{key}`" not in page] == []
+    _, card = model
+    kept = card.model_copy(update={"image_size": None})
+    assert json.loads(export.facts(kept)["jpeg_reduction"]) == []
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(rule="balanced", offsets=(0.1, 2.3)),
+        Decision(rule="tuned", scale=0.7, offsets=(0.4, 0.1)),
+        Decision(rule="cost:cat=1,dog=4", costs=((0.0, 1.0), (4.0, 0.0))),
+        Decision(rule="recall:dog>=0.9", offsets=(0.1, 2.3), target=1, threshold=0.3),
+        Decision(rule="recall:cat>=0.9", offsets=(0.1, 2.3), target=0, threshold=0.7),
+    ],
+    ids=lambda decision: decision.rule,
+)
+def test_the_file_decides_like_the_rule_of_the_model(model: tuple, tmp_path: Path, decision: Decision) -> None:
+    network, card = model
+    card = card.model_copy(update={"decision": decision, "prior": (0.9, 0.1)})
+    export.export_onnx(network, card, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).random((64, 3, SIZE, SIZE), dtype=np.float32)
+    logits, p, scores, label = session.run(None, {"images": images})
+    np.testing.assert_allclose(p, np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(scores, decision.scores(p), atol=1e-4)
+    np.testing.assert_array_equal(label, decision.decide(p))
+    facts = {item.key: item.value for item in onnx.load(tmp_path / "model.onnx").metadata_props}
+    assert facts["decision"] == decision.rule
+    assert json.loads(facts["prior"]) == [0.9, 0.1]

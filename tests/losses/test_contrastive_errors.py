@@ -23,11 +23,6 @@ REFUSALS = [
     ({"eta": True}, "eta must be a number, got bool. Pass a float."),
     ({"temperature": 0}, "temperature must be > 0 and finite, got 0.0. The paper uses 0.07."),
     ({"temperature": float("inf")}, "temperature must be > 0 and finite, got inf. The paper uses 0.07."),
-    (
-        {"temperature": LEARNT},
-        "temperature must be a number, got a tensor that requires grad. "
-        "To learn it, multiply z by temperature ** -0.5 and pass temperature=1.",
-    ),
     ({"eta": LEARNT}, "eta must be a number, got a tensor that requires grad. Pass a float."),
     ({"normalization": "Paper"}, "normalization must be one of 'paper', 'released', got 'Paper'."),
     ({"reduction": "avg"}, "reduction must be one of 'mean', 'sum', 'none', got 'avg'."),
@@ -70,20 +65,20 @@ REFUSALS = [
         "y_ref must hold one label per reference sample, got None. Pass labels, or a positive mask.",
     ),
     (
-        {"positive": torch.ones(6, 6)},
+        {"y": None, "positive": torch.ones(6, 6)},
         "positive must be a boolean tensor, got torch.float32. Compare it with 0 to make a mask.",
     ),
     (
-        {"positive": torch.ones(6, 5, dtype=torch.bool)},
+        {"y": None, "positive": torch.ones(6, 5, dtype=torch.bool)},
         "positive must have shape (6, 6), samples by contrast samples, got (6, 5).",
     ),
     (
-        {"positive": torch.ones(6, 6, dtype=torch.bool, device="meta")},
+        {"y": None, "positive": torch.ones(6, 6, dtype=torch.bool, device="meta")},
         "positive must be on the device of z, cpu, got meta.",
     ),
     ({"reference": (Z.to("meta"), Y)}, "z_ref must be on the device of z, cpu, got meta."),
     (
-        {"positive": torch.ones(6, 6, dtype=torch.bool), "reference": REFERENCE},
+        {"y": None, "positive": torch.ones(6, 6, dtype=torch.bool), "reference": (REFERENCE[0], None)},
         "positive must have shape (6, 8), samples by contrast samples, got (6, 6).",
     ),
 ]

@@ -44,6 +44,9 @@ def test_gradcheck_in_float64_with_a_reference(tile, reduction, temperature, mas
     y, y_ref = torch.tensor([0, 1, 0, 2, 1, 0, 3]), torch.tensor([0, 1, 4, 2])
     mask = torch.rand(7, 11, generator=torch.Generator().manual_seed(0)) < 0.5 if masked else None
 
+    if masked:
+        y = y_ref = None
+
     def loss(z, z_ref):
         return asymmetric_focal_contrastive_loss(
             z, y, reference=(z_ref, y_ref), positive=mask, eta=3.0, gamma=1.7, temperature=temperature,
@@ -148,16 +151,19 @@ def test_a_compiled_loss_follows_the_batch_size(eta_unit, reduction):
 @pytest.mark.slow
 def test_the_operation_keeps_torchs_rules_for_every_layout_it_meets():
     options = (3.0, 2.0, 0.5, False, False, 4)
-    y, y_ref = torch.arange(9) % 3, torch.arange(5) % 4
+    y, y_ref, learnt = torch.arange(9) % 3, torch.arange(5) % 4, torch.tensor(0.3, dtype=torch.float64)
+    chosen = torch.rand(9, 14, generator=torch.Generator().manual_seed(1)) < 0.7
     for z in (unit(9, 6), unit(6, 9).t()):
         for tile_options in (options, (*options[:5], 64)):
             for mask in (None, torch.rand(9, 14, generator=torch.Generator().manual_seed(0)) < 0.5):
                 labels = (None, None) if mask is not None else (y, y_ref)
-                arguments = (z, unit(5, 6, seed=1), *labels, mask, None, *tile_options, True, True, True)
-                passed = torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments)
-                assert set(passed.values()) == {"SUCCESS"}
+                for own in ((None, None, None), (learnt, chosen, y != 1)):
+                    inputs = (z, unit(5, 6, seed=1), own[0], *labels, mask, *own[1:], None)
+                    arguments = (*inputs, *tile_options, True, True, True)
+                    passed = torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments)
+                    assert set(passed.values()) == {"SUCCESS"}
     for wanted in ((True, False, False), (False, True, False)):
-        arguments = (unit(9, 6), unit(5, 6, seed=1), y, y_ref, None, None, *options, *wanted)
+        arguments = (unit(9, 6), unit(5, 6, seed=1), None, y, y_ref, None, None, None, None, *options, *wanted)
         assert set(torch.library.opcheck(torch.ops.lopsided.sweep.default, arguments).values()) == {"SUCCESS"}
 
 
@@ -178,7 +184,7 @@ def test_a_second_derivative_of_the_compiled_tiled_path_is_an_error_too(reductio
 def test_the_guard_in_a_compiled_graph_names_the_path_that_has_a_second_derivative():
     """Most backends refuse before it is asked, with words of their own."""
     grad = torch.ones(2, requires_grad=True)
-    guarded = torch.ops.lopsided.first_derivative(grad, None, None, grad.detach())
+    guarded = torch.ops.lopsided.first_derivative(grad, None, None, None, grad.detach())
     assert torch.equal(guarded, grad)
     with pytest.raises(RuntimeError, match="tile=None"):
         guarded.sum().backward()
@@ -372,16 +378,17 @@ def test_on_a_cuda_device_the_host_asks_for_no_number(monkeypatch, masked, tile)
         y, y_ref = (torch.empty(n, dtype=torch.long, device="cuda") for n in (9, 4))
         positive = torch.empty(9, 13, dtype=torch.bool, device="cuda") if masked else None
         loss = AsymmetricFocalContrastiveLoss(eta=9.0, gamma=7.0, tile=tile)
-        total, values = loss.total_and_values(z, y, reference=(z_ref, y_ref), positive=positive)
+        given = (None, None) if masked else (y, y_ref)
+        total, values = loss.total_and_values(z, given[0], reference=(z_ref, given[1]), positive=positive)
         # Autograd's engine runs no backward without a device, so that the second visit of "none" is called by hand.
         flat, flat_ref = z.detach().reshape(18, 6), z_ref.detach().reshape(8, 6)
         labels = y.repeat_interleave(2), y_ref.repeat_interleave(2)
         rows = 0 if tile == "auto" else tile
         options = (9.0, 7.0, 0.07, False, False, rows, False, True, True)
-        again = sweep(flat, flat_ref, *labels, None, values.flatten(), *options)
+        again = sweep(flat, flat_ref, None, *labels, None, None, None, values.flatten(), *options)
     assert total.shape == ()
     assert values.shape == (9, 2)
-    assert [(grad.shape, grad.device.type) for grad in again[1:]] == [((18, 6), "cuda"), ((8, 6), "cuda")]
+    assert [(grad.shape, grad.device.type) for grad in again[1:3]] == [((18, 6), "cuda"), ((8, 6), "cuda")]
 
 
 @pytest.fixture
@@ -391,9 +398,8 @@ def as_on_a_device(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_on_a_device")
-@pytest.mark.parametrize("tile", [1, 3, 64])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_the_way_of_a_device_gives_value_and_gradients_of_the_specification(batch, tile):
+def test_the_way_of_a_device_gives_value_and_gradients_of_the_specification(batch):
     z, y = BATCHES[batch]()
     z_ref, y_ref = torch.cat([unit(3, z.shape[1], seed=1), z[:1]]), torch.tensor([0, 1, 4, 0])
     for eta, gamma, temperature in [(0.0, 0.0, 0.07), (60.0, 0.5, 0.07), (300.0, 7.0, 0.5), (1.0, 1.0, 0.01)]:
@@ -402,12 +408,12 @@ def test_the_way_of_a_device_gives_value_and_gradients_of_the_specification(batc
             inputs = [x.clone().requires_grad_() for x in (z, *(reference or ())[:1])]
             pair = None if reference is None else (inputs[1], y_ref)
             expected = reference_loss(inputs[0], y, **options, reference=pair)
-            found = asymmetric_focal_contrastive_loss(inputs[0], y, **options, reference=pair, tile=tile)
-            assert_close(found, expected, rtol=1e-9, atol=1e-11 * max(1.0, eta))
-            for one, other in zip(
-                torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True
-            ):
-                assert_close(one, other, rtol=1e-9, atol=1e-11 * max(1.0, other.abs().max().item()))
+            gradients = torch.autograd.grad(expected, inputs)
+            for tile in (1, 3, 64):
+                found = asymmetric_focal_contrastive_loss(inputs[0], y, **options, reference=pair, tile=tile)
+                assert_close(found, expected, rtol=1e-9, atol=1e-11 * max(1.0, eta))
+                for one, other in zip(torch.autograd.grad(found, inputs), gradients, strict=True):
+                    assert_close(one, other, rtol=1e-9, atol=1e-11 * max(1.0, other.abs().max().item()))
 
 
 @pytest.mark.usefixtures("as_on_a_device")
@@ -427,3 +433,63 @@ def test_in_units_of_parity_eta_follows_the_number_of_contrast_samples(tile):
     assert_close(loss(z, y, reference=(z_ref, y_ref)), by_hand(z, y, reference=(z_ref, y_ref)))
     by_hand = AsymmetricContrastiveLoss(eta=0.5 * parity_eta(6), normalize=False, tile=tile)
     assert_close(loss(z[:, 0], y), by_hand(z[:, 0], y))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
+@pytest.mark.parametrize("eta_unit", ["absolute", "parity"])
+@pytest.mark.parametrize("normalization", ["paper", "released"])
+def test_the_transforms_of_torch_func_work_on_the_dense_path(eta_unit, normalization):
+    z, y = unit(3, 7, 4), torch.arange(21).reshape(3, 7) % 3
+    loss = AsymmetricFocalContrastiveLoss(0.5, 2.0, 0.5, eta_unit=eta_unit, normalization=normalization, tile=None)
+    expected = torch.stack([loss(z[i], y[i]) for i in range(3)])
+    assert_close(torch.func.vmap(loss)(z, y), expected)
+    assert_close(torch.func.vmap(loss, in_dims=(0, None))(z, y[0]), torch.stack([loss(one, y[0]) for one in z]))
+    grads = [torch.autograd.grad(loss(one, y[i]), one)[0] for i, one in enumerate(z.clone().requires_grad_().unbind())]
+    assert_close(torch.func.vmap(torch.func.grad(loss))(z, y), torch.stack(grads))
+    assert_close(torch.func.jacrev(loss)(z[0], y[0]), grads[0])
+    assert_close(torch.func.jacfwd(loss)(z[0], y[0]), grads[0])
+    hessian = torch.autograd.functional.hessian(lambda one: loss(one, y[0]), z[0])
+    assert_close(torch.func.hessian(loss)(z[0], y[0]), hessian)
+
+
+def test_vmap_runs_over_temperatures_references_and_masks_on_the_dense_path():
+    z, y, z_ref, y_ref = unit(3, 7, 4), torch.arange(7) % 3, unit(3, 5, 4, seed=1), torch.arange(5) % 2
+    contrast = torch.rand(3, 7, 12, generator=torch.Generator().manual_seed(0)) < 0.7
+    temperatures = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
+
+    def loss(z, z_ref, contrast, temperature):
+        return asymmetric_focal_contrastive_loss(
+            z, y, reference=(z_ref, y_ref), contrast=contrast, temperature=temperature, eta=3.0, gamma=1.5, tile=None
+        )
+
+    expected = torch.stack([loss(*one) for one in zip(z, z_ref, contrast, temperatures, strict=True)])
+    assert_close(torch.func.vmap(loss)(z, z_ref, contrast, temperatures), expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "sentence"),
+    [
+        (
+            ContrastiveLoss,
+            {"eta": 3.0},
+            "ContrastiveLoss() got an unexpected keyword argument 'eta'. "
+            "Use AsymmetricFocalContrastiveLoss, which has eta and gamma.",
+        ),
+        (
+            FocalContrastiveLoss,
+            {"eta": 3.0},
+            "FocalContrastiveLoss() got an unexpected keyword argument 'eta'. "
+            "Use AsymmetricFocalContrastiveLoss, which has eta and gamma.",
+        ),
+        (
+            AsymmetricContrastiveLoss,
+            {"gamma": 3.0},
+            "AsymmetricContrastiveLoss() got an unexpected keyword argument 'gamma'. "
+            "Use AsymmetricFocalContrastiveLoss, which has eta and gamma.",
+        ),
+        (ContrastiveLoss, {"tiles": 3}, "ContrastiveLoss() got an unexpected keyword argument 'tiles'."),
+    ],
+)
+def test_a_keyword_that_a_module_does_not_have_is_refused_in_its_own_name(module, options, sentence):
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+        module(**options)

@@ -89,11 +89,12 @@ def test_generated_cases_agree_with_the_specification_in_value_and_both_gradient
     labels = torch.randint(0, case["classes"], (n + r,), generator=generator)
     mask = torch.rand(n, n + r, generator=generator) < 0.4 if case["masked"] else None
     options = {k: case[k] for k in ("eta", "gamma", "temperature", "normalization", "reduction")}
-    options |= {"reference": (z_ref, labels[n:]) if r else None, "positive": mask}
+    y, y_ref = (None, None) if case["masked"] else (labels[:n], labels[n:])
+    options |= {"reference": (z_ref, y_ref) if r else None, "positive": mask}
     weights = torch.rand(n, generator=generator, dtype=torch.float64) if case["reduction"] == "none" else 1.0
 
-    expected = reference_loss(z, labels[:n], **options)
-    found = asymmetric_focal_contrastive_loss(z, labels[:n], **options, tile=case["tile"])
+    expected = reference_loss(z, y, **options)
+    found = asymmetric_focal_contrastive_loss(z, y, **options, tile=case["tile"])
 
     inputs = (z, z_ref) if r else (z,)
     expected_grads = torch.autograd.grad((expected * weights).sum(), inputs)
@@ -349,13 +350,42 @@ def test_few_dimensions_are_no_few_samples(tile, d):
     assert_close(ours, reference_loss(z[:1], y[:1], **options, reference=reference))
 
 
-@every_path
-def test_with_a_mask_labels_of_either_side_may_be_left_out(tile):
-    z, y, z_ref = unit(4, 3), torch.tensor([0, 1, 0, 1]), unit(2, 3, seed=1)
-    positive = torch.eye(4, 6).roll(1, dims=1).bool()
-    options = {"positive": positive, "eta": 3.0, "temperature": 0.5}
-    expected = reference_loss(z, reference=(z_ref, None), **options)
-    for ours, theirs in ((y, None), (None, y[:2]), (y, y[:2])):
-        assert_close(reference_loss(z, ours, reference=(z_ref, theirs), **options), expected)
-        found = asymmetric_focal_contrastive_loss(z, ours, reference=(z_ref, theirs), **options, tile=tile)
-        assert_close(found, expected)
+@pytest.mark.parametrize("num_negative", [1, 10, 100])
+def test_the_push_is_bounded_by_eta_over_the_negatives_times_the_gap_and_the_pull_by_the_range(num_negative):
+    """What docs/losses.md says: an anchor beside a negative, with the gap between its two largest similarities."""
+    eta, temperature = 300.0, 0.05
+    side = torch.tensor([[0.0, 1.0]], dtype=torch.float64).repeat(
+        num_negative, 1
+    )  # one positive and the other negatives
+    z_ref = torch.cat([torch.tensor([[1.0, 0.0]], dtype=torch.float64), side])
+    z, labels = z_ref[:1], torch.tensor([1, 0] + [1] * (num_negative - 1))
+    options = {"reference": (z_ref, labels), "temperature": temperature, "reduction": "none"}
+    zero = torch.tensor([0])
+    pull = contrastive_loss(z, zero, **options)
+    push = asymmetric_contrastive_loss(z, zero, eta=eta, **options) - pull
+    unit_of_push, gap = eta / num_negative, 1.0 / temperature
+    assert unit_of_push * (gap - math.log(num_negative)) <= push <= unit_of_push * (gap + math.log(8))
+    assert pull <= math.log(num_negative) + 1.0 / temperature + 1e-6
+
+
+def test_p_is_about_1_over_the_positives_in_a_cluster_and_near_1_beside_a_twin():
+    """What docs/losses.md says of gamma, by its factor (1 - p)^gamma in FCL over CL."""
+    centre, num = unit(1, 8), 64
+
+    def factor(positives):
+        reference = (torch.cat([positives, -centre]), torch.tensor([0] * num + [1]))
+        options = {"reference": reference, "temperature": 0.1}
+        zero = torch.tensor([0])
+        return (
+            focal_contrastive_loss(centre, zero, gamma=2.0, **options) / contrastive_loss(centre, zero, **options)
+        ).item()
+
+    cluster = centre.repeat(num, 1)
+    assert factor(cluster) == pytest.approx((1 - 1 / num) ** 2, abs=1e-6)
+    away = torch.linalg.qr(torch.cat([centre, unit(7, 8, seed=1)]).T)[0].T[1:2]  # at a right angle to the anchor
+    spread = torch.cat([centre, away.repeat(num - 1, 1)])
+    reference = (torch.cat([spread, -centre]), torch.tensor([0] * num + [1]))
+    lonely_twin = torch.zeros(1, num + 2, dtype=torch.bool)
+    lonely_twin[0, 1] = True
+    value = contrastive_loss(centre, None, positive=lonely_twin, reference=(reference[0], None), temperature=0.1)
+    assert math.exp(-value.item()) > 0.99

@@ -58,9 +58,10 @@ def test_views_reference_and_every_setting_count_and_the_reduction_does_not(sett
     mask = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.5
     loss = AsymmetricFocalContrastiveLoss(**settings, tile=tile, reduction=reduction)
     each = AsymmetricFocalContrastiveLoss(**settings, tile=tile, reduction="none")
-    for positive in (None, mask):
-        total, values = loss.total_and_values(z, y, reference=(z_ref, y_ref), positive=positive)
-        expected = each(z, y, reference=(z_ref, y_ref), positive=positive)
+    by_mask = {"y": None, "reference": (z_ref, None), "positive": mask}
+    for given in ({"y": y, "reference": (z_ref, y_ref)}, by_mask):
+        total, values = loss.total_and_values(z, **given)
+        expected = each(z, **given)
         assert values.shape == (5, 3)
         assert_close(values, expected.detach(), rtol=1e-12, atol=1e-12)
         assert_close(total, expected.sum(), rtol=1e-12, atol=1e-12)

@@ -364,7 +364,7 @@ def test_intervals_that_are_not_there_decide_nothing() -> None:
 def test_a_verdict_says_what_decided_it() -> None:
     verdict = verdict_of("gamma", "gamma-lopsided", make_values("gamma", gamma_as_claimed))
     assert verdict.where == "UWA, test images"
-    assert verdict.reason().startswith("greatest of 5, gamma 4 above gamma 0: +")
+    assert verdict.reason().startswith("strongest of 5 comparisons, gamma 4 above gamma 0: +")
     assert verdict.reason().endswith("]; 4 runs.")
     content = verdict.to_dict()
     assert content["decision"] == "supported"

@@ -16,7 +16,7 @@ ETAS = (0.0, 60.0, 300.0)
 
 def write(folder: Path, records: Sequence[Record]) -> Path:
     folder.mkdir()
-    (folder / "sweep.json").write_text("{}")
+    (folder / "sweep.json").write_text('{"format": 1}')
     (folder / "records.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
     return folder
 

@@ -97,9 +97,10 @@ def test_markdown_has_verdicts_with_their_rule_and_what_it_cannot_see(comparison
     for verdict in comparison.verdicts:
         assert f"| {verdict.text} | {verdict.where} | " in text
         assert f"**{verdict.decision}**" in text or not verdict.decides
-    assert RULE in text
     assert BLIND in text
-    assert RULE in to_markdown(comparison)
+    for sentence in RULE:
+        assert f"- {sentence}\n" in text
+        assert f"- {sentence}\n" in to_markdown(comparison)
 
 
 def test_csv_reads_back_to_the_same_numbers(comparison: Comparison) -> None:
@@ -211,7 +212,8 @@ def test_one_run_has_no_interval_and_the_table_says_so() -> None:
     group = blocks(comparison)[0].groups[0]
     assert group[1][1] == "test, 1 run"
     assert not any("±" in cell for row in group for cell in row)
-    assert "which one run does not have" in notes(comparison)[0]
+    told = "Each figure is the mean over runs with Student's 95 % interval."
+    assert f"{told} One run has no interval, nor have runs that all agree." in notes(comparison)
 
 
 @pytest.mark.parametrize("with_cl", [True, False])
@@ -242,8 +244,26 @@ def test_a_terminal_gets_all_of_it(comparison: Comparison) -> None:
             for row in group:
                 assert all(cell in text for cell in row)
     for verdict in comparison.verdicts:
-        assert f"{verdict.decision}  {verdict.text} ({verdict.where}): " in text
+        assert text.count(f"\n  {verdict.text}\n") == 1
+        assert f"\n    {verdict.decision}  {verdict.where}: " in text
+    told = " ".join(text.split())
+    for sentence in (*notes(comparison), *RULE, BLIND):
+        assert f"- {sentence}" in told
     assert "\x1b" not in text
+
+
+def test_the_stars_are_explained_with_the_baseline_that_they_share() -> None:
+    (note,) = (note for note in notes(of("eta")) if "*" in note)
+    assert "not corrected for the number of cells" in note
+    assert "All cells of a scenario are compared with the same runs of CL, so their stars are not independent" in note
+    alone = make_records("eta", settings=[Setting(60.0, 0.0)], runs=2)
+    assert not any("*" in note for note in notes(compare(alone, "eta", Protocol.of(base_recipe("eta")))))
+
+
+def test_the_rule_says_how_intervals_are_corrected() -> None:
+    (sentence,) = (sentence for sentence in RULE if "Bonferroni" in sentence)
+    assert "1 - 0.025 / k" in sentence
+    assert "at most 2.5 % of all repetitions" in sentence
 
 
 def test_a_terminal_is_not_steered_by_what_a_record_says() -> None:

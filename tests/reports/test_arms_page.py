@@ -78,11 +78,25 @@ def test_several_sources_have_a_group_each(tmp_path: Path) -> None:
     assert "2 cells with one run only" in page
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format": 1, "arms": 3, "baseline": [1]}'])
+@pytest.mark.parametrize("content", ['{"format": 1}', '{"format": 1, "arms": 3, "baseline": [1]}'])
 def test_a_sweep_whose_mark_says_nothing_has_a_page(tmp_path: Path, content: str) -> None:
     folder = write(tmp_path / "CMP", runs("ce", 0.5, 0.6))
     (folder / "sweep.json").write_text(content)
     assert "ce has the highest UWA" in arms_page(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 9}'])
+def test_a_sweep_whose_mark_cannot_be_read_has_no_page(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path / "CMP", runs("ce", 0.5, 0.6))
+    (folder / "sweep.json").write_text(content)
+    with pytest.raises(RunError, match=r"sweep\.json cannot be read \(|^a sweep must have format 1, got format 9 in "):
+        arms_page(folder)
+
+
+def test_scenarios_of_one_arm_with_other_totals_stay_one_arm(tmp_path: Path) -> None:
+    records = [*runs("cl", 0.5, scenario="90:10"), *runs("cl", 0.6, scenario="50:50", family="fedcba9876543210")]
+    page = arms_page(write(tmp_path / "CMP", records))
+    assert "1 arm, 2 scenarios" in page
 
 
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_an_unfinished_run_is_to_be_continued_unless_it_is_still_running(tmp_pat
 
 @pytest.mark.parametrize("error", ["cannot read caf\udce9.png", "a half pair \ud800"])
 def test_an_error_of_any_text_is_kept_and_reported(tmp_path: Path, error: str) -> None:
-    (tmp_path / "sweep.json").write_text("{}")
+    (tmp_path / "sweep.json").write_text('{"format": 1}')
     path = tmp_path / "failures.jsonl"
     failure = Failure.of(Recipe().override(**{"data.source": "fashion-mnist-tops"}), error)
     assert failure.error == re.sub("[\udce9\ud800]", "\ufffd", error)
@@ -268,7 +268,7 @@ def test_a_run_of_a_sweep_that_cannot_be_read_stops_no_other(
     sweep = tmp_path / "sweep"
     for name in "abc":
         make_run(sweep / "cells" / name, pictures=False)
-    (sweep / "sweep.json").write_text("{}")
+    (sweep / "sweep.json").write_text('{"format": 1}')
     (sweep / "cells" / "b" / "predictions.csv").write_text("nothing\n")
     found = write_run_reports(sweep)
     assert found.written == 2
@@ -295,7 +295,7 @@ def test_no_page_is_written_where_a_link_in_a_sweep_leads_to(tmp_path: Path) -> 
     elsewhere = make_run(tmp_path / "elsewhere" / "run", pictures=False)
     sweep = tmp_path / "sweep"
     make_run(sweep / "cells" / "a", pictures=False)
-    (sweep / "sweep.json").write_text("{}")
+    (sweep / "sweep.json").write_text('{"format": 1}')
     (sweep / "cells" / "b").symlink_to(elsewhere)
     found = write_run_reports(sweep)
     said = f"the runs of a sweep must lie in its folder, got {sweep / 'cells' / 'b'}, which is a link. Put a copy in"

@@ -16,6 +16,7 @@ from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
 from lopsided.reports.run_page import in_order, run_page
+from lopsided.reports.wording import DASH
 from lopsided.training.cautions import FEW_TEST
 from made_runs import make_run, read_rows
 from tiny_command import environment
@@ -68,6 +69,19 @@ def test_the_top_has_the_figures_with_intervals_beside_the_majority_vote(tmp_pat
         assert f"{figure['value']:.3f} 95 % interval [{figure['low']:.3f}, {figure['high']:.3f}]" in text
     assert "always “common”: 0.500" in text
     assert f"always “common”: {40 / 52:.3f}" in text
+
+
+def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("a", "b", "c"), (40, 30, 20), (9, 9, 9), signal=1.0)
+    rows = [row for row in read_rows(run) if row.label == "c"]
+    by_rule, at_half = sum(row.predicted == "c" for row in rows), sum(row.p["c"] >= 0.5 for row in rows)
+    assert by_rule != at_half, "Otherwise there is nothing to tell apart."
+    text = text_of(run_page(run))
+    assert f"{by_rule} of 20 images found by the rule of the model, one class per image" in text
+    assert f"By that rule the recall of “c” is {by_rule / 20:.3f} ({by_rule} of 20 images)" in text
+    assert f"With the threshold 0.5, the model finds {at_half} of 20 images of “c”" in text
+    assert f"rule of the model {DASH} {by_rule / 20:.3f}" in text
+    assert f"one half 0.500 {at_half / 20:.3f}" in text
 
 
 def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:
@@ -213,10 +227,11 @@ def test_the_diagnostics_of_the_loss_are_in_words(tmp_path: Path) -> None:
 def test_calibration_is_told_by_the_interval(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     rows = read_rows(folder)
-    sure = np.mean([row.p[row.predicted] for row in rows])
-    right = np.mean([row.label == row.predicted for row in rows])
+    sure = np.mean([max(row.p.values()) for row in rows])
+    right = np.mean([row.label == max(row.p, key=row.p.get) for row in rows])
     text = text_of(run_page(folder))
-    assert f"The mean confidence is {100 * sure:.0f} %, and {100 * right:.0f} % of the predictions are correct" in text
+    first = f"The mean of the highest probability is {100 * sure:.0f} %, and {100 * right:.0f} % of these classes"
+    assert f"{first} are correct" in text
 
 
 def judged(n: int, seed: int = 0) -> Judged:

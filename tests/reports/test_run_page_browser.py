@@ -477,7 +477,7 @@ def test_without_a_script_everything_that_does_not_move_is_there(run: Path, page
     number = int(Path(wrong[0].name).stem)
     assert np.abs(np.subtract(seen.getpixel((9, 9)), colour_of(number))).max() <= 4
     half = written(figures_at(rows, "rare", 0.5))
-    row = page.locator("#threshold tbody tr").first.locator("td").all_text_contents()
+    row = page.locator("#threshold tbody tr").nth(1).locator("td").all_text_contents()
     assert row == [
         "0.500",
         *(half[key] for key in ("recall", "precision", "specificity", "uwa", "tp", "fn", "fp", "tn")),
@@ -655,7 +655,68 @@ def test_the_page_of_a_run_that_was_really_trained_shows_its_figures(tmp_path: P
     assert cells == [sum((row.label, row.predicted) == pair for row in rows) for pair in pairs]
     move(page, 0.4)
     assert shown_figures(page) == written(figures_at(rows, "dog", 0.4))
-    assert page.locator("#map path.point").count() == 16
+    assert page.locator("#map path.point").count() == 26
     assert page.locator("#training svg.plot").count() == 5
     page.locator("#matrix button").first.click()
     assert page.locator("#cell-gallery .thumb").count() == len(tiles(page, "cell-gallery")) > 0
+
+
+LONG = (
+    "Blowhole", "Break_of_the_casting_edge", "Crack", "Fray-and-delamination", "Uneven_surface_of_the_magnetic_tile",
+    "Free", "Severe_corrosion_of_the_flange", "Scratch", "Inclusion", "Rolled-in scale", "Patches", "Pitted_surface",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [6, 12])
+def test_six_to_twelve_classes_with_long_names_fit_into_a_page_of_1300_pixels(
+    number: int, tmp_path: Path, show: Open
+) -> None:
+    run = make_run(tmp_path / "run", LONG[:number], (9,) * number, (4,) * number, pictures=False)
+    page = show(write_report(run).path, viewport={"width": 1300, "height": 900})
+    seen = page.evaluate(
+        """() => {
+            const box = document.querySelector('.matrix-box'), lines = [];
+            for (const name of document.querySelectorAll('#matrix tbody th bdi')) {
+                const range = document.createRange();
+                range.selectNodeContents(name);
+                lines.push([name.textContent, new Set([...range.getClientRects()].map(r => Math.round(r.top))).size]);
+            }
+            const cut = [...document.querySelectorAll('#matrix thead span')].filter(
+                span => span.scrollHeight > span.clientHeight + 1 || span.scrollWidth > span.clientWidth + 1);
+            return {
+                wide: box.scrollWidth - box.clientWidth,
+                page: document.documentElement.scrollWidth - window.innerWidth,
+                lines, cut: cut.map(span => span.textContent),
+            };
+        }"""
+    )
+    assert seen["wide"] <= 0
+    assert seen["page"] <= 0
+    assert seen["cut"] == []
+    for name, lines in seen["lines"]:
+        assert lines <= (1 if len(name) < 16 else 3), name
+
+
+def test_more_than_four_classes_have_shapes_and_two_of_one_colour_have_two_shapes(tmp_path: Path, show: Open) -> None:
+    run = make_run(tmp_path / "run", LONG, (9,) * 12, (4,) * 12, pictures=False, signal=1.0)
+    page = show(write_report(run, kind="tsne").path)
+    legend = page.evaluate(
+        """() => [...document.querySelectorAll('#legend-class li path')].slice(0, 12).map(
+            path => [getComputedStyle(path).fill, path.getAttribute('d').replace(/^M6 6/, '')])"""
+    )
+    assert len({tuple(mark) for mark in legend}) == 12
+    assert len({shape for _, shape in legend}) == 6
+    drawn = "([k]) => document.querySelector(`#map .k${k}.good`).getAttribute('d')"
+    rows = read_rows(run)
+    for mark, (_, shape) in enumerate(legend):
+        name = page.locator("#legend-class li bdi").nth(mark).text_content()
+        count = sum(row.label == row.predicted == name for row in rows)
+        assert page.evaluate(drawn, [mark]).count(shape) == count
+    before = page.evaluate(drawn, [0])
+    page.check("input[name=map-kind][value=pca]")
+    assert page.evaluate(drawn, [0]) != before
+    assert page.evaluate(drawn, [0]).count(legend[0][1]) == before.count(legend[0][1])
+    page.check("input[name=map-by][value=mistake]")
+    fill = "([s]) => getComputedStyle(document.querySelector(`#map ${s}`)).fill"
+    assert page.evaluate(fill, [".k0.good"]) == page.evaluate(fill, [".k1.good"])
+    assert page.evaluate(fill, [".k0.bad"]) == "none"

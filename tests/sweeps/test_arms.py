@@ -79,6 +79,11 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
         ("cl:gamma", r"^The arm 'cl:gamma' has a change that cannot be read: 'gamma'\."),
         ("cl:name=fcl", r"^The arm 'cl:name=fcl' has a change that cannot be read"),
         ("acl:eta=1,eta=2", r"has a change that cannot be read: 'eta=2'"),
+        (
+            "cl:encoder_training=3",
+            r"^arm 'cl:encoder_training=3': encoder_training is a section and cannot be 3\. Set a field, such as "
+            r"encoder_training\.epochs\.$",
+        ),
         ("cl:data.test=0.5", r"^The arm 'cl:data\.test=0\.5' sets data\.test, but "),
         ("gone.toml", r"^a recipe must be a readable TOML file, got gone\.toml"),
     ],

@@ -97,12 +97,32 @@ def test_arms_have_their_own_names_else_those_of_their_losses_and_more_where_the
         run("cl", 0, 0.5, family="fedcba9876543210", loss=LossTable("cl", (("temperature", 0.5),))),
         run("ce", 0, 0.5),
     ]
-    names = list(name_arms(named).values())
-    assert len(set(names)) == 5
-    assert names[1] == "CL(temperature=0.5)"
-    assert names[4] == "ce"
-    assert all("CL" in name for name in (names[0], names[2], names[3]))
+    assert list(name_arms(named).values()) == [
+        "cl (CL)",
+        "CL(temperature=0.5)",
+        "cl (CL) (2)",
+        "cl (CL(temperature=0.5))",
+        "ce",
+    ]
     assert next(iter(name_arms(named, ["ce"]).values())) == "ce"
+
+
+def test_arms_of_one_name_are_told_apart_by_what_differs() -> None:
+    changed = {"family": "fedcba9876543210", "epochs": (5, 1), "encoder": "resnet18", "image_size": 64}
+    records = [*runs("cl", 0.5, 0.6), *runs("cl", 0.5, 0.6, **changed), *runs("ce", 0.5)]
+    assert list(name_arms(records).values()) == [
+        "cl (mlp, 28 px, 3 + 1 epochs)",
+        "cl (resnet18, 64 px, 5 + 1 epochs)",
+        "ce",
+    ]
+
+
+def test_scenarios_of_one_arm_with_other_totals_share_its_name_and_no_scenario_has_runs_of_both() -> None:
+    other = {"family": "fedcba9876543210"}
+    apart = [*runs("cl", 0.5, 0.6), *runs("cl", 0.7, scenario="50:50", **other)]
+    assert compare(apart).arms == ("cl",)
+    together = [*apart, run("cl", 5, 0.9, **other)]
+    assert compare(together).arms == ("cl", "cl (2)")
 
 
 def test_records_of_several_sources_are_not_one_comparison() -> None:

@@ -296,8 +296,9 @@ def test_a_folder_of_other_content_is_refused_and_left_alone(cells: list[Recipe]
             '{"format": 2, "lopsided": "9.1"}',
             r"^a sweep must have format 1, got format 2 in .* with lopsided 9\.1, whic",
         ),
-        ("{", r"sweep\.json cannot be read, or has no format \("),
-        ("[1]", r"sweep\.json cannot be read, or has no format \("),
+        ("{", r"sweep\.json cannot be read \(.*\)\. Restore the file, or replace its content by {\"format\": 1}\.$"),
+        ("[1]", r"sweep\.json cannot be read \("),
+        ("{}", r"sweep\.json cannot be read \(no 'format'\)"),
     ],
 )
 def test_a_sweep_of_another_kind_is_refused(cells: list[Recipe], tmp_path: Path, content: str, sentence: str) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
+from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import Leaks
 from lopsided.recipe import Recipe
-from lopsided.training.cautions import cautions
+from lopsided.training.cautions import cautions, falling_cautions, is_falling, source_cautions
 from training.conftest import tiny
 
 NO_LEAKS = Leaks((), ())
@@ -69,3 +74,50 @@ def test_a_minority_that_is_alone_in_its_batches_is_warned_about() -> None:
         {"encoder_training__loss": "ce"},
     ):
         assert texts(tiny(**change), rare) == [], change
+
+
+@pytest.mark.parametrize(
+    ("losses", "falls"),
+    [
+        ([5.0 - 0.1 * i for i in range(30)], True),  # a straight line
+        ([1.0 + 4.0 * math.exp(-i / 30) for i in range(30)], True),  # far from its end
+        ([1.0 + 4.0 * math.exp(-i / 5) for i in range(30)], False),  # levelled off
+        ([5.0, 2.0, 1.5, 1.45, 1.44, 1.44], False),
+        ([5.0, 4.9, 4.95, 4.9, 4.92, 4.88], False),  # noise
+        ([2.0, 2.5, 3.0], False),
+        ([3.0, 2.0], True),
+        ([3.0], False),
+        ([], False),
+    ],
+)
+def test_a_loss_falls_steeply_if_its_end_is_as_steep_as_half_its_mean(losses: list[float], falls: bool) -> None:
+    assert is_falling(losses) is falls
+
+
+def test_a_stage_whose_loss_still_falls_is_named_with_the_flag_that_helps() -> None:
+    def history(stage: str, losses: list[float]) -> list[dict[str, Any]]:
+        return [{"stage": stage, "epoch": i + 1, "loss": loss} for i, loss in enumerate(losses)]
+
+    recipe = tiny()  # three epochs, then two
+    falling, flat = history("encoder", [3.0, 2.0, 1.25]), history("classifier", [0.5, 0.5])
+    assert list(falling_cautions(recipe, falling + flat)) == [
+        "The training loss of stage encoder still fell steeply at its last epoch (2 to 1.25), so the model may not be "
+        "trained enough. Train for more epochs (--epochs)."
+    ]
+    (text,) = falling_cautions(recipe, history("encoder", [3.0, 1.0, 1.0]) + history("classifier", [0.9, 0.3]))
+    assert text.endswith("Train for more epochs (--classifier-epochs).")
+    assert list(falling_cautions(recipe, falling[:2] + flat)) == [], "It was stopped early, by its validation images."
+
+
+def test_typos_pairs_and_large_images_are_warned_about() -> None:
+    labels = ["Break"] * 30 + ["Brake"]
+    source = source_from_arrays(np.zeros((31, 4, 4), dtype=np.uint8), np.array(labels))
+    (text,) = source_cautions(source, tiny(), (1, 4, 4))
+    assert text.startswith("Classes with similar names: Brake (1 image) and Break (30).")
+    plain = source.subset(range(30))
+    assert list(source_cautions(plain, tiny(data__image_size=600), (3, 600, 600))) == []
+    (text,) = source_cautions(plain, tiny(), (3, 3000, 4000))
+    assert text == (
+        "The images have 4,000 x 3,000 pixels and are not resized, so training is slow and needs much memory. Set a "
+        "size, for example --image-size 224."
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +13,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from example_losses import add_package
 from lopsided.data.images import ArrayImages, Indices
 from lopsided.data.prepare import data_seed, split_source
 from lopsided.data.sources import Source
 from lopsided.errors import InputError, RunError
 from lopsided.evaluation.metrics import unweighted_accuracy
+from lopsided.losses import Objective, Samples
+from lopsided.losses.catalogue import Loss, Parameter
 from lopsided.losses.contrastive import ContrastiveObjective
 from lopsided.models.encoders import MLPEncoder
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
@@ -293,6 +297,76 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_place(
     fit(tiny(), source, tmp_path / "run", resume=True)
     fit(tiny(), source, tmp_path / "whole")
     assert (tmp_path / "run" / WEIGHTS_NAME).read_bytes() == (tmp_path / "whole" / WEIGHTS_NAME).read_bytes()
+
+
+@pytest.mark.parametrize(("precision", "more"), [("float32", ""), ("bf16", ' Or set precision to "float32".')])
+def test_a_first_loss_that_is_not_finite_is_not_put_down_to_the_learning_rate(
+    precision: str, more: str, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ContrastiveObjective.forward
+
+    def breaking(self: ContrastiveObjective, *arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, parts = original(self, *arguments, **named)
+        return total * math.nan, parts * math.nan
+
+    monkeypatch.setattr(ContrastiveObjective, "forward", breaking)
+    with pytest.raises(RunError) as caught:
+        fit(tiny(precision=precision), source, tmp_path)
+    assert str(caught.value) == (
+        "The loss is not finite: nan in step 1 of epoch 1 of stage encoder. Check the inputs, encoder.weights and the "
+        f"parameters of encoder_training.loss; encoder_training.lr is not the cause.{more}"
+    )
+
+
+class BrokenObjective(Objective):
+    def __init__(self, counts: torch.Tensor, width: int, *, where: str) -> None:
+        super().__init__(counts, width)
+        self.where = where
+        if where == "constructor":
+            raise ValueError("two classes, please")
+
+    def forward(self, samples: Samples) -> Any:
+        assert samples.projections is not None
+        if self.where == "forward":
+            raise IndexError("no such class")
+        return samples.projections.detach().sum(dim=1) if self.where == "gradient" else None
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("constructor", r"constructor \(ValueError: two classes, please\)"),
+        ("forward", r"forward \(IndexError: no such class\)"),
+        ("nothing", r"forward \(AttributeError: 'NoneType' object has no attribute 'sum'\)"),
+        ("gradient", r"gradient \(RuntimeError: .* does not require grad.*\)"),
+    ],
+)
+def test_an_error_inside_a_loss_of_another_package_names_the_loss_and_the_package(
+    where: str, told: str, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = (Parameter("where", where, "Where it breaks."),)
+    add_package(monkeypatch, Loss("broken", "contrastive", "Broken loss", BrokenObjective, parameters))
+    whose = "The loss 'broken' of the package lopsided-broken failed in its"
+    with pytest.raises(InputError, match=rf"^{whose} {told}\. Correct that package, or choose another loss\.$"):
+        fit(tiny(encoder_training__loss="broken"), source, tmp_path)
+
+
+def test_an_objective_that_is_none_is_refused(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = lambda counts, width: torch.nn.Identity()  # noqa: E731
+    add_package(monkeypatch, Loss("broken", "contrastive", "Broken loss", kind))
+    with pytest.raises(InputError, match=r"\(TypeError: Identity does not derive from lopsided\.losses\.Objective\)"):
+        fit(tiny(encoder_training__loss="broken"), source, tmp_path)
+
+
+def test_memory_that_runs_out_inside_a_loss_of_another_package_stays_that(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(counts: torch.Tensor, width: int) -> Any:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    add_package(monkeypatch, Loss("broken", "contrastive", "Broken loss", kind))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"^\[enforce fail\]"):
+        fit(tiny(encoder_training__loss="broken"), source, tmp_path)
 
 
 def test_weights_that_are_not_finite_are_never_saved(source: Source, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.training.selection import MAX_PROBE, Selection, figures, nearest_centroid, probe_rows
+from lopsided.evaluation.epochs import figure_of
+from lopsided.training.selection import MAX_PROBE, Selection, balanced_log_loss, centroid_logits, figures, probe_rows
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
@@ -59,7 +60,9 @@ def test_figures_are_those_of_the_confusion() -> None:
 def test_the_nearest_centroid_ignores_lengths_and_classes_without_samples() -> None:
     known = torch.tensor([[10.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
     queries = torch.tensor([[0.1, 0.01], [3.0, 100.0], [-0.1, 7.0]])
-    assert nearest_centroid(known, torch.tensor([0, 0, 2]), queries, 4).tolist() == [0, 2, 2]
+    logits = centroid_logits(known, torch.tensor([0, 0, 2]), queries, 4)
+    assert logits.argmax(axis=1).tolist() == [0, 2, 2]
+    assert np.isfinite(logits).all()
 
 
 def test_the_probe_takes_up_to_a_hundred_of_each_class_by_seed() -> None:
@@ -69,3 +72,31 @@ def test_the_probe_takes_up_to_a_hundred_of_each_class_by_seed() -> None:
     assert len(np.unique(rows)) == len(rows)
     assert np.array_equal(rows, probe_rows(labels, 3))
     assert not np.array_equal(rows, probe_rows(labels, 4))
+
+
+def test_the_log_loss_of_selection_weighs_classes_equally_and_ignores_the_scale() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [90, 10])
+    logits = np.stack([np.zeros(100), rng.normal(2.0 * labels - 1.0)], axis=1)
+    found = balanced_log_loss(logits, labels)
+    doubled = np.concatenate([np.arange(90), *[np.arange(90, 100)] * 9])  # Each rare image nine times.
+
+    def mean_loss(scale: float) -> float:
+        z = scale * logits[doubled]
+        return float(np.mean(np.log(np.exp(z).sum(axis=1)) - z[np.arange(180), labels[doubled]]))
+
+    assert found == pytest.approx(min(mean_loss(scale) for scale in np.linspace(0.01, 10, 2000)), abs=1e-4)
+    assert balanced_log_loss(7 * logits, labels) == pytest.approx(found, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metric", "epoch"), [("uwa", 0), ("log_loss", 2), ("smooth_log_loss", 3), ("last", 4), ("accuracy", 4)]
+)
+def test_each_metric_selects_its_epoch(metric: str, epoch: int) -> None:
+    losses, uwas = (0.9, 0.8, 0.1, 0.5, 2.5), (0.9, 0.5, 0.6, 0.7, 0.8)
+    history: list[dict[str, float]] = []
+    selection = Selection()
+    for index, (loss, uwa) in enumerate(zip(losses, uwas, strict=True)):
+        history.append({"val_log_loss": loss, "val_uwa": uwa})
+        selection.update(index, figure_of(metric, history))
+    assert selection.chosen == epoch

@@ -15,7 +15,7 @@ import typer
 
 from lopsided import __version__
 from lopsided.cli import cache, compare, look, report, reproduce, train, use
-from lopsided.cli.output import StoppedError
+from lopsided.cli.output import StoppedError, begin
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
 
@@ -99,6 +99,7 @@ def _is_joined() -> bool:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    begin()
     _open_streams()
     if arguments is None:
         arguments = sys.argv[1:]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +15,11 @@ from lopsided.cli import sweeping
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.output import Json, Quiet, show, show_json
 from lopsided.cli.sweeping import CHOICE, option
+from lopsided.cli.train import read_changes
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
+    from lopsided.recipe import Recipe
     from lopsided.runs.records import Failure
     from lopsided.sweeps.compare import Comparison
     from lopsided.sweeps.engines import Cell
@@ -86,8 +89,9 @@ def compare(
     to the baseline run by run. A classification loss is trained end to end,
     for as many epochs as the two stages of the other arms together. Finished
     runs are kept in CMP: the same command continues an interrupted
-    comparison, and further seeds or arms add to it. A failed cell does not
-    stop the others; the exit code is then 1.
+    comparison, and further seeds, arms or scenarios add to it. Other settings
+    need another folder. A failed cell does not stop the others; the exit code
+    is then 1.
 
     \b
     Examples:
@@ -97,12 +101,13 @@ def compare(
       lopsided compare fashion-mnist-tops --arms ce,cl --scenario 90:10,98:2 --out CMP
       lopsided report CMP --open
     """
-    from lopsided.recipe import find_recipe, parse_change
+    from lopsided.recipe import find_recipe
     from lopsided.sweeps.arms import cells, check_arms, parse_arms
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
-    sets = dict(map(parse_change, changes or ()))
+    wanted = ",".join(scenario) if scenario else None
+    sets = read_changes(changes or (), [("DATA", "data.source", data), ("--scenario", "data.scenario", wanted)])
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
     base = find_recipe(recipe).override(**{**sets, **given})
     if base.data.source is None:
@@ -118,7 +123,7 @@ def compare(
     scenarios = _scenarios(scenario or ())
     planned = cells(chosen, base, scenarios, range(base.seed, base.seed + seeds))
     source = sweeping.check_data(base)
-    about = _about(out, source, list(recipes), baseline)
+    about = _about(out, source, base, recipes, planned) | {"baseline": baseline or next(iter(recipes))}
     worker = sweeping.make_engine(engine or "local", address, workers, threads)
     failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)
     _show(_compare(out, planned, baseline, source), failed, out, as_json=as_json)
@@ -148,10 +153,13 @@ def _scenarios(texts: Sequence[str]) -> list[str | None]:
     return [*found] or [None]
 
 
-def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) -> dict[str, Any]:
-    """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data."""
+def _about(
+    out: Path, source: str, base: Recipe, recipes: Mapping[str, Recipe], planned: Sequence[Cell]
+) -> dict[str, Any]:
+    """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or other settings."""
     from lopsided.recipe.words import shown
-    from lopsided.runs.records import read_records
+    from lopsided.runs.records import proportion, read_records
+    from lopsided.sweeps.arms import LOSS
     from lopsided.sweeps.sweep import RECORDS, about_sweep
 
     there = about_sweep(out)
@@ -160,8 +168,67 @@ def _about(out: Path, source: str, arms: Sequence[str], baseline: str | None) ->
     if others:
         names = ", ".join(map(shown, others))
         raise InputError(f"{out} has runs on {names}, not on {shown(source)}. Choose another folder.")
-    before = [arm for arm in there.get("arms", ()) if arm not in arms]
-    return {"kind": KIND, "arms": [*arms, *before], "baseline": baseline or arms[0]}
+    settings = _settings(base)
+    changes = {arm: _changed(_without_loss(settings), _settings(recipe)) for arm, recipe in recipes.items()}
+    texts = [cell.recipe.data.scenario for cell in planned if cell.recipe.data.scenario is not None]
+    scenarios = {str(proportion(text)): text for text in texts}
+    if records:  # Only finished runs can stand beside new ones on a page.
+        old, old_changes, old_scenarios = (_table(there, name) for name in ("settings", "changes", "scenarios"))
+        same_loss = old.get(f"{LOSS}.name") == settings[f"{LOSS}.name"]
+        _check_same(out, "runs", *((old, settings) if same_loss else (_without_loss(old), _without_loss(settings))))
+        for arm in filter(old_changes.__contains__, changes):
+            then = _without_loss(old) | _table(old_changes, arm)
+            now = _without_loss(settings) | changes[arm]
+            _check_same(out, f"runs of the arm {shown(arm)}", then, now)
+        for name in filter(old_scenarios.__contains__, scenarios):
+            then, now = ({"data.scenario": each[name]} for each in (old_scenarios, scenarios))
+            _check_same(out, f"runs at {name}", then, now)
+        changes, scenarios = {**old_changes, **changes}, {**old_scenarios, **scenarios}
+    arms = dict.fromkeys([*recipes, *there.get("arms", ())])
+    return {"kind": KIND, "arms": [*arms], "settings": settings, "changes": changes, "scenarios": scenarios}
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields that decide a run, except for the fields in which the runs of one arm differ."""
+    from lopsided.recipe import RUNTIME_FIELDS
+    from lopsided.recipe.words import leaves
+    from lopsided.runs.records import VARIED_FIELDS
+
+    found = {path: value for path, _, value in leaves(recipe) if path not in RUNTIME_FIELDS | VARIED_FIELDS}
+    settings: dict[str, Any] = json.loads(json.dumps(found))  # As sweep.json holds them: a tuple becomes a list.
+    return settings | {"encoder.weights": Path(recipe.encoder.weights).name}
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in new.items() if path not in old or old[path] != value}
+
+
+def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _without_loss(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that remain if an arm has another loss than the base recipe."""
+    from lopsided.sweeps.arms import LOSS
+
+    return {path: value for path, value in settings.items() if not path.startswith(f"{LOSS}.")}
+
+
+def _check_same(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise an error that names the fields with other values. A field that only one version knows is ignored."""
+    changed = [path for path in _changed(old, new) if path in old]
+    if changed:
+        texts = [f"{path} was {_value(old[path])} and is now {_value(new[path])}" for path in changed[:3]]
+        texts += [f"and {len(changed) - 3} more fields"] if len(changed) > 3 else []
+        do = "Use the same settings, or choose another folder."
+        raise InputError(f"{out} has {what} with other settings: {', '.join(texts)}. {do}")
+
+
+def _value(value: object) -> str:
+    from lopsided.recipe.words import shown
+
+    return "unset" if value is None else shown(value)
 
 
 def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: str) -> Comparison:

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.cli.output import LONGEST, AllowOutside, Json, Quiet, say, shortened, show, show_json, table
+from lopsided.cli.output import (
+    LONGEST,
+    AllowOutside,
+    Exclude,
+    Include,
+    Json,
+    Quiet,
+    say,
+    shortened,
+    show,
+    show_json,
+    table,
+)
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
@@ -75,17 +87,22 @@ def losses(as_json: Json = False) -> None:
         for loss in catalogue.losses()
     ]
     show(table(["loss", "kind", "title", "parameters"], rows))
-    known = {row[0] for row in rows}
-    for name in catalogue.names():
-        if name not in known:
-            try:
-                catalogue.find(name)
-            except catalogue.CatalogueError as error:
-                say(str(error))
+    for problem in catalogue.problems():
+        say(problem)
 
 
 def _loss_facts(loss: Loss) -> dict[str, Any]:
-    parameters = {p.name: {"default": p.default, "description": p.description} for p in loss.parameters}
+    parameters = {
+        p.name: {
+            "default": p.default,
+            "description": p.description,
+            "least": p.least,
+            "above": p.above,
+            "most": p.most,
+            "choices": list(p.choices) or None,
+        }
+        for p in loss.parameters
+    }
     return {"kind": loss.kind, "title": loss.title, "parameters": parameters}
 
 
@@ -99,6 +116,8 @@ def data(
     group: Annotated[
         str | None, typer.Option(help="Table column of groups. A group stays in one split.", show_default=False)
     ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     allow_outside: AllowOutside = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -106,12 +125,14 @@ def data(
     """List the sources, or describe a folder, a table or a source.
 
     Every image is decoded once. The result lists problems before training:
-    unreadable files, byte-identical images, classes with too few images.
+    unreadable files, byte-identical images, classes with too few images or
+    with similar names, and pairs such as x.jpg and x.png.
 
     \b
     Examples:
       lopsided data
       lopsided data photos
+      lopsided data photos --exclude "*.png"
       lopsided data lesions.csv --group patient --json
     """
     from lopsided.data.describe import describe, list_sources
@@ -126,7 +147,9 @@ def data(
     from lopsided.progress import counter
 
     with counter("reading images", quiet=quiet) as progress:
-        facts = describe(data, group=group, allow_outside=allow_outside, progress=progress)
+        facts = describe(
+            data, group=group, allow_outside=allow_outside, include=include, exclude=exclude, progress=progress
+        )
     if as_json:
         show_json(facts)
     else:
@@ -166,6 +189,8 @@ def _in_words(facts: Mapping[str, Any]) -> str:
         for name, count in facts["classes"].items()
     ]
     parts.append(table(["class", "images", "share", *splits], rows))
+    if facts["left_out"]:
+        parts.append(f"{facts['left_out']:,} images are left out by --include and --exclude.")
     if facts["groups"] is not None:
         groups = facts["groups"]
         parts.append(f"{groups['number']:,} groups; the largest has {groups['largest']:,} images.")

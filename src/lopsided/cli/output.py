@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,24 @@ from lopsided.progress import printable
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no notes.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and everything else on stderr.")
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include",
+        metavar="PATTERN",
+        help='Use only images whose name matches, for example "*.jpg". Can be repeated.',
+        show_default=False,
+    ),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude",
+        metavar="PATTERN",
+        help='Leave out images whose name matches, for example "*_mask.*". Can be repeated.',
+        show_default=False,
+    ),
 ]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
 
@@ -44,6 +63,19 @@ _RUN_FILES = frozenset(
 )
 _RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
 """A run or sweep folder contains all files of at least one set. A recipe alone does not mark a run."""
+
+
+_BEGAN = [time.monotonic()]
+
+
+def begin() -> None:
+    """Start to count the seconds of a command."""
+    _BEGAN[0] = time.monotonic()
+
+
+def elapsed() -> float:
+    """Return the seconds since the command started."""
+    return time.monotonic() - _BEGAN[0]
 
 
 class StoppedError(LopsidedError):
@@ -82,8 +114,16 @@ def _is_same(one: Path, other: str | Path) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a note or a warning on stderr."""
-    print(printable(text), file=sys.stderr)
+    """Print a note or a warning on stderr, in one write, so that lines of several processes do not mix."""
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
+
+
+def say_replaced(*paths: Path | None) -> None:
+    """Print which of the files that a command will write exist already."""
+    for path in paths:
+        if path is not None and os.path.lexists(path):
+            say(f"{path} exists and is replaced.")
 
 
 def show(text: str) -> None:
@@ -169,3 +209,19 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
         *(shortened(note, LONGEST) for note in evaluation["notes"]),
     ]
     return "\n\n".join(parts)
+
+
+def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
+    """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
+    from lopsided.evaluation.decision import Decision, explain
+
+    if "decision" not in metrics:
+        return []
+    decision = Decision.model_validate(metrics["decision"]["decision"])
+    words = " ".join([explain(decision, metrics["classes"]), *decision.notes])
+    other = "balanced" if decision.rule == "plain" else "plain"
+    rules = metrics[split].get("rules", {})
+    found = rules.get(other)
+    if found is not None and found != rules.get(decision.rule):
+        words += f" By the rule {other}, the unweighted accuracy would be {found['uwa']:.3f}."
+    return [words]

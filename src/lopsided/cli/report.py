@@ -8,10 +8,7 @@ from typing import Annotated
 import typer
 
 from lopsided.cli.output import AllowOutside, Json, Quiet, check_out, say, show, show_json
-
-
-def _complete_map(incomplete: str) -> list[str]:
-    return [name for name in ("pca", "tsne", "umap") if name.startswith(incomplete)]
+from lopsided.cli.sweeping import words
 
 
 def report(
@@ -25,7 +22,9 @@ def report(
     map_kind: Annotated[
         str,
         typer.Option(
-            "--map", help="A second map of the features besides PCA: tsne or umap.", autocompletion=_complete_map
+            "--map",
+            help="A second map of the features besides PCA: tsne or umap.",
+            autocompletion=words("pca", "tsne", "umap"),
         ),
     ] = "pca",
     runs: Annotated[bool, typer.Option("--runs", help="For a sweep: also write a page for each run.")] = False,

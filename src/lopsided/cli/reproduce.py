@@ -94,8 +94,10 @@ def reproduce(
 
     Finished runs are kept in SWEEP: the same command continues an
     interrupted sweep, and more runs add to it. Tables (Markdown, CSV,
-    LaTeX), figures and verdicts are written to SWEEP/tables. A failed cell
-    does not stop the others; the exit code is then 1.
+    LaTeX), figures and verdicts are written to SWEEP/tables. A verdict on a
+    claim needs at least three runs of each cell. A failed cell does not stop
+    the others; the exit code is then 1. "lopsided report SWEEP" makes one
+    page of all runs.
 
     \b
     Examples:
@@ -135,13 +137,32 @@ def reproduce(
         if not quiet and plan.left_out:
             say(plan.left_out)
         source = sweeping.check_data(plan.recipe)
+        if not quiet and (few := _too_few_runs(plan, source, out)):
+            say(few)
         worker = sweeping.make_engine(engine or "local", address, workers, threads)
         failed = sweeping.train(plan.cells(), out, worker, about={"kind": KIND}, keep_models=keep_models, quiet=quiet)
         comparison = _from_sweep(out, plan, source, only_asked=bool(losses))
     written = [] if out is None else write_tables(comparison, out, stem)
-    _show(comparison, written, failed, plan.left_out, out, as_json)
+    _show(comparison, written, failed, plan.left_out, out, as_json, from_records=records is not None)
     if failed:
         raise typer.Exit(1)
+
+
+def _too_few_runs(plan: Plan, source: str, out: Path) -> str:
+    """Return a sentence if the runs will be too few for a verdict on the paper's claims, or an empty text."""
+    from lopsided.paper.claims import FEWEST
+    from lopsided.paper.protocol import SOURCES
+    from lopsided.runs.records import read_records
+    from lopsided.sweeps.sweep import RECORDS
+
+    if plan.runs >= FEWEST or source not in SOURCES[plan.table]:
+        return ""
+    path = out / RECORDS
+    if path.exists() and any(record.seed >= FEWEST - 1 for record in read_records(path)[0]):
+        return ""  # An earlier command made more runs.
+    have = "1 run" if plan.runs == 1 else f"{plan.runs} runs"
+    what = f"{have} of each cell cannot give a verdict on the paper's claims: a verdict needs at least {FEWEST}."
+    return f"{what} The tables will still have all figures. Use --runs {FEWEST} or more for verdicts."
 
 
 def _stem(table: str, plan: Plan, *, losses: str | None, preset: str | None, recipe: str | None) -> str:
@@ -294,6 +315,8 @@ def _show(
     left_out: str,
     out: Path | None,
     as_json: bool,
+    *,
+    from_records: bool,
 ) -> None:
     if as_json:
         show_json(
@@ -313,4 +336,6 @@ def _show(
     lines += [f"{failure.name} failed: {failure.error}" for failure in failed]
     if out is not None:
         lines.append(f"Written to {out / TABLES_FOLDER}.")
+        if not from_records:
+            lines.append(f"To see all runs on one page: lopsided report {out}")
     show("\n".join(["", *lines]))

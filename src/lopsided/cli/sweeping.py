@@ -26,6 +26,7 @@ PLAIN_WIDTH = 160
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
     """Return an option that is listed in a panel of the help."""
+    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -74,7 +75,14 @@ def check_data(base: Recipe) -> str:
     if weights not in WEIGHT_NAMES and not Path(weights).is_file():
         raise InputError(f"The file of weights {weights} does not exist. Correct --weights.")
     data = settled.data
-    source = open_source(data.source or "", classes=data.classes, group=data.group, allow_outside=data.allow_outside)
+    source = open_source(
+        data.source or "",
+        classes=data.classes,
+        group=data.group,
+        allow_outside=data.allow_outside,
+        include=data.include,
+        exclude=data.exclude,
+    )
     if settled.data.split == "group" and source.groups is None:
         raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")
     return source.name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,26 +13,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopsided.cli import rules
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, StoppedError, figures_table, interval, say, show, show_json, table
+from lopsided.cli.output import (
+    Json,
+    Quiet,
+    StoppedError,
+    decision_words,
+    elapsed,
+    figures_table,
+    interval,
+    say,
+    show,
+    show_json,
+    table,
+)
+from lopsided.cli.sweeping import option
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
+    from lopsided.recipe import Recipe
     from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
+_OPTIONS = {"encoder.name": "--encoder", "classifier.epochs": "--classifier-epochs", "decision.rule": "--decide"}
+"""The options whose name is not the last part of their field's name."""
 
 
 def _complete_loss(incomplete: str) -> list[str]:
     from lopsided.losses import catalogue
 
     return [name for name in catalogue.names() if name.startswith(incomplete)]
-
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
 def fit(
@@ -45,17 +59,17 @@ def fit(
         ),
     ] = None,
     out: Annotated[
-        Path | None, _option(RUN, "Folder of the run. It must be new or empty, except with --resume.")
+        Path | None, option(RUN, "Folder of the run. It must be new or empty, except with --resume.")
     ] = None,
     recipe: Annotated[
         str | None,
-        _option(RUN, "Name of a recipe, or a TOML file. Options override its fields.", autocompletion=complete_recipe),
+        option(RUN, "Name of a recipe, or a TOML file. Options override its fields.", autocompletion=complete_recipe),
     ] = None,
-    seed: Annotated[int | None, _option(RUN, "Seed of all random numbers.")] = None,
-    device: Annotated[str | None, _option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")] = None,
+    seed: Annotated[int | None, option(RUN, "Seed of all random numbers.")] = None,
+    device: Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")] = None,
     changes: Annotated[
         list[str] | None,
-        _option(
+        option(
             RUN,
             "Set any field of the recipe, for example --set encoder_training.sampler=balanced. Can be repeated.",
             "--set",
@@ -63,45 +77,71 @@ def fit(
         ),
     ] = None,
     resume: Annotated[
-        bool, _option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")
+        bool, option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")
     ] = False,
     loss: Annotated[
         str | None,
-        _option(
+        option(
             LOSS,
             "Name of a loss, see `lopsided losses`. A contrastive loss trains in two stages. A classification loss "
             "trains end to end, with the epochs of both stages together.",
             autocompletion=_complete_loss,
         ),
     ] = None,
-    eta: Annotated[float | None, _option(LOSS, "Weight of the negatives (acl and afcl).")] = None,
-    gamma: Annotated[float | None, _option(LOSS, "Focusing exponent (fcl, afcl and focal).")] = None,
-    epochs: Annotated[int | None, _option(LOSS, "Number of epochs of the first stage.")] = None,
-    classifier_epochs: Annotated[int | None, _option(LOSS, "Number of epochs of the second stage.")] = None,
-    batch_size: Annotated[int | None, _option(LOSS, "Images per batch in both stages, summed over all ranks.")] = None,
-    lr: Annotated[float | None, _option(LOSS, "Learning rate of the first stage.")] = None,
-    encoder: Annotated[str | None, _option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
+    eta: Annotated[float | None, option(LOSS, "Weight of the negatives (acl and afcl).")] = None,
+    gamma: Annotated[float | None, option(LOSS, "Focusing exponent (fcl, afcl and focal).")] = None,
+    epochs: Annotated[int | None, option(LOSS, "Number of epochs of the first stage.")] = None,
+    classifier_epochs: Annotated[int | None, option(LOSS, "Number of epochs of the second stage.")] = None,
+    batch_size: Annotated[int | None, option(LOSS, "Images per batch in both stages, summed over all ranks.")] = None,
+    lr: Annotated[float | None, option(LOSS, "Learning rate of the first stage.")] = None,
+    encoder: Annotated[str | None, option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
     weights: Annotated[
-        str | None, _option(NETWORK, "Weights: none, embedded, timm (both pretrained) or a .safetensors file.")
+        str | None, option(NETWORK, "Weights: none, embedded, timm (both pretrained) or a .safetensors file.")
     ] = None,
-    image_size: Annotated[int | None, _option(NETWORK, "Images are resized to this many pixels per side.")] = None,
+    image_size: Annotated[
+        int | None,
+        option(
+            NETWORK,
+            "Images are resized to this many pixels per side. Default: the size of the pretrained weights; from "
+            "scratch, their own size if all have the same, otherwise 224, or less if they are smaller.",
+        ),
+    ] = None,
     val: Annotated[
-        float | None, _option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
+        float | None, option(DATA, "Share of validation images, which select the best epoch. 0: use the last.")
     ] = None,
-    test: Annotated[float | None, _option(DATA, "Share of test images, which are evaluated only once.")] = None,
-    split: Annotated[str | None, _option(DATA, "Split method: auto, random, stratified, group or given.")] = None,
+    test: Annotated[float | None, option(DATA, "Share of test images, which are evaluated only once.")] = None,
+    split: Annotated[str | None, option(DATA, "Split method: auto, random, stratified, group or given.")] = None,
     group: Annotated[
-        str | None, _option(DATA, "Table column of groups, such as patient. A group stays in one split.")
+        str | None, option(DATA, "Table column of groups, such as patient. A group stays in one split.")
     ] = None,
     scenario: Annotated[
-        str | None, _option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
+        str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        option(
+            DATA,
+            'Use only images whose name matches, for example "*.jpg". Can be repeated.',
+            "--include",
+            metavar="PATTERN",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        option(
+            DATA,
+            'Leave out images whose name matches, for example "*_mask.*". Can be repeated.',
+            "--exclude",
+            metavar="PATTERN",
+        ),
     ] = None,
     skip_unreadable: Annotated[
-        bool, _option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
+        bool, option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
     ] = False,
     allow_outside: Annotated[
-        bool, _option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
+        bool, option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
+    decide: Annotated[str | None, option(RUN, rules.HELP)] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -121,6 +161,7 @@ def fit(
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --out run --recipe from-scratch --image-size 64
       lopsided fit photos --out baseline --loss weighted-ce
+      lopsided fit photos --out run --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
@@ -145,26 +186,74 @@ def fit(
         "data.split": split,
         "data.group": group,
         "data.scenario": scenario,
+        "data.include": include or None,
+        "data.exclude": exclude or None,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
+        "decision.rule": rules.read_rule(decide),
     }
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     fields = {name: value for name, value in flags.items() if value is not None}
+    options = [(_flag_of(name), name, value) for name, value in fields.items()]
     with _joined() as ranks:
         first = ranks is None or ranks.first
-        fields |= _changes(changes or ())
-        run, already = _fit(data, out, recipe, fields, resume=resume, quiet=quiet or not first, ranks=ranks)
+        sets = read_changes(changes or (), [("DATA", "data.source", data), *options])
+        with _naming_flags(fields):
+            run, already = _fit(data, out, recipe, fields | sets, resume=resume, quiet=quiet or not first, ranks=ranks)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
-            _show_run(run, as_json)
+            _show_run(run, as_json, already=already)
 
 
-def _changes(texts: Iterable[str]) -> dict[str, Any]:
+def _flag_of(field: str) -> str:
+    """Return the option that sets a field of the recipe."""
+    return _OPTIONS.get(field, f"--{field.rpartition('.')[2].replace('_', '-')}")
+
+
+@contextmanager
+def _naming_flags(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Name the flag instead of the field in an error about a field that was set by a flag."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        for name in fields:
+            flag = _flag_of(name)
+            start = r"(?<![\w.-])" if "." in name else "^"  # A plain word such as seed may have its usual meaning.
+            text = re.sub(rf"{start}{re.escape(name)}(?!\w|\.\w)", flag, text)
+        if text == str(error):
+            raise
+        raise InputError(text) from error
+
+
+def _check_split(recipe: Recipe) -> None:
+    """Raise if the split would ignore the groups that the recipe names."""
+    how, group = recipe.data.split, recipe.data.group
+    if group is not None and how in ("random", "stratified"):
+        raise InputError(
+            f"--split {how} and --group {group} contradict each other: the split would ignore the groups, so images of "
+            "one group could be in two splits. Use --split group, or leave out one of the two options."
+        )
+
+
+def read_changes(texts: Iterable[str], options: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """Read the values of --set. Raise an error if another option sets the same field to another value.
+
+    ``options`` holds the name, the field and the value of each other option. A value is None if it is not given.
+    """
     from lopsided.recipe import parse_change
 
-    return dict(map(parse_change, texts))
+    sets = dict(map(parse_change, texts))
+    for name, field, value in options:
+        for path in (field, f"{field}.name"):
+            if value is not None and path in sets and sets[path] != value:
+                given = name if value is True else f"{name} {value}"
+                other = "unset" if sets[path] is None else json.dumps(sets[path], default=str)
+                both = f"{given} and --set {path}={other}"
+                raise InputError(f"{both} set the same field to different values. Remove one of the two.")
+    return sets
 
 
 def _fit(
@@ -182,6 +271,8 @@ def _fit(
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
+    if not resume:
+        _check_split(chosen)
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -286,7 +377,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."
 
 
-def _show_run(run: Run, as_json: bool) -> None:
+def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     metrics = run.metrics or {}
     if as_json:
         show_json({"run": str(run.folder), **metrics})
@@ -298,6 +389,7 @@ def _show_run(run: Run, as_json: bool) -> None:
     for split in ("test", "val"):
         if metrics[split] is not None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
+            parts += decision_words(metrics, split)
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")
@@ -306,7 +398,12 @@ def _show_run(run: Run, as_json: bool) -> None:
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
-    parts.append(f"Written to {run.folder} in {metrics['seconds']:.0f} s.")
+    training = metrics["seconds"]
+    if already:
+        parts.append(f"{run.folder} was trained in {training:.0f} s.")
+    else:
+        rest = f"{training:.0f} s of training; the rest is start-up, reading images and evaluation"
+        parts.append(f"Written to {run.folder} in {max(elapsed(), training):.0f} s ({rest}).")
     show("\n\n".join(parts))
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lopsided.cli import rules
 from lopsided.cli.output import (
     AllowOutside,
+    Exclude,
+    Include,
     Json,
     Quiet,
     Terminal,
     check_out,
     figures_table,
     say,
+    say_replaced,
     shortened,
     show,
     show_json,
@@ -24,21 +28,32 @@ from lopsided.cli.output import (
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
+    from lopsided.data.sources.names import Twins
     from lopsided.inference.predict import Summary
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
+Decide = Annotated[str | None, typer.Option(help=f"{rules.HELP} Default: the rule of the model.", show_default=False)]
+Prevalence = Annotated[
+    str | None,
+    typer.Option(
+        help="Class shares where the model is used, for example A=0.02,B=0.98. The probabilities are moved to them.",
+        show_default=False,
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 
 
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="DATA", help="Labelled images: a folder, a table or the name of a source.", show_default=False
+            metavar="DATA",
+            help="Labelled images: a folder, a table or the name of a source. Default: the test split of the run.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Also write the figures to this JSON file.", show_default=False)
     ] = None,
@@ -47,12 +62,20 @@ def evaluate(
         typer.Option(help="Table column of related images, such as patient. Widens the intervals.", show_default=False),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Use only this split of the data: train, val or test.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Use only this split of the data, or of the run if DATA is missing: train, val or test.",
+            show_default=False,
+        ),
     ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
     ] = False,
     allow_outside: AllowOutside = False,
+    decide: Decide = None,
+    prevalence: Prevalence = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -61,41 +84,70 @@ def evaluate(
     """Evaluate a trained model on labelled images, with intervals.
 
     Every label must be a class of the model. Do not evaluate on the training
-    images. `fit` has already evaluated the test split, and its figures are in
-    the run folder.
+    images. Without DATA, the test split of the run is evaluated again: its
+    images are opened from where `fit` found them, and the command stops if
+    they have changed.
 
     \b
     Examples:
       lopsided evaluate run other-hospital
+      lopsided evaluate run
       lopsided evaluate run lesions.csv --group patient --out figures.json
     """
     import json
 
     from lopsided import files
+    from lopsided.data.sources.names import twins
+    from lopsided.evaluation.decision import explain
     from lopsided.inference.evaluate import evaluate_model, open_labelled
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, trained_on
+    from lopsided.runs.run import open_model, open_own_split, open_use, trained_on
 
-    check_out(out, data)
-    model, card = open_model(run, device)
-    with counter("checking images", quiet=quiet) as progress:
-        source = open_labelled(
-            data,
-            card,
-            group=group,
-            split=split,
-            skip_unreadable=skip_unreadable,
-            allow_outside=allow_outside,
-            progress=progress,
+    check_out(out, *([] if data is None else [data]))
+    seed = 0
+    if data is None:
+        _refuse_without_data(
+            {
+                "--group": group,
+                "--include": include or None,
+                "--exclude": exclude or None,
+                "--skip-unreadable": skip_unreadable,
+                "--allow-outside": allow_outside,
+            }
         )
-    if split != "test" and trained_on(run, data):
+        split = split or "test"
+        with counter("checking images", quiet=quiet) as progress:
+            source, recipe = open_own_split(run, split, progress)
+        model, card = open_model(run, device)
+        source, seed = source.relabel(card.classes), recipe.seed
+    else:
+        model, card = open_model(run, device)
+        with counter("checking images", quiet=quiet) as progress:
+            source = open_labelled(
+                data,
+                card,
+                group=group,
+                split=split,
+                skip_unreadable=skip_unreadable,
+                allow_outside=allow_outside,
+                include=include,
+                exclude=exclude,
+                progress=progress,
+            )
+        _warn_of_twins(twins(source.names))
+    use = open_use(run, card, rules.read_rule(decide), prevalence)
+    if data is None and split == "val":
+        say("warning: the validation split selected the model, so the figures are too high.")
+    elif split != "test" and (data is None or trained_on(run, data)):
         say(
             "warning: the model was trained on images of these data, so the figures are too high. "
             "Use the test figures of the run instead."
         )
     with counter("evaluating", quiet=quiet) as progress:
-        result = evaluate_model(model, card, source, batch_size=batch_size, progress=progress)
+        result = evaluate_model(model, card, source, batch_size=batch_size, seed=seed, use=use, progress=progress)
     result = {"run": str(run), **result}
+    if not quiet:
+        say_replaced(out)
     if out is not None:
         files.atomic_write(out, json.dumps(result, indent=2, allow_nan=False) + "\n")
     if as_json:
@@ -103,7 +155,9 @@ def evaluate(
         return
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
-    show(f"{result['data']}: {result['num_images']:,} images\n\n{figures_table(result)}")
+    what = f"{split} split of {run}" if data is None else result["data"]
+    rule = explain(use.decision, card.classes)
+    show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}\n\n{rule}")
     if out is not None:
         show(f"\nWritten to {out}.")
 
@@ -116,6 +170,10 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
     ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    decide: Decide = None,
+    prevalence: Prevalence = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -124,7 +182,8 @@ def predict(
     """Predict the classes of images, with probabilities.
 
     The CSV has the columns path and predicted, and one column p:CLASS with the
-    probability of each class. Images that cannot be read are skipped and
+    probability of each class. The decision rule of the model, or --decide,
+    decides for the predicted class. It need not be the most probable one. Images that cannot be read are skipped and
     listed on stderr. With --out, they are also listed in *.unreadable.csv next
     to the CSV file. With --json and without --out, each output line is the
     JSON object of one image.
@@ -133,25 +192,34 @@ def predict(
     Examples:
       lopsided predict run photo.jpg
       lopsided predict run inbox --out answers.csv
+      lopsided predict run inbox --exclude "*_mask.*" --out answers.csv
       lopsided predict run inbox | sort -t, -k3 -g
     """
+    from lopsided.data.sources.names import Patterns, Twins
     from lopsided.inference import predict as stream
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model
+    from lopsided.runs.run import open_model, open_use
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
-    total, paths = stream.find_images(images)
+    pairs = Twins()
+    total, paths = stream.find_images(images, Patterns(include or (), exclude or ()), pairs)
+    _warn_of_twins(pairs)
     model, card = open_model(run, device)
+    use = open_use(run, card, rules.read_rule(decide), prevalence)
     _warn_of_formulas(card.classes)
-    answers = stream.predict_images(model, card, paths, batch_size=batch_size)
+    answers = stream.predict_images(model, card, paths, batch_size=batch_size, use=use)
     with counter("predicting", quiet=quiet) as progress:
         if out is None:
             target = Terminal() if sys.stdout.isatty() else sys.stdout
-            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json)
+            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json, decision=use.decision)
             stream.check_any(summary)
         else:
-            summary = stream.write_predictions(answers, card.classes, out, total=total, progress=progress)
+            if not quiet:
+                say_replaced(out)
+            summary = stream.write_predictions(
+                answers, card.classes, out, decision=use.decision, total=total, progress=progress
+            )
     _tell_unreadable(summary, out)
     if out is not None and as_json:
         show_json({"out": str(out), **summary.to_dict()})
@@ -172,10 +240,11 @@ def export(
     """Export a trained model as an ONNX file for other programs.
 
     The ONNX model takes float32 images of shape (batch, channels, height,
-    width) with values in 0..1 and returns probabilities. It includes the
-    normalisation; its metadata list the classes. The export is checked:
-    onnxruntime and torch must give the same probabilities for one image and
-    for a batch.
+    width) with values in 0..1. It returns logits, probabilities, decision
+    scores and the label that the decision rule of the model gives. It includes
+    the normalisation; its metadata list the classes and the rule. The export
+    is checked: onnxruntime and torch must give the same probabilities and
+    labels for one image and for a batch.
 
     \b
     Examples:
@@ -191,6 +260,7 @@ def export(
     model, card = open_model(run)
     check_out(target)
     if not quiet:
+        say_replaced(target)
         say("exporting and checking; this takes a few seconds")
     result = export_onnx(model, card, target)
     if as_json:
@@ -201,6 +271,20 @@ def export(
             f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch on batches "
             f"of {counts} images. The largest difference between two probabilities is {result['difference']:.1g}."
         )
+
+
+def _refuse_without_data(options: Mapping[str, object]) -> None:
+    """Raise if an option is given that needs DATA."""
+    given = next((name for name, value in options.items() if value not in (None, False)), None)
+    if given is not None:
+        do = "Name the data, or leave the option out: the run's own data are opened as in its recipe."
+        raise InputError(f"{given} needs DATA. {do}")
+
+
+def _warn_of_twins(pairs: Twins) -> None:
+    """Warn about images that differ only in the suffix, which may be masks."""
+    if pairs.number:
+        say(f"warning: {pairs.words()}")
 
 
 def _warn_of_formulas(classes: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from lopsided.data.decoding import UnreadableImageError, read_header
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
+from lopsided.data.sources.names import twins, typo_words
 from lopsided.data.sources.registry import KINDS
+from lopsided.recipe.words import listed
 
 
 def list_sources() -> list[dict[str, Any]]:
@@ -26,11 +29,15 @@ def describe(
     *,
     group: str | None = None,
     allow_outside: bool = False,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Describe a source: classes, splits, groups, sizes, byte-identical images and unreadable images."""
-    source = open_source(data, group=group, allow_outside=allow_outside, min_classes=1)
+    source = open_source(
+        data, group=group, allow_outside=allow_outside, min_classes=1, include=include, exclude=exclude
+    )
     workers = workers or (os.cpu_count() or 1)
     broken = source.images.unreadable(workers=workers, progress=progress)
     rows = np.setdiff1d(np.arange(len(source)), [index for index, _ in broken])
@@ -45,6 +52,7 @@ def describe(
         "splits": _split_counts(source),
         "duplicates": duplicates,
         "unreadable": [{"name": source.names[index], "reason": error.reason} for index, error in broken],
+        "left_out": source.left_out,
         "notes": _notes(source, duplicates),
     }
 
@@ -112,8 +120,11 @@ def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
             f"{largest} has {counts[largest] / counts[smallest]:.1f} times as many images as {smallest}. Always "
             f"answering {largest} gives {share:.1f} % accuracy and an unweighted accuracy of {1 / len(counts):.3f}."
         ]
-    if counts[smallest] < 2:
-        notes.append(f"{smallest} has only one image and cannot be split.")
+    alone = [name for name, number in counts.items() if number < 2]
+    if alone:
+        verb = "has" if len(alone) == 1 else "each have"
+        notes.append(f"{listed(alone)} {verb} only one image and cannot be split.")
+    notes += [text for text in (typo_words(counts), twins(source.names).words()) if text]
     conflicts = [item for item in duplicates if len(item["labels"]) > 1]
     if conflicts:
         first = conflicts[0]

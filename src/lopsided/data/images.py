@@ -188,6 +188,10 @@ class FileImages(Images):
                 progress(index + 1, len(self))
         return found
 
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Return the upright height and width of each image, from its header."""
+        return np.array([read_header(path)[0] for path in self.paths], dtype=np.int64).reshape(-1, 2)
+
     def check_sizes(self) -> None:
         """Raise unless all headers have the same size. Loading without ``image_size`` requires this."""
         first: tuple[int, int] | None = None
@@ -257,4 +261,5 @@ def _check_request(image_size: int | None, channels: int) -> None:
 
 def _different_sizes(first: tuple[str, tuple[int, ...]], other: tuple[str, tuple[int, ...]]) -> DataError:
     sizes = " and ".join(f"{size[1]} x {size[0]} in {name}" for name, size in (first, other))
-    return DataError(sentence("images must have the same size when image_size is not set", sizes, "Set image_size."))
+    do = "Set --image-size (data.image_size in a recipe)."
+    return DataError(sentence("images must have the same size when no image size is set", sizes, do))

@@ -161,9 +161,9 @@ def prepare(
     ``pixels`` is the preprocessing of the encoder's weights, for recipes with the normalisation "weights". ``digests``
     are the SHA-256 of all images of the source, if they are known.
     """
-    channels = recipe.data.channels or (3 if pixels is not None else source.images.channels)
-    side = recipe.data.image_size
-    if side is None and pixels is not None:
+    data, side = recipe.data, recipe.data.image_size or source.resized
+    channels = data.channels or (3 if pixels is not None else source.images.channels)
+    if data.image_size is None and pixels is not None:
         side = pixels.side(_longest_side(source.images, splits.train))
     first = source.images.load(splits.train[:1], side, channels)
     height, width = first.shape[2:]
@@ -179,6 +179,11 @@ def prepare(
         for name, rows in splits.parts()
         if len(rows) or name == "train"
     }
+    if data.image_size is None and side is not None and pixels is None:
+        notes.append(
+            f"The images have different sizes and are resized to {side} x {side} pixels. "
+            "Set another size with --image-size."
+        )
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
     shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
     notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+
+import numpy as np
 
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits, open_source
-from lopsided.data.splits import Splits, split
+from lopsided.data.splits import How, Splits, split
 from lopsided.recipe import Recipe
+
+USUAL_SIDE = 224
+"""Side in pixels to which images of different sizes are resized if the recipe sets no size, unless they are smaller.
+
+Most pretrained encoders were trained at this size, and most tools for photographs use it.
+"""
 
 
 def open_drawn(recipe: Recipe, progress: Progress | None = None) -> Source:
@@ -26,12 +35,13 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
         group=data.group,
         missing_ok=data.skip_unreadable,
         allow_outside=data.allow_outside,
+        include=data.include,
+        exclude=data.exclude,
     )
     given = data.split in ("auto", "given")
     if given:
         check_splits(source, where)
     workers = recipe.threads or os.cpu_count() or 1
-    same_size = data.image_size is None and recipe.augment.normalisation != "weights"
     if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
         source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
         if given:
@@ -45,11 +55,24 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
             held_out = source.subset(rows)
         source = source.subset(drawn)
     if not data.skip_unreadable:
-        source = source.verify(same_size=same_size, workers=workers, progress=progress)
-        held_out = None if held_out is None else held_out.verify(same_size=same_size, workers=workers)
-    elif same_size and isinstance(source.images, FileImages):
-        source.images.check_sizes()
+        source = source.verify(workers=workers, progress=progress)
+        held_out = None if held_out is None else held_out.verify(workers=workers)
+    if data.image_size is None:
+        side = usual_side(source, *([] if held_out is None else [held_out]))
+        source = replace(source, resized=side)
     return source, held_out
+
+
+def usual_side(*sources: Source) -> int | None:
+    """Return the side to which images of different sizes are resized by default, or None if all have the same size.
+
+    It is ``USUAL_SIDE``, or the median of the shorter sides if that is smaller.
+    """
+    parts = [source.images.sizes() for source in sources if isinstance(source.images, FileImages)]
+    sizes = np.concatenate([np.empty((0, 2), dtype=np.int64), *parts])
+    if not len(sizes) or (sizes == sizes[0]).all():
+        return None
+    return min(USUAL_SIDE, int(np.median(sizes.min(axis=1))))
 
 
 def data_seed(recipe: Recipe) -> int:
@@ -57,9 +80,33 @@ def data_seed(recipe: Recipe) -> int:
     return recipe.seed if recipe.data.redraw else 0
 
 
+def split_rule(recipe: Recipe, source: Source) -> How:
+    """Return the rule that splits a source: the rule of the recipe, or the rule that ``auto`` means for the source."""
+    how = recipe.data.split
+    if how != "auto":
+        return how
+    return "given" if source.splits is not None else "group" if source.groups is not None else "stratified"
+
+
 def split_source(recipe: Recipe, source: Source) -> Splits:
     """Split a source by the rule of a recipe."""
-    how = recipe.data.split
-    if how == "auto":
-        how = "given" if source.splits is not None else "group" if source.groups is not None else "stratified"
+    how = split_rule(recipe, source)
     return split(source, how=how, val=recipe.data.val, test=recipe.data.test, seed=data_seed(recipe))
+
+
+def split_words(recipe: Recipe, source: Source) -> str:
+    """Return a sentence that names the split rule and the reason for it."""
+    how = split_rule(recipe, source)
+    what = {
+        "random": "at random, without regard to classes or groups",
+        "stratified": "at random within each class (stratified)",
+        "group": "by group: all images of a group are in one split",
+        "given": "as the data define it (given)",
+    }[how]
+    why = {
+        "stratified": "the data have neither splits nor groups",
+        "group": "the data have groups",
+        "given": "the data have splits",
+    }
+    reason = f"the default, because {why[how]}" if recipe.data.split == "auto" else "as requested"
+    return f"The images are split {what}; {reason}."

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lopsided.data.scenarios import apportion
 from lopsided.data.sources import Source
 from lopsided.data.sources.listing import SPLITS
+from lopsided.data.sources.names import suggest_names
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.seeds import derive_seed
 
@@ -100,10 +101,9 @@ def _deal(source: Source, how: str, val: float, test: float, seed: int) -> npt.N
     """Return 0, 1 or 2 (train, val, test) for each image."""
     alone = [name for name, number in source.counts().items() if number == 1]
     if alone and val + test > 0:
-        got = f"1 in {alone[0]!r} of {source.name}"
-        raise DataError(
-            sentence("a class must hold at least 2 images to be split", got, "Add images or drop the class.")
-        )
+        do = suggest_names(alone, [name for name, number in source.counts().items() if number > 1])
+        do = f"{do} Otherwise add images or drop the class." if do else "Add images or drop the class."
+        raise DataError(sentence("a class must hold at least 2 images to be split", _one_in(alone, source), do))
     generator = np.random.default_rng(derive_seed(seed, "split"))
     if how == "group":
         return _by_group(source, val, test, generator)
@@ -115,6 +115,10 @@ def _deal(source: Source, how: str, val: float, test: float, seed: int) -> npt.N
         parts[order[sizes[1] : sum(sizes)]] = 1
         return parts
     return _stratified(source.labels, order, sizes)
+
+
+def _one_in(names: Sequence[str], source: Source) -> str:
+    return f"1 in {' and in '.join(map(repr, names))} of {source.name}"
 
 
 def _size(n: int, share: float) -> int:
@@ -159,8 +163,8 @@ def _by_group(source: Source, val: float, test: float, generator: np.random.Gene
     np.add.at(tally, (member, source.labels), 1)
     few = [name for name, number in zip(source.classes, (tally > 0).sum(axis=0), strict=True) if number == 1]
     if few and val + test > 0:
-        got = f"1 in {few[0]!r} of {source.name}"
-        raise DataError(sentence("a class must hold at least 2 groups to be split by group", got))
+        do = suggest_names(few, [name for name in source.classes if name not in few])
+        raise DataError(sentence("a class must hold at least 2 groups to be split by group", _one_in(few, source), do))
     totals = np.maximum(tally.sum(axis=0), 1)
     weight = tally / totals
     shares = np.array([1 - val - test, val, test])

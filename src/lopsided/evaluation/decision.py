@@ -1,16 +1,448 @@
-"""The decision rule: from probabilities to a predicted class."""
+"""Decision rules: from probabilities to a class.
+
+A model returns probabilities p that carry a prior pi: the class shares of the batches that trained it, corrected by the
+weights of its loss. The rules use both.
+
+    plain        argmax p_c
+    balanced     argmax p_c / pi_c, which maximises the mean of the recalls if p is calibrated
+    prevalence   argmax p_c q_c / pi_c for expected shares q
+    cost         argmin over k of sum_c p_c C[c, k]
+    recall       the target class if p_target >= t, otherwise the best other class by ``balanced``
+    tuned        argmax a log p_c + b_c, with a and b fitted to held-back images
+
+``tuned`` maximises the mean over the classes of the mean log-likelihood of a class. A penalty keeps it near
+``balanced`` if there are few images: one Gaussian on log a and one on each b_c + log pi_c. The simulation
+``benchmarks/thresholds.py`` chose their widths.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from lopsided.errors import InputError
+from lopsided.recipe.rules import Rule, parse_rule
+
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+TINY = 1e-300
+"""The smallest probability of which a logarithm is taken."""
+NEVER = -1e4
+"""The offset of a class without training images, which no rule that divides by the prior decides for."""
+SCALE_SPREAD, OFFSET_SPREAD = 0.5, 0.5
+"""Standard deviations of the penalty of ``tuned``: of log a, and of each offset."""
+TEMPERATURE_SPREAD = 1.0
+"""Standard deviation of the penalty on the logarithm of a temperature."""
+CONFIDENCE = 0.95
+"""The confidence for which a note says how many images a recall rule would need."""
 
 
-def decide(probabilities: ArrayLike) -> NDArray[np.int64]:
+class Decision(BaseModel):
+    """A rule that is ready to decide: a rule's text, and the numbers that it came to for one model.
+
+    The score of class c is ``scale`` log p_c + ``offsets``[c]. With ``costs`` it is minus the expected cost of deciding
+    for c. With ``target``, the score of the target is logit(p) - logit(``threshold``), and the best of the other
+    classes has the score 0. The class with the highest score is decided; the first one if classes tie.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rule: str = "plain"
+    scale: float = 1.0
+    offsets: tuple[float, ...] = ()
+    costs: tuple[tuple[float, ...], ...] = ()
+    target: int | None = None
+    threshold: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Decision:
+        if (self.target is None) != (self.threshold is None):
+            raise ValueError("target and threshold belong together")
+        if self.threshold is not None and not 0 < self.threshold < 1:
+            raise ValueError("threshold must be between 0 and 1")
+        if self.scale <= 0 or any(len(row) != len(self.costs) for row in self.costs):
+            raise ValueError("scale must be > 0 and costs must be square")
+        return self
+
+    def fits(self, num_classes: int) -> bool:
+        """Return whether the decision is for this number of classes."""
+        lengths = {len(part) for part in (self.offsets, self.costs) if part}
+        return lengths <= {num_classes} and (self.target is None or 0 <= self.target < num_classes)
+
+    def scores(self, probabilities: ArrayLike) -> Floats:
+        """Return a score per class, (n, K), of probabilities (n, K) or (K,). The highest score is decided."""
+        p = np.asarray(probabilities, dtype=np.float64)
+        if self.costs:
+            expected: Floats = -(p @ np.asarray(self.costs))
+            return expected
+        logs = self.scale * np.log(np.maximum(p, TINY))
+        if self.offsets:
+            logs = logs + np.asarray(self.offsets)
+        if self.target is None or self.threshold is None:
+            return logs
+        own = p[..., self.target]
+        logs[..., self.target] = -np.inf
+        logs -= logs.max(axis=-1, keepdims=True)
+        odds = np.log(np.maximum(own, TINY)) - np.log(np.maximum(1 - own, TINY))
+        logs[..., self.target] = odds - math.log(self.threshold / (1 - self.threshold))
+        return logs
+
+    def decide(self, probabilities: ArrayLike) -> Codes:
+        """Return the decided class of each row of (n, K)."""
+        p = np.asarray(probabilities)
+        plain = not self.offsets and not self.costs and self.target is None
+        decided: Codes = np.argmax(p if plain else self.scores(p), axis=-1)
+        return decided
+
+
+PLAIN = Decision()
+"""The most probable class."""
+
+
+def decide(probabilities: ArrayLike) -> Codes:
     """Return the most probable class of each row of (n, K); the first one if classes tie.
 
     >>> decide([[0.2, 0.8], [0.5, 0.5]])
     array([1, 0])
     """
-    decided: NDArray[np.int64] = np.argmax(np.asarray(probabilities), axis=-1)
+    return PLAIN.decide(probabilities)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldBack:
+    """Probabilities (n, K) of labelled images that the model was not trained on."""
+
+    probabilities: Floats
+    labels: Codes
+    what: str = "validation images"
+
+    def counts(self) -> Codes:
+        """Return the number of images of each class."""
+        return np.bincount(self.labels, minlength=self.probabilities.shape[1])
+
+
+def resolve(
+    rule: str | Rule, classes: Sequence[str], prior: Sequence[float] | None, held: HeldBack | None = None
+) -> Decision:
+    """Return the decision of a rule for a model with these classes, whose probabilities carry ``prior``.
+
+    Rules that are fitted need ``held``. Raise an InputError if the rule does not fit the classes, or if it needs a
+    prior or held-back images that are missing.
+    """
+    parsed = parse_rule(rule) if isinstance(rule, str) else rule
+    text = str(parsed)
+    if parsed.kind == "plain":
+        return Decision(rule=text)
+    if parsed.kind == "cost":
+        return Decision(rule=text, costs=_costs(parsed, classes))
+    if prior is None:
+        raise InputError(
+            f"The decision rule {parsed.kind} needs to know which prior the probabilities of the model carry, and its "
+            "model card does not say it. Use plain or cost, or train the model again."
+        )
+    balance = _balance(prior)
+    if parsed.kind == "balanced":
+        return Decision(rule=text, offsets=_offsets(balance))
+    if parsed.kind == "prevalence":
+        shares = np.array(_per_class(parsed, classes, "share"))
+        with np.errstate(divide="ignore"):
+            return Decision(rule=text, offsets=_offsets(np.maximum(balance + np.log(shares), NEVER)))
+    if held is None or not len(held.labels):
+        raise InputError(
+            f"The decision rule {text} is fitted to images that the model was not trained on, but there are no "
+            "validation images. Set data.val above 0 (--val 0.15), or use balanced."
+        )
+    absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
+    if parsed.kind == "recall":
+        return _recall(parsed, text, classes, balance, held)
+    if absent:
+        raise InputError(
+            f"The decision rule tuned needs {held.what} of every class, but there are none of {', '.join(absent)}. "
+            "Hold back more images (--val), or use balanced."
+        )
+    return _tuned(text, balance, held)
+
+
+def prior_of(shares: ArrayLike, weights: ArrayLike | None = None) -> tuple[float, ...]:
+    """Return the prior that probabilities carry after training on batches with class ``shares`` and class ``weights``.
+
+    >>> prior_of([0.9, 0.1]), prior_of([0.9, 0.1], [1 / 0.9, 1 / 0.1])
+    ((0.9, 0.1), (0.5, 0.5))
+    """
+    mass = np.asarray(shares, dtype=np.float64)
+    if weights is not None:
+        mass = mass * np.asarray(weights, dtype=np.float64)
+    return tuple((mass / mass.sum()).round(15).tolist())
+
+
+def fit_temperature(held: HeldBack, prior: Sequence[float]) -> float:
+    """Return the temperature that calibrates the probabilities of held-back images.
+
+    The images are weighted as if their classes had the shares ``prior``, because the probabilities carry it. A weak
+    penalty keeps the temperature finite if all images are classified correctly.
+    """
+    from scipy.optimize import minimize_scalar
+
+    logs = np.log(np.maximum(held.probabilities, TINY))
+    rows = np.arange(len(held.labels))
+    weights = _weights(held, np.asarray(prior, dtype=np.float64))
+
+    def cost(log_temperature: float) -> float:
+        z = logs * math.exp(-log_temperature)
+        loss = np.logaddexp.reduce(z, axis=1) - z[rows, held.labels]
+        return float(weights @ loss + (log_temperature / TEMPERATURE_SPREAD) ** 2 / 2)
+
+    found = minimize_scalar(cost, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-6})
+    return float(math.exp(found.x))
+
+
+def cooled(probabilities: ArrayLike, temperature: float) -> Floats:
+    """Return probabilities whose logits are divided by a temperature."""
+    logs = np.log(np.maximum(np.asarray(probabilities, dtype=np.float64), TINY)) / temperature
+    p = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    scaled: Floats = p / p.sum(axis=-1, keepdims=True)
+    return scaled
+
+
+def at_prevalence(probabilities: ArrayLike, prior: Sequence[float], shares: Sequence[float]) -> Floats:
+    """Return probabilities that carry the prior ``shares`` instead of ``prior``.
+
+    >>> at_prevalence([[0.5, 0.5]], prior=[0.5, 0.5], shares=[0.9, 0.1])
+    array([[0.9, 0.1]])
+    """
+    old, new = np.asarray(prior, dtype=np.float64), np.asarray(shares, dtype=np.float64)
+    p = np.asarray(probabilities, dtype=np.float64) * np.divide(new, old, out=np.zeros_like(new), where=old > 0)
+    moved: Floats = p / np.maximum(p.sum(axis=-1, keepdims=True), TINY)
+    return moved
+
+
+def _balance(prior: Sequence[float]) -> Floats:
+    shares = np.asarray(prior, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        return np.where(shares > 0, -np.log(shares), NEVER)
+
+
+def _offsets(values: Floats) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def _per_class(rule: Rule, classes: Sequence[str], what: str) -> list[float]:
+    unknown = [name for name in rule.values if name not in classes]
+    missing = [name for name in classes if name not in rule.values]
+    if unknown or missing:
+        got = f"no class {unknown[0]!r}" if unknown else f"no {what} for {', '.join(missing)}"
+        raise InputError(
+            f"The decision rule {rule.kind} needs one {what} per class of the model ({', '.join(classes)}): "
+            f"there is {got}."
+        )
+    return [rule.values[name] for name in classes]
+
+
+def _costs(rule: Rule, classes: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+    if rule.matrix:
+        if len(rule.matrix) != len(classes):
+            raise InputError(
+                f"The matrix of costs must have {len(classes)} rows and columns, one per class of the model "
+                f"({', '.join(classes)}), got {len(rule.matrix)}."
+            )
+        return rule.matrix
+    if rule.table:
+        return _named_costs(rule.table, classes)
+    missed = _per_class(rule, classes, "cost")
+    return tuple(tuple(0.0 if k == c else cost for k in range(len(classes))) for c, cost in enumerate(missed))
+
+
+def _named_costs(table: Mapping[str, Mapping[str, float]], classes: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+    named = {name for true, row in table.items() for name in (true, *row)}
+    unknown = sorted(named - set(classes))
+    missing = [(true, name) for true in classes for name in classes if true != name and name not in table.get(true, {})]
+    if unknown or missing:
+        got = f"there is no class {unknown[0]!r}" if unknown else ""
+        if not unknown:
+            got = "the cost of deciding {1} for an image of {0} is missing".format(*missing[0])
+        raise InputError(f"The matrix of costs does not fit the classes of the model ({', '.join(classes)}): {got}.")
+    return tuple(tuple(table[true].get(name, 0.0) for name in classes) for true in classes)
+
+
+def _weights(held: HeldBack, shares: Floats) -> Floats:
+    """Return weights with which the classes have these shares. They sum to the effective number of images."""
+    counts = held.counts()
+    per_class = np.divide(shares, counts, out=np.zeros(len(counts)), where=counts > 0)
+    weights = per_class[held.labels]
+    total = weights.sum()
+    scaled: Floats = weights * total / np.square(weights).sum() if total > 0 else weights
+    return scaled
+
+
+def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
+    from scipy.optimize import minimize
+
+    logs = np.log(np.maximum(held.probabilities, TINY))
+    num_classes = logs.shape[1]
+    rows = np.arange(len(held.labels))
+    weights = _weights(held, np.full(num_classes, 1 / num_classes))
+    truth = np.zeros_like(logs)
+    truth[rows, held.labels] = 1
+
+    def cost(x: Floats) -> tuple[float, Floats]:
+        scale, shift = math.exp(x[0]), x[1:]
+        z = scale * logs + balance + shift
+        total = np.logaddexp.reduce(z, axis=1)
+        penalty = (x[0] / SCALE_SPREAD) ** 2 / 2 + np.square(shift / OFFSET_SPREAD).sum() / 2
+        slope = weights[:, None] * (np.exp(z - total[:, None]) - truth)
+        gradient = np.concatenate([[scale * (slope * logs).sum()], slope.sum(axis=0)])
+        gradient += x / np.square([SCALE_SPREAD, *[OFFSET_SPREAD] * num_classes])
+        return float(weights @ (total - z[rows, held.labels]) + penalty), gradient
+
+    bounds = [(-3.0, 3.0), *[(-20.0, 20.0)] * num_classes]
+    found = minimize(cost, np.zeros(num_classes + 1), jac=True, method="L-BFGS-B", bounds=bounds)
+    counts = held.counts()
+    note = (
+        f"The weights of the rule tuned are fitted to {len(held.labels):,} {held.what} "
+        f"({counts.min():,} of the rarest class)."
+    )
+    offsets = _offsets(np.maximum(balance + found.x[1:], NEVER))
+    return Decision(rule=text, scale=float(math.exp(found.x[0])), offsets=offsets, notes=(note,))
+
+
+def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held: HeldBack) -> Decision:
+    if rule.target not in classes:
+        raise InputError(f"The decision rule {text} names no class of the model; the classes are {', '.join(classes)}.")
+    target = list(classes).index(rule.target)
+    own = np.sort(held.probabilities[held.labels == target, target])
+    if not len(own):
+        raise InputError(
+            f"The decision rule {text} needs {held.what} of {rule.target}, but there are none. "
+            "Hold back more images (--val), or use balanced."
+        )
+    missed = math.floor(len(own) * (1 - rule.least) + 1e-9)
+    # A little below the score of the last image to find, so that rounding in another program does not lose it.
+    threshold = float(np.clip(own[missed] * (1 - 1e-6), 1e-12, 1 - 1e-12))
+    sure = recall_confidence(len(own), missed, rule.least)
+    needed = images_for_recall(rule.least)
+    note = (
+        f"The threshold {threshold:.3g} finds {(len(own) - missed) / len(own):.0%} of {len(own):,} {held.what} of "
+        f"{rule.target}. With so many images, the confidence that it finds at least {rule.least:.0%} of new images is "
+        f"{sure:.0%}."
+    )
+    if sure < CONFIDENCE:
+        note += f" A confidence of {CONFIDENCE:.0%} needs at least {needed:,} images of {rule.target}."
+    return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=threshold, notes=(note,))
+
+
+def recall_confidence(num: int, missed: int, least: float) -> float:
+    """Return the probability that a threshold at the score of rank ``missed`` among ``num`` has recall ``least``.
+
+    The recall on new images of such a threshold follows the beta distribution (num - missed, missed + 1).
+
+    >>> round(recall_confidence(59, 0, 0.95), 3)
+    0.952
+    """
+    from scipy.stats import beta
+
+    return float(beta.sf(least, num - missed, missed + 1))
+
+
+def images_for_recall(least: float, confidence: float = CONFIDENCE) -> int:
+    """Return the number of images from which on the lowest score as threshold has recall ``least`` with confidence.
+
+    >>> images_for_recall(0.95), images_for_recall(0.5)
+    (59, 5)
+    """
+    return math.ceil(math.log(1 - confidence) / math.log(least) - 1e-9)
+
+
+def threshold_of(decision: Decision, label: int, num_classes: int) -> float | None:
+    """Return the probability from which on a decision is for ``label``; None with more than two classes.
+
+    With more classes there is a threshold only for the target of a recall rule.
+
+    >>> threshold_of(Decision(rule="balanced", offsets=(math.log(1 / 0.9), math.log(1 / 0.1))), 1, 2)
+    0.1
+    """
+    if decision.target is not None and decision.threshold is not None and decision.target == label:
+        return decision.threshold
+    if num_classes != 2:
+        return None
+    other = 1 - label
+    if decision.threshold is not None:
+        return 1 - decision.threshold
+    if decision.costs:
+        wrong, missed = decision.costs[other][label], decision.costs[label][other]
+        return wrong / (wrong + missed)
+    offsets = decision.offsets or (0.0, 0.0)
+    return float(round(1 / (1 + math.exp(min(700.0, (offsets[label] - offsets[other]) / decision.scale))), 12))
+
+
+def crossed(rule: str, classes: Sequence[str], prior: Sequence[float], held: HeldBack, seed: int = 0) -> Codes | None:
+    """Return the classes that a fitted rule decides for images of which it did not see the labels, by five folds.
+
+    None if a class has fewer than two images, so that not every part could be fitted.
+    """
+    parsed = parse_rule(rule)
+    if not parsed.fitted:
+        return resolve(parsed, classes, prior).decide(held.probabilities)
+    counts = held.counts()
+    needed = [list(classes).index(parsed.target)] if parsed.kind == "recall" else list(range(len(classes)))
+    if min(counts[c] for c in needed) < 2:
+        return None
+    fold = np.empty(len(held.labels), dtype=np.int64)
+    rng = np.random.default_rng(seed)
+    for c in range(len(classes)):
+        rows = rng.permutation(np.flatnonzero(held.labels == c))
+        fold[rows] = np.arange(len(rows)) % min(5, counts[needed].min())
+    decided = np.empty(len(held.labels), dtype=np.int64)
+    for number in np.unique(fold):
+        rest, own = fold != number, fold == number
+        part = HeldBack(held.probabilities[rest], held.labels[rest], held.what)
+        decided[own] = resolve(parsed, classes, prior, part).decide(held.probabilities[own])
     return decided
+
+
+def explain(decision: Decision, classes: Sequence[str]) -> str:
+    """Return a sentence that says how a decision is taken.
+
+    >>> explain(Decision(rule="balanced", offsets=(0.1, 2.3)), ["mel", "df"])
+    'The decision is the class with the highest p / prior (balanced): mel x 1.11, df x 9.97.'
+    """
+    if decision.target is not None and decision.threshold is not None:
+        return (
+            f"The decision is {classes[decision.target]} if its probability is at least {decision.threshold:.3g} "
+            f"({decision.rule}), otherwise the best other class."
+        )
+    if decision.costs:
+        return f"The decision is the class with the least expected cost ({decision.rule})."
+    if not decision.offsets:
+        return "The decision is the most probable class (plain)."
+    factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
+    more = f" and {len(classes) - 6} more" if len(classes) > 6 else ""
+    if decision.rule == "balanced":
+        return f"The decision is the class with the highest p / prior (balanced): {factors}{more}."
+    power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
+    return f"The decision is the class with the highest weighted probability{power} ({decision.rule}): {factors}{more}."
+
+
+def figures_by_rule(
+    rules: Sequence[str], classes: Sequence[str], prior: Sequence[float] | None, p: Floats, labels: Codes
+) -> dict[str, Any]:
+    """Return UWA and the recall of each class by several rules that need no fit, as far as they can be resolved."""
+    found: dict[str, Any] = {}
+    for rule in rules:
+        try:
+            decided = resolve(rule, classes, prior).decide(p)
+        except InputError:
+            continue
+        hits = np.bincount(labels[decided == labels], minlength=len(classes))
+        counts = np.bincount(labels, minlength=len(classes))
+        recalls = [int(h) / int(n) if n else None for h, n in zip(hits, counts, strict=True)]
+        known = [recall for recall in recalls if recall is not None]
+        found[rule] = {"uwa": math.fsum(known) / len(known), "recall": recalls}
+    return found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import DataError, sentence
+from lopsided.evaluation.decision import figures_by_rule
 from lopsided.evaluation.metrics import evaluate
+from lopsided.inference.use import Use, choose_use
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -24,11 +27,21 @@ def open_labelled(
     split: str | None = None,
     skip_unreadable: bool = False,
     allow_outside: bool = False,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Source:
     """Open data whose labels are classes of the model. ``split`` selects one split of data that have splits."""
-    source = open_source(data, group=group, missing_ok=skip_unreadable, allow_outside=allow_outside, min_classes=1)
+    source = open_source(
+        data,
+        group=group,
+        missing_ok=skip_unreadable,
+        allow_outside=allow_outside,
+        min_classes=1,
+        include=include,
+        exclude=exclude,
+    )
     if split is not None:
         if source.splits is None:
             raise DataError(f"{os.fspath(data)} has no splits, so --split {split} cannot be used. Omit --split.")
@@ -50,12 +63,18 @@ def evaluate_model(
     *,
     batch_size: int = 64,
     seed: int = 0,
+    use: Use | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics of a model on a source from ``open_labelled``, for JSON."""
+    """Return the metrics of a model on a source from ``open_labelled``, for JSON. By default its own rule decides."""
     from lopsided.inference.probabilities import predict
 
     p = predict(model, card, source.images, batch_size=batch_size, progress=progress)
-    evaluation = evaluate(source.labels, p, classes=card.classes, seed=seed, groups=source.groups).to_dict()
+    use = use or choose_use(card)
+    rules = figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, source.labels)
+    p = use.probabilities(p)
+    decided = use.decision.decide(p)
+    evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
-    return {"data": source.name, **evaluation, "unreadable": unreadable}
+    rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
+    return {"data": source.name, **evaluation, **rule, "unreadable": unreadable}

@@ -1,4 +1,4 @@
-"""Export a model as one ONNX file, and check that onnxruntime gives the same probabilities."""
+"""Export a model as one ONNX file, and check that onnxruntime gives the same probabilities and decisions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided import __version__, files
+from lopsided.data.decoding import REDUCTIONS
 from lopsided.errors import InputError, MissingDependencyError, RunError, sentence
+from lopsided.evaluation.decision import explain
 
 if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
@@ -24,18 +26,21 @@ TOLERANCE = 1e-4
 CHECKED_SIZES = (1, 17)
 """Batch sizes with which an export is checked. 17 differs from the traced size and is no multiple of a vector width."""
 
-INPUT, OUTPUT = "images", "probabilities"
+INPUT = "images"
+OUTPUTS = ("logits", "probabilities", "decision_scores", "label")
 
 
 def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> dict[str, Any]:
     """Write an ONNX file and return the result of its check.
 
     The input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]. The model normalises them.
-    The output ``probabilities`` is float32 (batch, classes); each row sums to 1. The metadata of the file hold the
-    classes and the other facts that a caller needs.
+    The outputs ``logits``, ``probabilities`` and ``decision_scores`` are float32 (batch, classes). The rows of
+    ``probabilities`` sum to 1. ``label`` is int64 (batch,): the index of the highest decision score, which is the class
+    that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
+    image file to the input (docs/onnx.md).
     """
     _require("onnxscript")
-    network = _network(model)
+    network = _network(model, card)
     content = _to_onnx(network, card)
     difference = _check(network, content, card)
     target = Path(out)
@@ -55,12 +60,26 @@ def facts(card: ModelCard) -> dict[str, str]:
         "shape": json.dumps(list(card.shape)),
         "channels": str(card.channels),
         "image_size": json.dumps(card.image_size),
+        "orientation": "upright by the EXIF orientation",
+        "transparency": "white behind transparent parts",
+        "depth": "16-bit values scaled to 8 bits, 65535 to 255",
+        "mode": "L" if card.channels == 1 else "RGB",
+        "jpeg_reduction": json.dumps([] if card.image_size is None else REDUCTIONS),
+        "jpeg_reduction_rule": "decode a JPEG at 1/factor of its size, with the first [factor, ratio] for which "
+        "min(width, height) // factor >= ratio * image_size; at full size if there is none",
+        "resize": "none"
+        if card.image_size is None
+        else f"whole image to a square, antialiased {card.interpolation} (Pillow)",
         "range": "[0, 1]",
-        "resize": "none" if card.image_size is None else f"whole image to a square, antialiased {card.interpolation}",
+        "scale": "divide by 255",
         "interpolation": card.interpolation,
         "mean": json.dumps(list(card.mean)),
         "std": json.dumps(list(card.std)),
         "normalisation": "inside the graph",
+        "decision": card.decision.rule,
+        "decision_text": explain(card.decision, card.classes),
+        "prior": json.dumps(card.prior),
+        "calibration": f"temperature {card.temperature:.6g}, inside the graph" if card.calibrated_on else "none",
     }
 
 
@@ -75,13 +94,14 @@ def _require(*modules: str) -> None:
         )
 
 
-def _network(model: Model) -> Any:
+def _network(model: Model, card: ModelCard) -> Any:
     from torch import nn
 
     from lopsided.models.fast.small_maps import use_fast_paths
+    from lopsided.models.heads import DecisionHead
 
     use_fast_paths(model, enabled=False)  # The fast paths are for torch only; the exporter needs plain convolutions.
-    return nn.Sequential(model, nn.Softmax(dim=1)).cpu().eval()
+    return nn.Sequential(model, DecisionHead(card.decision, len(card.classes))).cpu().eval()
 
 
 def _to_onnx(network: Any, card: ModelCard) -> bytes:
@@ -95,7 +115,7 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
                 (example,),
                 dynamo=True,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=list(OUTPUTS),
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 verbose=False,
             )
@@ -116,7 +136,10 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
 
 
 def _check(network: Any, content: bytes, card: ModelCard) -> float:
-    """Return the largest difference between onnxruntime and torch. Raise if it is above ``TOLERANCE``."""
+    """Return the largest difference of a probability between onnxruntime and torch. Raise if it is above ``TOLERANCE``.
+
+    Raise also if the file decides otherwise than the rule of the model, except where two scores are almost equal.
+    """
     import numpy as np
     import onnxruntime
     import torch
@@ -127,15 +150,19 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
     for number in CHECKED_SIZES:
         images = torch.rand(number, *card.shape, generator=generator)
         with torch.no_grad():
-            expected = network(images).numpy()
-        (found,) = session.run([OUTPUT], {INPUT: images.numpy()})
-        if found.shape != expected.shape:
+            expected = network(images)[1].numpy()
+        _, found, scores, label = session.run(list(OUTPUTS), {INPUT: images.numpy()})
+        if found.shape != expected.shape or label.shape != (number,):
             raise RunError(sentence(f"onnxruntime must return the shape {expected.shape}", found.shape))
         difference = float(np.abs(found - expected).max())
         if not difference <= TOLERANCE:  # Written so that NaN fails.
             must = f"onnxruntime must agree with torch within {TOLERANCE:g}"
             raise RunError(sentence(must, f"a difference of {difference:.2g} for {number} images"))
         largest = max(largest, difference)
+        decided = card.decision.decide(expected)
+        highest = np.sort(scores, axis=1)
+        if np.any((decided != label) & (highest[:, -1] - highest[:, -2] > TOLERANCE)):
+            raise RunError("The exported file decides otherwise than the model. Report this as an error of lopsided.")
     return largest
 
 

@@ -17,10 +17,12 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decode_image, walk_images
 from lopsided.data.images import ArrayImages, Progress, ordered_map
+from lopsided.data.sources.names import Patterns, Twins
 from lopsided.errors import DataError, sentence
-from lopsided.evaluation.decision import decide
+from lopsided.evaluation.decision import PLAIN, Decision
 
 if TYPE_CHECKING:
+    from lopsided.inference.use import Use
     from lopsided.models.model import Model, ModelCard
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
@@ -64,18 +66,29 @@ class Summary:
         }
 
 
-def find_images(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, Iterator[Path]]:
+def find_images(
+    paths: Sequence[str | os.PathLike[str]], patterns: Patterns | None = None, twins: Twins | None = None
+) -> tuple[int, Iterator[Path]]:
     """Return the number of images in files and folders, and an iterator over them that does not hold all of them.
 
     A file in ``paths`` counts as an image with any suffix. No file or folder is read twice, even if a path is below
-    another path or several links lead to one folder.
+    another path or several links lead to one folder. ``patterns`` select images by their paths. ``twins`` counts pairs
+    of images that differ only in the suffix.
     """
-    given = _distinct(paths)
-    number = sum(1 for _ in _images(given))
+    given, patterns = _distinct(paths), patterns or Patterns()
+    number, found = 0, 0
+    for path in _images(given):
+        found += 1
+        if patterns.keep(path.as_posix()):
+            number += 1
+            if twins is not None:
+                twins.add(str(path))
     for path in given:
         if path.is_dir() and next(walk_images(path), None) is None:
             raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
-    return number, _images(given)
+    if not number:
+        raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
+    return number, (path for path in _images(given) if patterns.keep(path.as_posix()))
 
 
 def _images(paths: Iterable[Path]) -> Iterator[Path]:
@@ -91,8 +104,12 @@ def predict_images(
     *,
     batch_size: int = 64,
     workers: int = 0,
+    use: Use | None = None,
 ) -> Iterator[Answer]:
-    """Yield an answer for each image, in order. At most a few hundred decoded images are in memory."""
+    """Yield an answer for each image, in order. At most a few hundred decoded images are in memory.
+
+    ``use`` may move the probabilities to another prevalence.
+    """
     from lopsided.inference.engine import Engine
     from lopsided.inference.probabilities import predict
 
@@ -114,7 +131,11 @@ def predict_images(
         stacked = ArrayImages(np.stack(readable)) if readable else None
         p = iter(() if stacked is None else predict(model, card, stacked, batch_size=batch_size, engine=engine))
         for path, pixels in batch:
-            yield path, pixels if isinstance(pixels, UnreadableImageError) else next(p)
+            yield path, pixels if isinstance(pixels, UnreadableImageError) else _moved(next(p), use)
+
+
+def _moved(p: npt.NDArray[np.floating[Any]], use: Use | None) -> npt.NDArray[np.floating[Any]]:
+    return p if use is None else use.probabilities(p)
 
 
 def unreadable_path(out: Path) -> Path:
@@ -127,12 +148,14 @@ def write_predictions(
     classes: Sequence[str],
     out: str | os.PathLike[str],
     *,
+    decision: Decision = PLAIN,
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write answers to a CSV file, atomically. Unreadable images are listed in ``*.unreadable.csv`` next to it.
 
-    The columns are path, predicted, and ``p:`` with the name of each class. Nothing is written if no image is readable.
+    The columns are path, predicted (by ``decision``), and ``p:`` with the name of each class. Nothing is written if no
+    image is readable.
     """
     target = Path(out)
     beside = unreadable_path(target)
@@ -151,6 +174,7 @@ def write_predictions(
                 classes,
                 lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)]),
                 lambda error: reasons.writerow([error.path, error.reason]),
+                decision=decision,
                 total=total,
                 progress=progress,
             )
@@ -159,7 +183,12 @@ def write_predictions(
 
 
 def stream_predictions(
-    answers: Iterable[Answer], classes: Sequence[str], stream: Stream, *, as_json: bool = False
+    answers: Iterable[Answer],
+    classes: Sequence[str],
+    stream: Stream,
+    *,
+    as_json: bool = False,
+    decision: Decision = PLAIN,
 ) -> Summary:
     """Write answers to an open text stream as CSV, or as one JSON object per line."""
     if as_json:
@@ -171,6 +200,7 @@ def stream_predictions(
                 {"path": str(path), "predicted": label, "probabilities": dict(zip(classes, p.tolist(), strict=True))},
             ),
             lambda error: _line(stream, {"path": str(error.path), "unreadable": error.reason}),
+            decision=decision,
         )
     rows = csv.writer(stream, lineterminator="\n")
     rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
@@ -179,6 +209,7 @@ def stream_predictions(
         classes,
         lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)]),
         lambda error: None,
+        decision=decision,
     )
 
 
@@ -188,6 +219,7 @@ def consume(
     write: Callable[[Path, str, npt.NDArray[np.floating[Any]]], object],
     refuse: Callable[[UnreadableImageError], object],
     *,
+    decision: Decision = PLAIN,
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
@@ -200,7 +232,7 @@ def consume(
             if len(summary.unreadable) < SHOWN:
                 summary.unreadable.append(answer)
         else:
-            label = classes[int(decide(answer))]
+            label = classes[int(decision.decide(answer))]
             write(path, label, answer)
             summary.predicted[label] += 1
         if progress is not None:

@@ -14,7 +14,7 @@ from lopsided.data.images import Images, Progress
 from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
-from lopsided.evaluation.decision import decide
+from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.inference.engine import Engine
 from lopsided.models.model import Model, ModelCard
 
@@ -32,11 +32,12 @@ class Predictions:
     y_true: npt.NDArray[np.int64] | None = None
     groups: npt.NDArray[np.str_] | None = None
     features: npt.NDArray[np.float32] | None = None
+    decision: Decision = PLAIN
 
     @property
     def y_pred(self) -> npt.NDArray[np.int64]:
-        """The most probable class of each image; the first one if classes tie."""
-        return decide(self.probabilities)
+        """The class that the rule of the model decides for."""
+        return self.decision.decide(self.probabilities)
 
 
 def predict(

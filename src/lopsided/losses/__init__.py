@@ -23,14 +23,17 @@ if TYPE_CHECKING:
         parity_eta,
     )
     from lopsided.losses.objective import Objective, Samples
+    from lopsided.losses.ranks import DistributedLoss, Gathered, gather_reference
 
 __all__ = [
     "AsymmetricContrastiveLoss",
     "AsymmetricFocalContrastiveLoss",
     "AsymmetricLoss",
     "ContrastiveLoss",
+    "DistributedLoss",
     "FocalContrastiveLoss",
     "FocalLoss",
+    "Gathered",
     "Objective",
     "Samples",
     "asymmetric_contrastive_loss",
@@ -39,12 +42,14 @@ __all__ = [
     "contrastive_loss",
     "focal_contrastive_loss",
     "focal_loss",
+    "gather_reference",
     "parity_eta",
 ]
 
 _ROOMS = {
     "classification": {"AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"},
     "objective": {"Objective", "Samples"},
+    "ranks": {"DistributedLoss", "Gathered", "gather_reference"},
 }
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -67,6 +70,9 @@ class Loss:
     ``complete`` is an optional function that fills in missing parameters from the given ones. ``check`` is an optional
     function that returns a sentence if parameters contradict each other, otherwise None. ``pushes`` names the parameter
     that, if it is above 0, lets an anchor without a positive in its batch learn.
+
+    ``reweighs`` is an optional function of the class counts and the parameters. The trained probabilities carry the
+    class shares of the batches times the factors that it returns. Without it, they carry the shares of the batches.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Loss:
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     check: Callable[[Mapping[str, Any]], str | None] | None = None
     pushes: str | None = None
+    reweighs: Callable[[Sequence[int], Mapping[str, Any]], Sequence[float]] | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -100,8 +107,8 @@ class Loss:
         module, _, name = self.objective.partition(":")
         try:
             found: type[Objective] = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            text = f"The class of the loss {self.name}, {self.objective}, cannot be imported ({error})."
+        except Exception as error:  # Another package may raise anything while it is imported.
+            text = f"The class of the loss {self.name}, {self.objective}, cannot be imported ({_told(error)})."
             raise CatalogueError(text) from error
         return found
 
@@ -154,6 +161,11 @@ def _check_eta(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _inverse(counts: Sequence[int], _: Mapping[str, Any]) -> list[float]:
+    """Return weights in inverse proportion to the counts, as class-weighted losses use them."""
+    return [1 / max(count, 1) for count in counts]
+
+
 _CONTRASTIVE = "lopsided.losses.contrastive:ContrastiveObjective"
 _FOCUS = "Focusing exponent of the term of the positives."
 
@@ -193,6 +205,7 @@ _BUILT_IN = (
         "Class-weighted cross-entropy",
         "lopsided.losses.classification:WeightedCrossEntropyObjective",
         short="weighted CE",
+        reweighs=_inverse,
     ),
     Loss(
         "focal",
@@ -207,14 +220,58 @@ BUILT_IN = {loss.name: loss for loss in _BUILT_IN}
 
 
 @cache
-def _added() -> dict[str, EntryPoint]:
+def _added() -> dict[str, list[EntryPoint]]:
     """Return the entry points of other packages by name, without importing them."""
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    return found
 
 
 def names() -> list[str]:
     """Return the names of all losses: first those of this package, then those of other packages."""
-    return [*BUILT_IN, *sorted(_added())]
+    return [*BUILT_IN, *sorted(_added().keys() - BUILT_IN.keys())]
+
+
+def problems() -> list[str]:
+    """Return a sentence for each loss of another package that cannot be used."""
+    found = [
+        f"The loss {name!r} of {_package(point)} is ignored, because lopsided has a loss of this name. Rename it there."
+        for name in BUILT_IN
+        for point in _added().get(name, ())
+    ]
+    for name in names():
+        try:
+            find(name)
+        except CatalogueError as error:
+            found.append(str(error))
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return f"the module {point.module}" if point.dist is None else f"the package {point.dist.name}"
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+@contextmanager
+def running(loss: Loss, what: str) -> Iterator[None]:
+    """Run code of a loss. If the loss is of another package, an error becomes a ``CatalogueError`` that names both.
+
+    ``what`` names the part that runs, such as "its function complete".
+    """
+    try:
+        yield
+    except (CatalogueError, MemoryError):
+        raise
+    except Exception as error:
+        if loss.name in BUILT_IN or loss.name not in _added():
+            raise
+        whose = f"The loss {loss.name!r} of {_package(_added()[loss.name][0])}"
+        do = "Correct that package, or choose another loss."
+        raise CatalogueError(f"{whose} failed in {what} ({_told(error)}). {do}") from error
 
 
 @cache
@@ -227,13 +284,19 @@ def find(name: str) -> Loss:
         hint = f" Did you mean {near[0]}?" if near else ""
         shown = repr(name) if len(name) <= 80 else f"{name[:60]!r}..."
         raise CatalogueError(f"There is no loss {shown}; the losses are {', '.join(names())}.{hint}")
-    point = _added()[name]
+    point, *others = _added()[name]
+    if others:
+        packages = " and ".join(map(_package, (point, *others)))
+        raise CatalogueError(f"{packages[:1].upper()}{packages[1:]} add a loss {name!r}. Uninstall all but one.")
     where = f"The loss {name!r} from {point.value}"
     try:
         loss = point.load()
     except Exception as error:  # Other packages may raise anything; the user gets one sentence.
-        raise CatalogueError(f"{where} cannot be imported ({type(error).__name__}: {error}).") from error
-    problem = _problem(loss, name)
+        raise CatalogueError(f"{where} cannot be imported ({_told(error)}).") from error
+    try:
+        problem = _problem(loss, name)
+    except Exception as error:  # A field of the entry has an unexpected type.
+        problem = f"has an entry that cannot be read ({_told(error)})"
     if problem:
         raise CatalogueError(f"{where} {problem}.")
     assert isinstance(loss, Loss)
@@ -248,12 +311,35 @@ def _problem(loss: object, name: str) -> str:
         return f"has another name in its entry, {loss.name!r}"
     if loss.kind not in _NEEDS:
         return f"has the unknown kind {loss.kind!r}; the kinds are {', '.join(_NEEDS)}"
-    for parameter in loss.parameters:
-        if not parameter.name.isidentifier() or parameter.name.startswith("_") or parameter.name in _RESERVED:
-            return f"has a parameter with the invalid name {parameter.name!r}"
-        if not isinstance(parameter.default, float | int | bool | str):
-            return f"has a parameter {parameter.name} whose default is not a number, string or boolean"
-    return ""
+    names = [getattr(parameter, "name", None) for parameter in loss.parameters]
+    found = [_parameter_problem(parameter) for parameter in loss.parameters]
+    found += [f"has two parameters with the name {name!r}" for name in names if names.count(name) > 1]
+    if loss.pushes is not None and loss.pushes not in names:
+        found.append(f"names {loss.pushes!r} in pushes, which is not one of its parameters")
+    return next(filter(None, found), "")
+
+
+def _parameter_problem(parameter: object) -> str:
+    if not isinstance(parameter, Parameter):
+        return f"has a parameter that is not a lopsided.losses.catalogue.Parameter: {parameter!r:.80}"
+    name, default, choices = parameter.name, parameter.default, parameter.choices
+    if not name.isidentifier() or name.startswith("_") or name in _RESERVED:
+        return f"has a parameter with the invalid name {name!r}"
+    if not isinstance(default, float | int | bool | str):
+        return f"has a parameter {name} whose default is not a number, string or boolean"
+    if choices and default not in choices:
+        return f"has a parameter {name} whose default {default!r} is not one of {', '.join(map(str, choices))}"
+    limits = {">=": parameter.least, ">": parameter.above, "<=": parameter.most}
+    broken = ""
+    if isinstance(default, str | bool):
+        broken = "is not a number, but has a range" if any(limit is not None for limit in limits.values()) else ""
+    elif not math.isfinite(default):
+        broken = "is not finite"
+    else:
+        holds = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
+        signs = [sign for sign, limit in limits.items() if limit is not None and not holds[sign](default, limit)]
+        broken = f"must be {signs[0]} {limits[signs[0]]:g}" if signs else ""
+    return f"has a parameter {name} whose default {default!r} {broken}" if broken else ""
 
 
 def losses(kinds: Iterable[str] = tuple(_NEEDS)) -> list[Loss]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from lopsided.losses._kernel.autograd import TiledRows, TiledTotal
-from lopsided.losses._kernel.checks import Arguments, Reference, check_inputs, check_settings, check_tile, check_word
+from lopsided.losses._kernel.checks import (
+    Arguments,
+    Reference,
+    check_ignore_index,
+    check_inputs,
+    check_settings,
+    check_temperature,
+    check_tile,
+    check_word,
+)
 from lopsided.losses._kernel.dense import dense_values
 from lopsided.losses._kernel.formulas import parity_eta
 from lopsided.losses.objective import Objective, Samples
@@ -17,7 +26,8 @@ Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
 Tile = int | Literal["auto"] | None
 EtaUnit = Literal["absolute", "parity"]
-_Options = tuple[float, float, float, bool, bool]  # eta, gamma, temperature, in units of parity, released formula
+Contrast = Tensor | Literal["all", "reference"]
+_Settings = tuple[float, float, float, bool, bool]  # eta, gamma, temperature, in units of parity, released formula
 
 __all__ = [
     "AsymmetricContrastiveLoss",
@@ -38,9 +48,11 @@ def asymmetric_focal_contrastive_loss(
     *,
     eta: float = 0.0,
     gamma: float = 0.0,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     reference: Reference | None = None,
     positive: Tensor | None = None,
+    contrast: Contrast = "all",
+    ignore_index: int | None = None,
     normalization: Normalization = "paper",
     reduction: Reduction = "mean",
     tile: Tile = "auto",
@@ -57,17 +69,22 @@ def asymmetric_focal_contrastive_loss(
 
     Args:
         z: Features (n, d), or (n, views, d). With views, every view of every sample is an anchor.
-        y: Integer labels (n,). May be None if ``positive`` is given.
+        y: Integer labels (n,), or None if ``positive`` replaces them.
         eta: Weight of the second term, which pushes the anchor away from other classes. See :func:`parity_eta`.
         gamma: Focusing exponent of the first term.
-        temperature: Divides the similarities.
+        temperature: Divides the similarities. A tensor of one element gets its gradient.
         reference: ``(z_ref, y_ref)``, extra contrast samples that are not anchors, from a queue or from other ranks.
-        positive: Boolean (n, m) mask that replaces "same label". Its m columns are the samples, then the reference. An
-            entry on the diagonal applies to the other views of the same sample.
+        positive: Boolean (n, m) mask that replaces the labels: pass None for ``y`` and ``y_ref``. Its m columns are the
+            samples, then the reference. An entry on the diagonal applies to the other views of the same sample.
+        contrast: The contrast samples. "all" are the batch and the reference, "reference" is the reference alone. A
+            boolean (n, m) mask, with the columns of ``positive``, chooses them for each anchor. A sample that is left
+            out is in neither P_i nor N_i nor the softmax.
+        ignore_index: The label of samples that are left out, for example because their class is unknown. They are
+            neither anchors nor contrast samples, as if the batch did not hold them.
         normalization: "paper" divides by |P_i| and |N_i|. "released" divides both by the number of contrast samples
             (the anchor included), like the authors' released code.
         reduction: "mean" divides the sum over anchors by their number. "sum" is the formula in the paper. "none"
-            returns one value per anchor, (n,) or (n, views).
+            returns one value per anchor, (n,) or (n, views), which is 0 for samples of ``ignore_index``.
         tile: Rows per block of the tiled kernel, which stores nothing of size n x n. It never changes the result. None
             selects the dense path, which can be differentiated twice.
 
@@ -79,25 +96,32 @@ def asymmetric_focal_contrastive_loss(
     >>> asymmetric_focal_contrastive_loss(z, y, eta=2.0, temperature=0.5, reduction="none").round(decimals=4)
     tensor([0.0809, 0.1199, 1.4260])
     """
-    numbers = check_settings(eta, gamma, temperature)
+    numbers, temperature = check_settings(eta, gamma), check_temperature(temperature)
     check_word("normalization", normalization, ("paper", "released"))
     check_word("reduction", reduction, ("mean", "sum", "none"))
-    options = (*numbers, False, normalization == "released")
-    return _loss(z, check_inputs(z, y, reference, positive), options, reduction, tile)
+    options = (*numbers, _number(temperature), False, normalization == "released")
+    inputs = check_inputs(z, y, reference, positive, contrast, check_ignore_index(ignore_index), temperature)
+    return _loss(z, inputs, options, reduction, tile)
 
 
-def _loss(z: Tensor, inputs: Arguments, options: _Options, reduction: str, tile: Tile) -> Tensor:
+def _number(temperature: float | Tensor) -> float:
+    """The temperature in the options. A tensor is one of the inputs instead."""
+    return 1.0 if isinstance(temperature, Tensor) else temperature
+
+
+def _loss(z: Tensor, inputs: Arguments, options: _Settings, reduction: str, tile: Tile) -> Tensor:
     """Return the loss of checked arguments. Only the shape of ``z`` is used."""
     if reduction == "none":
         return _values(inputs, options, tile).reshape(z.shape[:-1])
     return _total_and_values(inputs, options, tile, mean=reduction == "mean")[0]
 
 
-def _values(inputs: Arguments, options: _Options, tile: Tile) -> Tensor:
+def _values(inputs: Arguments, options: _Settings, tile: Tile) -> Tensor:
     """The loss of each anchor, (n,), differentiable. The tiled path visits its blocks again for the gradient."""
     columns, rows, inputs = _prepare(inputs, tile)
     if columns < 3:  # every p is 1
         values = (inputs.z * 0.0).sum(1)
+        values = values if inputs.temperature is None else values + inputs.temperature * 0.0
         return values if inputs.reference is None else values + (inputs.reference * 0.0).sum()
     if rows is None:
         return _dense(inputs, options)
@@ -105,50 +129,59 @@ def _values(inputs: Arguments, options: _Options, tile: Tile) -> Tensor:
     return tiled
 
 
-def _total_and_values(inputs: Arguments, options: _Options, tile: Tile, *, mean: bool) -> tuple[Tensor, Tensor]:
+def _total_and_values(inputs: Arguments, options: _Settings, tile: Tile, *, mean: bool) -> tuple[Tensor, Tensor]:
     """The sum or mean over anchors, differentiable, and the loss of each, (n,), detached; one visit of the blocks."""
     columns, rows, prepared = _prepare(inputs, tile)
     if columns < 3 or rows is None:
         values = _values(inputs, options, tile)
-        return values.sum() / len(values) if mean else values.sum(), values.detach()
-    factor = 1.0 / prepared.z.shape[0] if mean else 1.0
-    found: tuple[Tensor, Tensor] = TiledTotal.apply(*prepared, factor, *options, rows)
-    return found
+        return values.sum() / _num_anchors(inputs) if mean else values.sum(), values.detach()
+    # The factor is a number. The number of known labels is a tensor, for which the host would have to wait.
+    factor = 1.0 / prepared.z.shape[0] if mean and prepared.anchors is None else 1.0
+    total, values = TiledTotal.apply(*prepared, factor, *options, rows)
+    return total / _num_anchors(prepared) if mean and prepared.anchors is not None else total, values
+
+
+def _num_anchors(inputs: Arguments) -> int | Tensor:
+    """The divisor of a mean: at least 1, so that a batch without a known label has the loss 0."""
+    return inputs.z.shape[0] if inputs.anchors is None else inputs.anchors.sum().clamp(min=1)
 
 
 def _prepare(inputs: Arguments, tile: Tile) -> tuple[int, int | None, Arguments]:
     """The number of contrast columns, the tile as the kernel takes it, and inputs that fit the gradient mode."""
     columns = inputs.z.shape[0] + (0 if inputs.reference is None else inputs.reference.shape[0])
     if not torch.is_grad_enabled():  # A feature that requires grad would have its gradient made for nothing.
-        reference = None if inputs.reference is None else inputs.reference.detach()
-        inputs = inputs._replace(z=inputs.z.detach(), reference=reference)
+        inputs = Arguments(*(None if x is None else x.detach() for x in inputs))  # type: ignore[arg-type]
     return columns, check_tile(tile), inputs
 
 
-def _dense(inputs: Arguments, options: _Options) -> Tensor:
-    z, reference, y, y_reference, positive = inputs
+def _dense(inputs: Arguments, options: _Settings) -> Tensor:
+    z, reference, learnt, y, y_reference, positive, contrast, anchors = inputs
     if positive is None:
         assert y is not None
         positive = y[:, None] == (y if y_reference is None else torch.cat([y, y_reference]))
+    eta, gamma, number, *flags = options
+    temperature = number if learnt is None else learnt
     with torch.autocast(z.device.type, enabled=False):
-        return dense_values(z, reference, positive, *options)
+        return dense_values(z, reference, positive, contrast, anchors, eta, gamma, temperature, *flags)
 
 
 def contrastive_loss(
     z: Tensor,
     y: Tensor | None,
     *,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     reference: Reference | None = None,
     positive: Tensor | None = None,
+    contrast: Contrast = "all",
+    ignore_index: int | None = None,
     normalization: Normalization = "paper",
     reduction: Reduction = "mean",
     tile: Tile = "auto",
 ) -> Tensor:
     """Supervised contrastive loss (CL), Eq. (17): :func:`asymmetric_focal_contrastive_loss` with eta = gamma = 0."""
     return asymmetric_focal_contrastive_loss(
-        z, y, temperature=temperature, reference=reference, positive=positive,
-        normalization=normalization, reduction=reduction, tile=tile,
+        z, y, temperature=temperature, reference=reference, positive=positive, contrast=contrast,
+        ignore_index=ignore_index, normalization=normalization, reduction=reduction, tile=tile,
     )  # fmt: skip
 
 
@@ -157,17 +190,19 @@ def focal_contrastive_loss(
     y: Tensor | None,
     *,
     gamma: float = 1.0,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     reference: Reference | None = None,
     positive: Tensor | None = None,
+    contrast: Contrast = "all",
+    ignore_index: int | None = None,
     normalization: Normalization = "paper",
     reduction: Reduction = "mean",
     tile: Tile = "auto",
 ) -> Tensor:
     """Focal contrastive loss (FCL), Eq. (21): :func:`asymmetric_focal_contrastive_loss` with eta = 0, gamma = 1."""
     return asymmetric_focal_contrastive_loss(
-        z, y, gamma=gamma, temperature=temperature, reference=reference, positive=positive,
-        normalization=normalization, reduction=reduction, tile=tile,
+        z, y, gamma=gamma, temperature=temperature, reference=reference, positive=positive, contrast=contrast,
+        ignore_index=ignore_index, normalization=normalization, reduction=reduction, tile=tile,
     )  # fmt: skip
 
 
@@ -176,22 +211,38 @@ def asymmetric_contrastive_loss(
     y: Tensor | None,
     *,
     eta: float = 0.0,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     reference: Reference | None = None,
     positive: Tensor | None = None,
+    contrast: Contrast = "all",
+    ignore_index: int | None = None,
     normalization: Normalization = "paper",
     reduction: Reduction = "mean",
     tile: Tile = "auto",
 ) -> Tensor:
     """Asymmetric contrastive loss (ACL), Eq. (24): :func:`asymmetric_focal_contrastive_loss` with gamma = 0."""
     return asymmetric_focal_contrastive_loss(
-        z, y, eta=eta, temperature=temperature, reference=reference, positive=positive,
-        normalization=normalization, reduction=reduction, tile=tile,
+        z, y, eta=eta, temperature=temperature, reference=reference, positive=positive, contrast=contrast,
+        ignore_index=ignore_index, normalization=normalization, reduction=reduction, tile=tile,
     )  # fmt: skip
+
+
+class _Options(TypedDict, total=False):
+    """The keywords that all modules have."""
+
+    eta_unit: EtaUnit
+    normalize: bool
+    ignore_index: int | None
+    normalization: Normalization
+    reduction: Reduction
+    tile: Tile
 
 
 class AsymmetricFocalContrastiveLoss(nn.Module):
     """:func:`asymmetric_focal_contrastive_loss` as a module that normalises the features.
+
+    ``temperature`` may be an ``nn.Parameter`` of one element, which is then a parameter of the module. A temperature
+    that is computed in each step is an argument of the call.
 
     With ``eta_unit="parity"``, eta is multiplied by :func:`parity_eta` of the number of contrast samples. One value
     then has the same meaning at every batch size. For example, 0.5 is the paper's 300 at its batch size of 128.
@@ -201,18 +252,21 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         self,
         eta: float = 0.0,
         gamma: float = 0.0,
-        temperature: float = 0.07,
+        temperature: float | nn.Parameter = 0.07,
         *,
         eta_unit: EtaUnit = "absolute",
         normalize: bool = True,
+        ignore_index: int | None = None,
         normalization: Normalization = "paper",
         reduction: Reduction = "mean",
         tile: Tile = "auto",
     ) -> None:
         super().__init__()
-        self.eta, self.gamma, self.temperature = check_settings(eta, gamma, temperature)
+        self.eta, self.gamma = check_settings(eta, gamma)
+        self.temperature = _own_temperature(temperature)
         self.eta_unit = check_word("eta_unit", eta_unit, ("absolute", "parity"))
         self.normalize = normalize
+        self.ignore_index = check_ignore_index(ignore_index)
         self.normalization = check_word("normalization", normalization, ("paper", "released"))
         self.reduction = check_word("reduction", reduction, ("mean", "sum", "none"))
         check_tile(tile)
@@ -225,9 +279,11 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         *,
         reference: Reference | None = None,
         positive: Tensor | None = None,
+        contrast: Contrast = "all",
+        temperature: float | Tensor | None = None,
     ) -> Tensor:
-        """The loss of features ``z`` with labels ``y``."""
-        inputs, options = self._arguments(z, y, reference, positive)
+        """The loss of features ``z`` with labels ``y``. ``temperature`` replaces the one of the module in this call."""
+        inputs, options = self._arguments(z, y, reference, positive, contrast, temperature)
         return _loss(z, inputs, options, self.reduction, self.tile)
 
     def total_and_values(
@@ -237,52 +293,88 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         *,
         reference: Reference | None = None,
         positive: Tensor | None = None,
+        contrast: Contrast = "all",
+        temperature: float | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The sum over all anchors, to differentiate, and the loss of each, detached, whatever ``reduction`` says.
 
         This is for training: values and gradient come from one visit of the blocks, where ``reduction="none"`` needs a
         second one for its gradient. The values have the shape of ``z`` without its last dimension.
         """
-        inputs, options = self._arguments(z, y, reference, positive)
+        inputs, options = self._arguments(z, y, reference, positive, contrast, temperature)
         total, values = _total_and_values(inputs, options, self.tile, mean=False)
         return total, values.reshape(z.shape[:-1])
 
     def _arguments(
-        self, z: Tensor, y: Tensor | None, reference: Reference | None, positive: Tensor | None
-    ) -> tuple[Arguments, _Options]:
+        self,
+        z: Tensor,
+        y: Tensor | None,
+        reference: Reference | None,
+        positive: Tensor | None,
+        contrast: Contrast,
+        temperature: float | Tensor | None,
+    ) -> tuple[Arguments, _Settings]:
         if self.normalize:
             z = _unit(z)
             if isinstance(reference, (tuple, list)) and len(reference) == 2:
                 reference = (_unit(reference[0]), reference[1])
         parity, released = self.eta_unit == "parity", self.normalization == "released"
-        options = self.eta, self.gamma, self.temperature, parity, released
-        return check_inputs(z, y, reference, positive), options
+        temperature = check_temperature(self.temperature if temperature is None else temperature)
+        options = self.eta, self.gamma, _number(temperature), parity, released
+        return check_inputs(z, y, reference, positive, contrast, self.ignore_index, temperature), options
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
-        names = ("eta", "gamma", "temperature", "eta_unit", "normalize", "normalization", "reduction", "tile")
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        names = ["eta", "gamma", "temperature", "eta_unit", "normalize", "normalization", "reduction", "tile"]
+        names += [] if self.ignore_index is None else ["ignore_index"]
+        shown = {name: repr(getattr(self, name)) for name in names}
+        if isinstance(self.temperature, Tensor):
+            shown["temperature"] = f"Parameter({self.temperature.item():.4g})"
+        return ", ".join(f"{name}={text}" for name, text in shown.items())
+
+
+def _own_temperature(temperature: float | Tensor) -> float | Tensor:
+    """The temperature of a module: a number or a parameter."""
+    if not isinstance(temperature, nn.Parameter) and isinstance(temperature, Tensor) and temperature.requires_grad:
+        do = "Pass it with each call: criterion(z, y, temperature=...)."
+        raise TypeError(f"temperature must be a number or an nn.Parameter, got a tensor that requires grad. {do}")
+    checked = check_temperature(temperature)
+    is_number = isinstance(checked, float) or isinstance(temperature, nn.Parameter)
+    return checked if is_number else float(checked)
 
 
 class ContrastiveLoss(AsymmetricFocalContrastiveLoss):
     """:func:`contrastive_loss` as a module that normalises the features."""
 
-    def __init__(self, temperature: float = 0.07, **options: Any) -> None:
+    def __init__(self, temperature: float | nn.Parameter = 0.07, **options: Unpack[_Options]) -> None:
+        _check_options(type(self).__name__, options)
         super().__init__(0.0, 0.0, temperature, **options)
 
 
 class FocalContrastiveLoss(AsymmetricFocalContrastiveLoss):
     """:func:`focal_contrastive_loss` as a module that normalises the features."""
 
-    def __init__(self, gamma: float = 1.0, temperature: float = 0.07, **options: Any) -> None:
+    def __init__(
+        self, gamma: float = 1.0, temperature: float | nn.Parameter = 0.07, **options: Unpack[_Options]
+    ) -> None:
+        _check_options(type(self).__name__, options)
         super().__init__(0.0, gamma, temperature, **options)
 
 
 class AsymmetricContrastiveLoss(AsymmetricFocalContrastiveLoss):
     """:func:`asymmetric_contrastive_loss` as a module that normalises the features."""
 
-    def __init__(self, eta: float = 0.0, temperature: float = 0.07, **options: Any) -> None:
+    def __init__(self, eta: float = 0.0, temperature: float | nn.Parameter = 0.07, **options: Unpack[_Options]) -> None:
+        _check_options(type(self).__name__, options)
         super().__init__(eta, 0.0, temperature, **options)
+
+
+def _check_options(module: str, options: _Options) -> None:
+    """Refuse a keyword that a module does not have, with the module's own name."""
+    for name in options:
+        if name not in _Options.__annotations__:
+            do = " Use AsymmetricFocalContrastiveLoss, which has eta and gamma." if name in ("eta", "gamma") else ""
+            raise TypeError(f"{module}() got an unexpected keyword argument {name!r}.{do}")
 
 
 class ContrastiveObjective(Objective):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +14,8 @@ from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
+from lopsided.models.names import MLP_NAME as _MLP_NAME
+from lopsided.models.names import unknown_encoder
 from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file
 from lopsided.seeds import derive_seed
 
@@ -24,8 +24,6 @@ MLP_HIDDEN = (128, 128)
 IDENTITY = "identity"
 """The encoder without layers: the features are the inputs."""
 
-
-_MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)|identity")
 _CLASSIFIERS = ("fc", "classifier", "head", "heads")
 
 
@@ -99,7 +97,7 @@ def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: in
     if in_features is None and size is not None:
         in_features = channels * size[0] * size[1]
     if in_features is None:
-        raise InputError(f"The encoder {name} needs images of a fixed size. Set data.image_size.")
+        raise InputError(f"The encoder {name} needs images of a fixed size. Set --image-size.")
     return MLPEncoder(in_features, hidden)
 
 
@@ -124,9 +122,7 @@ def timm_config(name: str) -> Any:
     import timm
 
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name[:100], ["mlp", *timm.list_models()], n=3)
-        do = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
-        raise InputError(sentence('encoder.name must be a timm model or "mlp"', f"{name!r:.100}", do))
+        raise unknown_encoder(name, timm.list_models())
     try:
         return timm.get_pretrained_cfg(name)
     except RuntimeError as error:
@@ -140,7 +136,7 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
     if size is None:
         return int(getattr(encoder, "head_hidden_size", None) or encoder.num_features)  # type: ignore[arg-type]
     problem = f"The encoder {name} cannot turn an image of {size[1]} x {size[0]} into one feature vector"
-    do = "Set data.image_size to another size, or use another encoder."
+    do = "Set another --image-size, or use another encoder."
     try:
         with torch.no_grad():
             like = next(encoder.parameters(), torch.empty(0))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+import math
+
+import torch
+from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
+from lopsided.evaluation.decision import Decision
 
 
 class ProjectionHead(nn.Sequential):
@@ -28,3 +32,35 @@ class ClassifierHead(nn.Linear):
         if num_classes < 2:
             raise InputError(sentence("a classifier must have at least 2 classes", num_classes))
         super().__init__(features, num_classes)
+
+
+class DecisionHead(nn.Module):
+    """From logits to the outputs of an exported model: logits, probabilities, decision scores and label.
+
+    It computes ``Decision.scores`` in float32 from log-probabilities.
+    """
+
+    offsets: Tensor
+    costs: Tensor
+
+    def __init__(self, decision: Decision, num_classes: int) -> None:
+        super().__init__()
+        self.scale, self.target = decision.scale, decision.target
+        self.by_cost = bool(decision.costs)
+        self.odds = 0.0
+        if decision.threshold is not None:
+            self.odds = math.log(decision.threshold) - math.log1p(-decision.threshold)
+        self.register_buffer("offsets", torch.tensor(decision.offsets or (0.0,) * num_classes))
+        self.register_buffer("costs", torch.tensor(decision.costs) if self.by_cost else torch.zeros(0, 0))
+
+    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return logits, probabilities and scores, (n, K), and the index of the decided class, (n,)."""
+        logs = logits.log_softmax(dim=1)
+        probabilities = logs.exp()
+        scores = -(probabilities @ self.costs) if self.by_cost else self.scale * logs + self.offsets
+        if self.target is not None:
+            others = [c for c in range(logits.shape[1]) if c != self.target]
+            rest = scores[:, others] - scores[:, others].amax(dim=1, keepdim=True)
+            own = logits[:, [self.target]] - logits[:, others].logsumexp(dim=1, keepdim=True) - self.odds
+            scores = torch.cat([rest[:, : self.target], own, rest[:, self.target :]], dim=1)
+        return logits, probabilities, scores, scores.argmax(dim=1)

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from lopsided import __version__
 from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.encoders import build_encoder, is_mlp
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.machine import arrange
 from lopsided.recipe import MAX_SIDE
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had no prior and no decision: such a model decides for the most probable class."""
 CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
 _MAX_CARD_BYTES = 100_000_000
 _LEAST = 1e-30
@@ -38,7 +40,7 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     lopsided: str = __version__
     kind: Literal["image", "vector"]
     encoder: str
@@ -51,6 +53,15 @@ class ModelCard(BaseModel):
     interpolation: Literal["bilinear"] = "bilinear"
     classes: tuple[str, ...] = Field(min_length=2)
     features: int
+    prior: tuple[float, ...] | None = None
+    """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
+    the loss. None in models of earlier versions."""
+    temperature: float = Field(1.0, gt=0)
+    """The temperature by which calibration divided the logits. The weights of the classifier contain it."""
+    calibrated_on: int = Field(0, ge=0)
+    """The number of validation images that the temperature is fitted to; 0: the probabilities are not calibrated."""
+    decision: Decision = Decision()
+    """How the model decides for a class."""
     sha256: str = ""
     """SHA-256 of the weights file. It detects a card and a weights file that do not belong together."""
 
@@ -199,7 +210,7 @@ def load_card(folder: Path) -> ModelCard:
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON. {do}") from error
     version = content.get("format") if isinstance(content, dict) else None
-    if version != FORMAT:
+    if version not in (1, FORMAT) or isinstance(version, bool):
         wrote = content.get("lopsided") if isinstance(content, dict) else None
         do = f"It was written by lopsided {wrote}; use that version." if isinstance(wrote, str) else do
         raise RunError(sentence(f"{path} must have format {FORMAT}", f"{version!r:.100}", do))
@@ -227,12 +238,22 @@ def _check_card(card: ModelCard, path: Path) -> None:
         got = f"shape {card.shape!s:.80}, {len(card.mean)} means and {len(card.std)} deviations"
         got = f"{got} for {card.channels} channels"
         raise RunError(f"{path} does not describe valid inputs of a model of kind {card.kind}: {got}.")
+    _check_decision(card, path)
     try:
         "".join(card.classes).encode("utf-8", "surrogateescape")  # Folder names may be invalid UTF-8.
     except UnicodeEncodeError:
         raise RunError(f"{path} holds a class name that is not valid Unicode (a lone surrogate).") from None
     if len(set(card.classes)) < len(card.classes):
         raise RunError(f"{path} must name each class once, but some of its {len(card.classes)} names are repeated.")
+
+
+def _check_decision(card: ModelCard, path: Path) -> None:
+    num = len(card.classes)
+    prior = card.prior
+    if prior is not None and (len(prior) != num or min(prior) < 0 or abs(math.fsum(prior) - 1) > 1e-6):
+        raise RunError(f"{path} must hold a prior of {num} shares that add up to 1. Train the model again.")
+    if not card.decision.fits(num):
+        raise RunError(f"{path} holds a decision rule for another number of classes than {num}. Train the model again.")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -56,17 +56,26 @@ FEWEST = 3
 """The minimum number of paired runs for a verdict."""
 
 RULE = (
-    "Supported: the interval of every comparison that the claim makes lies above 0 (where there are several ways for "
-    "it to be true: of every one of one way). Contradicted: that of one comparison lies below 0 (in every way). "
-    "Otherwise one cannot tell, as with fewer than three paired runs, or where an end of the claim's range was not "
-    "run. Differences are measured within a seed and averaged over the claim's scenarios, Student's 95 % interval is "
-    "taken over the seeds, and limits are widened by Bonferroni's correction for the number of ways, or of comparisons "
-    "in a way. Eta helps if the difference to CL, of the mean over all eta above 0 or of the largest eta, is above 0 "
-    "at 90:10 and rises on the way there from 60:40."
+    "A claim makes one or more comparisons. Each states that one value is above another.",
+    "A comparison is the difference between runs of the same seed, averaged over the scenarios of the claim. Its "
+    "interval is Student's 95 % interval over the seeds.",
+    "Supported: the intervals of all comparisons lie above 0. If the claim can be true in several ways, the "
+    "comparisons of one way suffice.",
+    "Contradicted: the interval of one comparison lies below 0. If there are several ways, this must hold in each.",
+    f"Cannot tell: anything else. This includes fewer than {FEWEST} paired runs, and a range of scenarios of which an "
+    "end was not run.",
+    "Bonferroni's correction widens the intervals. With k ways, the lower limits have the confidence 1 - 0.025 / k "
+    "instead of 0.975. With k comparisons in a way, the upper limits have it. If differences are normal, a claim that "
+    "is not true is thus supported in at most 2.5 % of all repetitions.",
+    "The claim on eta has two ways: the mean over all eta above 0, and the largest eta. In one of them, the difference "
+    "to CL must be above 0 at 90:10 and must rise from 60:40 to 90:10.",
 )
+"""The rule in short sentences, for readers of tables and pages."""
+
 BLIND = (
-    "The rule cannot see single scenarios, nor whether so few differences are normal, nor what all runs share: one "
-    "pool of images and one reading of what the paper leaves open. That one cannot tell is no proof of equality."
+    "The rule does not see single scenarios. It cannot check whether so few differences are normal. It ignores what "
+    "all runs share: one pool of images, and one choice for everything that the paper leaves open. Each verdict is "
+    'separate, so some of many may be wrong. "Cannot tell" does not prove that two losses are equal.'
 )
 
 
@@ -123,8 +132,8 @@ class Verdict:
             least = [min(way, key=lambda contrast: getattr(contrast.figure, limit)) for way in made if way]
             told = max(least, key=lambda contrast: getattr(contrast.figure, limit))
             number = len(self.contrasts)
-            word = "least" if len(made) == 1 else "greatest" if len(made) == number else "the one that counts"
-            parts.append(f"{'' if number == 1 else f'{word} of {number}, '}{told}; {self.runs} runs")
+            word = "weakest" if len(made) == 1 else "strongest" if len(made) == number else "decisive one"
+            parts.append(f"{'' if number == 1 else f'{word} of {number} comparisons, '}{told}; {self.runs} runs")
         return ". ".join([*parts, *self.missing]) + "."
 
     def to_dict(self) -> dict[str, Any]:

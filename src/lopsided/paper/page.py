@@ -6,12 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lopsided.errors import InputError, LopsidedError
+from lopsided.errors import InputError
 from lopsided.paper import page_figures as sweep_figures
 from lopsided.paper import tables
 from lopsided.paper.claims import BLIND, RULE, Verdict
@@ -47,9 +46,7 @@ def is_of_paper(folder: Path) -> bool:
 
     A sweep of version 0.1 does not record its kind. It counts if all of its losses are in the paper.
     """
-    kind = None
-    with suppress(LopsidedError):  # The records suffice for a page.
-        kind = about_sweep(folder).get("kind")
+    kind = about_sweep(folder).get("kind")
     if kind is not None or not (folder / RECORDS).is_file():
         return kind == KIND
     records, _ = read_records(folder / RECORDS)
@@ -76,6 +73,7 @@ def sweep_page(folder: Path, beside: Path | None = None) -> str:
         failures=sweep.failure_rows(),
         rule=RULE,
         blind=BLIND,
+        stars=tables.STARS,
         has_pages=bool(sweep.pages),
         eta=ETA,
         gamma=GAMMA,

@@ -20,6 +20,13 @@ from lopsided.sweeps.tables import MISSING, difference_text, markdown_table, mea
 if TYPE_CHECKING:
     from rich.console import Console
 
+STARS = (
+    "* marks an interval that excludes 0. The intervals are not corrected for the number of cells: about one in twenty "
+    "excludes 0 by chance. All cells of a scenario are compared with the same runs of CL, so their stars are not "
+    "independent: if those runs are lucky or unlucky, all differences move together."
+)
+"""The meaning of a star, for tables and pages."""
+
 MISPRINT = "misprint"
 PUBLISHED = "published"
 COLOURS = {"supported": "green", "contradicted": "red", "cannot tell": "yellow"}
@@ -150,15 +157,16 @@ def notes(comparison: Comparison) -> list[str]:
     """Return notes on the meaning of the numbers, on comparisons with the paper, and on missing cells."""
     has_all = not any(math.isnan(entry.mean.high) for entry in comparison.entries.values())
     found = [
-        f"Runs: {runs_text(*comparison.runs)} of each cell; {comparison.protocol}. Means over runs with Student's 95 % "
-        f"interval{'' if has_all else ', which one run does not have, nor runs that all agree'}."
-        f" A difference to CL is that of runs of the same seed; * where its interval leaves out 0, uncorrected for "
-        f"the number of cells, of which one in twenty gets a star by chance."
+        f"Runs: {runs_text(*comparison.runs)} of each cell; {comparison.protocol}.",
+        "Each figure is the mean over runs with Student's 95 % interval."
+        f"{'' if has_all else ' One run has no interval, nor have runs that all agree.'}",
     ]
+    if any(entry.difference is not None for entry in comparison.entries.values()):
+        found.append(f"A difference to CL is the mean difference between runs of the same seed. {STARS}")
     if "held_out" in comparison.splits:
         found.append(
             "Test images are those of the recipe's split, 30 % in the paper. Held-out images are those that the "
-            "scenario did not draw; held-out accuracy is weighted by the scenario's proportions."
+            "scenario did not draw. Their accuracy is weighted by the scenario's proportions."
         )
     if comparison.majority is not None:
         vote, beside = f"{comparison.majority:.1f}", ", and a UWA of 50" if comparison.is_of_paper else ""
@@ -169,8 +177,8 @@ def notes(comparison: Comparison) -> list[str]:
         inside, number = comparison.agreement(figure)
         if number:
             found.append(
-                f"{inside} of {number} published figures of {WORDS[figure]} lie where a mean of {RUNS} runs like these "
-                f"is expected with 95 %."
+                f"{inside} of {number} published figures of {WORDS[figure]} lie in the 95 % prediction interval for a "
+                f"mean of {RUNS} runs like these."
             )
     found += misprint_notes(comparison, FIGURES)
     coverage = comparison.coverage()
@@ -244,7 +252,9 @@ def _verdict_lines(comparison: Comparison) -> list[str]:
         "",
         *markdown_table(["claim", "figure and images", "verdict", "because"], verdict_rows(comparison)),
         "",
-        RULE,
+        "## The rule",
+        "",
+        *(f"- {sentence}" for sentence in RULE),
     ]
 
 
@@ -285,10 +295,9 @@ def _csv_row(
 
 def print_table(comparison: Comparison, console: Console) -> None:
     """Print tables, notes and verdicts to a terminal."""
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
-
-    from lopsided.progress import printable
 
     for block in blocks(comparison):
         console.print(Text(f"{title(comparison)}: {block.title}", style="bold"))
@@ -303,18 +312,32 @@ def print_table(comparison: Comparison, console: Console) -> None:
                 table.add_row(*cells, style=dim, end_section=i == len(group) - 1)
             table.add_row()
         console.print(table)
-    for note in notes(comparison):
-        console.print(Text(printable(note), style="dim"))
-    console.print()
+    _print_list(console, "Notes", notes(comparison))
     if not comparison.is_of_paper:
         console.print(Text(_NO_CLAIMS, style="dim"))
         return
-    for verdict in comparison.verdicts:
-        line = Text.assemble(
-            (verdict.decision, COLOURS[verdict.decision] + (" bold" if verdict.decides else "")),
-            (f"  {verdict.text}", "bold" if verdict.decides else ""),
-            f" ({verdict.where}): {verdict.reason()}",
-        )
-        console.print(line)
+    console.print(Text("Verdicts on the paper's claims", style="bold"))
+    for text in dict.fromkeys(verdict.text for verdict in comparison.verdicts):
+        console.print(Text(f"  {text}"))
+        for verdict in comparison.verdicts:
+            if verdict.text == text:
+                style = COLOURS[verdict.decision] + (" bold" if verdict.decides else "")
+                line = Text.assemble((verdict.decision, style), f"  {verdict.where}: {verdict.reason()}")
+                console.print(Padding(line, (0, 0, 0, 4)))
     console.print()
-    console.print(Text(f"{RULE} {BLIND}", style="dim"))
+    _print_list(console, "The rule of the verdicts", [*RULE, BLIND])
+
+
+def _print_list(console: Console, heading: str, items: Sequence[str]) -> None:
+    """Print a heading and items, each with a dash and an indent."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from lopsided.progress import printable
+
+    console.print(Text(heading, style="bold"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for item in items:
+        table.add_row("-", Text(printable(item), style="dim"))
+    console.print(Padding(table, (0, 0, 1, 2)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -78,8 +79,7 @@ def read_loss(value: object) -> LossSettings:
     if unknown:
         has = f"it has {listed(list(known))}" if known else "it has none"
         raise RefusedError("", f'"{entry.name}" has no parameter {shown(unknown[0])}; {has}.')
-    if entry.complete is not None:
-        table = dict(entry.complete(table))
+    table = _completed(entry, table)
     model = settings_model(entry.name)
     try:
         settings = model(**table)
@@ -87,10 +87,40 @@ def read_loss(value: object) -> LossSettings:
         item = error.errors(include_url=False, include_context=False)[0]
         name = str(item["loc"][0])
         raise RefusedError(f".{name}", f"must be {phrase_of(model, name)}, got {shown(item['input'])}.") from None
-    problem = None if entry.check is None else entry.check(settings.parameters)
+    problem = _contradiction(entry, settings.parameters)
     if problem is not None:
         raise RefusedError("", f"is inconsistent: {problem}")
     return settings
+
+
+@contextmanager
+def _running(entry: Loss, what: str) -> Iterator[None]:
+    try:
+        with catalogue.running(entry, what):
+            yield
+    except CatalogueError as error:
+        raise RefusedError("", f"is not valid. {error}") from error
+
+
+def _completed(entry: Loss, table: dict[str, Any]) -> dict[str, Any]:
+    if entry.complete is None:
+        return table
+    with _running(entry, "its function complete"):
+        found = dict(entry.complete(table))
+        unknown = [name for name in found if name != "name" and name not in entry.defaults()]
+        if unknown:
+            raise ValueError(f"it returned {shown(unknown[0])}, which is not one of the loss's parameters")
+    return {**found, "name": entry.name}
+
+
+def _contradiction(entry: Loss, values: Mapping[str, Any]) -> str | None:
+    if entry.check is None:
+        return None
+    with _running(entry, "its function check"):
+        problem = entry.check(values)
+        if not isinstance(problem, str | None):
+            raise TypeError(f"it returned {shown(problem)}, which is neither a sentence nor None")
+    return problem
 
 
 def _table(value: object) -> dict[str, Any]:

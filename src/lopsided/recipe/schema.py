@@ -25,6 +25,7 @@ from lopsided.files import check_regular
 from lopsided.losses import catalogue
 from lopsided.recipe import words
 from lopsided.recipe.losses import LossField, LossSettings, read_loss
+from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.section import Section
 from lopsided.recipe.upgrade import upgraded
 
@@ -40,7 +41,11 @@ MAX_SIDE = 8192
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
-"""Fields that do not change the result of a run. They are not part of its hash."""
+"""Fields that do not change the result of a run."""
+UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
+"""Fields that do not change what is trained. They are not part of the hash of a recipe."""
+LATER_FIELDS = frozenset({"data.include", "data.exclude"})
+"""Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
 """Losses of the logistic regression: each image counts the same, or each class."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
@@ -73,8 +78,16 @@ def _weights(text: str) -> str:
     raise ValueError("neither a word nor a file of weights")
 
 
+def _rule(text: str) -> str:
+    try:
+        return str(parse_rule(text))
+    except InputError as error:
+        raise words.RefusedError("", f"cannot be used. {error}") from None
+
+
 AnyText = Annotated[str, AfterValidator(_utf8)]
 Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that is not empty")]
+Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
 Weights = Annotated[
     AnyText, AfterValidator(_weights), words.Phrase('"none", "embedded", "timm" or a path that ends in .safetensors')
@@ -102,6 +115,12 @@ class Data(Section):
 
     source: Text | None = _field(None, "Name of a source, a folder, or a table; DATA on the command line replaces it.")
     classes: Texts | None = _field(None, "The classes to use, majority first; unset: all classes.")
+    include: Texts | None = _field(
+        None, 'Glob patterns; only images with a matching name are used, such as ["*.jpg"]; unset: all images.'
+    )
+    exclude: Texts | None = _field(
+        None, 'Glob patterns; images with a matching name are left out, such as ["*_mask.*"]; unset: none.'
+    )
     scenario: Text | None = _field(None, 'Class proportions to draw, such as "90:10,total=1000"; unset: all images.')
     split: Literal["auto", "random", "stratified", "group", "given"] = _field(
         "auto",
@@ -122,8 +141,9 @@ class Data(Section):
     )
     image_size: Side | None = _field(
         None,
-        "Side in pixels to which images are resized; unset: the source's own size, or the size of the encoder's "
-        'weights if augment.normalisation is "weights".',
+        "Side in pixels to which images are resized; unset: the size of the encoder's weights if augment.normalisation "
+        "is weights, otherwise the images' own size if all have the same, otherwise 224 or, for smaller images, the "
+        "median of their shorter sides.",
     )
     channels: Literal[1, 3] | None = _field(
         None, '1 for grey, 3 for colour; unset: as in the source, or 3 if augment.normalisation is "weights".'
@@ -225,8 +245,25 @@ class Regression(Section):
 class Selection(Section):
     """Selection of the epoch to keep, by the validation images."""
 
-    metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy"] = _field("uwa", "The figure to maximise.")
+    metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy", "log_loss", "smooth_log_loss", "last"] = _field(
+        "uwa",
+        "The figure that selects: the highest of the first five, or the lowest log loss with equal weight for each "
+        "class, of one epoch or as the mean of the last five epochs; last: keep the last epoch.",
+    )
     patience: Count | None = _field(None, "Stop after this many epochs without improvement; unset: train to the end.")
+
+
+class Decision(Section):
+    """From probabilities to a class."""
+
+    rule: Rule = _field(
+        "balanced",
+        "balanced: the class with the highest probability divided by its prior; plain: the most probable class; "
+        "prevalence:A=0.02,B=0.98; cost:A=10,B=1; recall:A>=0.95; tuned.",
+    )
+    calibration: Literal["temperature", "none"] = _field(
+        "temperature", "Divide the logits by a temperature that is fitted to the validation images, if there are any."
+    )
 
 
 class Recipe(Section):
@@ -262,6 +299,7 @@ class Recipe(Section):
     classifier: Classifier = Classifier()
     regression: Regression = Regression()
     selection: Selection = Selection()
+    decision: Decision = Decision()
 
     def __init__(self, /, **values: Any) -> None:  # The slash allows a field named self in a file.
         try:
@@ -376,9 +414,16 @@ class Recipe(Section):
                 yield path, field, value
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of all fields except the ``RUNTIME_FIELDS``."""
-        kept = {path: value for path, _, value in self.leaves() if path not in RUNTIME_FIELDS}
+        """Return the SHA-256 of all fields that change what is trained."""
+        kept = {path: value for path, value in hashed_fields(self) if path not in UNHASHED_FIELDS}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Yield dotted name and value of each field that a hash may cover, without unset ``LATER_FIELDS``."""
+    for path, _, value in recipe.leaves():
+        if value is not None or path not in LATER_FIELDS:
+            yield path, value
 
 
 def named_recipes() -> dict[str, str]:
@@ -430,9 +475,11 @@ def _place(values: dict[str, Any], path: str, value: object) -> None:
     for section in sections:
         table = table.get(section) if isinstance(table, dict) else None
     if not isinstance(table, dict) or (field not in table and ".".join(sections) not in LOSSES):
-        raise InputError(words.unknown(path, Recipe))
+        raise InputError(words.unknown(path, Recipe, value))
     if isinstance(table.get(field), dict):
-        raise InputError(f"{path} is a section. Set its fields, such as {path}.{next(iter(table[field]))}.")
+        first = next(name for name, each in table[field].items() if not isinstance(each, dict))
+        got = f"{path} is a section and cannot be {words.shown(value)}"
+        raise InputError(f"{got}. Set a field, such as {path}.{first}.")
     table[field] = value
 
 
@@ -470,6 +517,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
         yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
+    if recipe.selection.patience is not None and recipe.selection.metric == "last":
+        do = "Choose another selection.metric, or remove selection.patience."
+        yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
 
 
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
@@ -503,12 +553,17 @@ def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
             continue
         kinds = ("classification",) if path == "classifier.loss" else _KINDS[recipe.method]
         fit = ", ".join(entry.name for entry in catalogue.losses(kinds))
-        where = "" if path == "classifier.loss" else f' with method "{recipe.method}"'
-        do = "" if path == "classifier.loss" else f' To use {loss.name}, set method = "{other}".'
-        yield f"{path} cannot be {loss.name}{where}. Use one of {fit}.{do}"
+        if path == "classifier.loss":
+            yield f"{path} cannot be {loss.name}. Use one of {fit}."
+            continue
+        start = f'start from a recipe with method "{other}", such as {_EXAMPLES[other]}'
+        do = f"To use {loss.name}, {start}, or add --set method={other}."
+        yield f'{path} cannot be {loss.name} with method "{recipe.method}". Use one of {fit}. {do}'
 
 
 _KINDS = {"two-stage": ("contrastive", "joint"), "end-to-end": ("classification", "joint")}
+_EXAMPLES = {"two-stage": "default", "end-to-end": "baseline-ce"}
+"""A named recipe of each method."""
 
 
 def _batch_conflicts(training: EncoderTraining, contrasts: bool) -> Iterator[str]:

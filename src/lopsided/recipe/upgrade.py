@@ -12,6 +12,8 @@ _FLAT = {
     "classifier": ("focal_gamma",),
 }
 """Loss parameters that version 0.1 kept beside ``loss`` in the table of the stage, whether or not the loss had them."""
+_DECISION = {"rule": "plain", "calibration": "none"}
+"""How the models of version 0.1 decided."""
 _UNSAID = {"encoder_training": "afcl", "classifier": "ce"}
 
 
@@ -19,9 +21,10 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """Return the tables of a recipe of version 0.1 with each loss in its own table.
 
     A parameter that the loss does not have is dropped if it has no effect, such as ``eta = 0`` for CL. Otherwise it
-    stays in the table of the loss, and validation raises an error.
+    stays in the table of the loss, and validation raises an error. Such a recipe decides for the most probable class.
     """
-    return {name: _stage(name, table) if name in _FLAT else table for name, table in values.items()}
+    found = {name: _stage(name, table) if name in _FLAT else table for name, table in values.items()}
+    return found if found == values else {"decision": dict(_DECISION), **found}
 
 
 def _stage(section: str, table: Any) -> Any:

@@ -90,7 +90,7 @@ def problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         elif isinstance(own, RefusedError):
             yield f"{dotted}{own.where} {own.text}"
         elif annotation is None:
-            yield unknown(dotted, model)
+            yield unknown(dotted, model, item["input"])
         else:
             got = shown(item["input"]) + (" as an entry" if any(isinstance(part, int) for part in item["loc"]) else "")
             yield sentence(f"{dotted} must be {phrase(annotation)}", got)
@@ -101,15 +101,39 @@ def phrase_of(model: type[BaseModel], name: str) -> str:
     return phrase(_annotation(model.model_fields[name]))
 
 
-def unknown(path: str, model: type[BaseModel]) -> str:
-    """Return a sentence that a field does not exist, with the most similar field."""
-    known = [name for name, _, _ in leaves(model())] + list(model.model_fields)
-    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    known += [name.removesuffix(".name") for name in known if name.endswith(".loss.name")]
-    close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
-    close += [by_last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], by_last, n=1, cutoff=0.7)]
-    do = f"Did you mean {close[0]}?" if close else "`lopsided recipes default` shows all fields."
+def unknown(path: str, model: type[BaseModel], value: object = None) -> str:
+    """Return a sentence that a field does not exist, with the most similar field, or section if ``value`` is a dict."""
+    fields = [name.removesuffix(".name") if name.endswith(".loss.name") else name for name, _, _ in leaves(model())]
+    sections = list(dict.fromkeys(name.rpartition(".")[0] for name in fields if "." in name))
+    section = next(iter(difflib.get_close_matches(path[:200], sections, n=1)), "")
+    close = section if section and isinstance(value, dict) else _similar(path[:200], fields)
+    do = f"Did you mean {close}?" if close else "`lopsided recipes default` shows all fields."
+    if section and not close:
+        first = next(name for name in fields if name.rpartition(".")[0] == section)
+        do = f"{section} is a section with fields such as {first}."
     return f"A recipe has no field {shown(path)}. {do}"
+
+
+def _similar(path: str, fields: Sequence[str]) -> str:
+    """Return the field that was probably meant, or "".
+
+    A field of the same section comes first. Otherwise the last part of the name says most:
+    ``classifier_training.epochs`` means the epochs of a section with a similar name, which is ``classifier``.
+    """
+    section, _, last = path.rpartition(".")
+    beside = [name for name in fields if section and name.rpartition(".")[0] == section]
+    for names, cutoff in ((beside, 0.7), (fields, 1.0), (fields, 0.7)):
+        near = difflib.get_close_matches(last, {name.rpartition(".")[2]: None for name in names}, n=1, cutoff=cutoff)
+        found = [name for name in names if near and name.rpartition(".")[2] == near[0]]
+        if found:
+            return max(found, key=lambda name: _likeness(section, name.rpartition(".")[0]))
+    return next(iter(difflib.get_close_matches(path, fields, n=1, cutoff=0.8)), "")
+
+
+def _likeness(one: str, other: str) -> float:
+    if one and other and (one.startswith(other) or other.startswith(one)):
+        return 1.0
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:

@@ -97,6 +97,7 @@ def _environment() -> jinja2.Environment:
         wording.clean,
         wording.signed,
         wording.probability,
+        wording.breakable,
     )
     environment.filters.update({function.__name__: function for function in names})
     return environment

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
+from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.predict import PROBABILITY
 from lopsided.runs.metrics import Metrics, check_metrics
 from lopsided.runs.run import LOG, METRICS, PREDICTIONS, RECIPE, Run
@@ -162,11 +163,12 @@ def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
             found.setdefault(stage, {})[epoch] = event
         elif event["event"] == "note" and isinstance(text, str):
             notes[text] = None
-    figure = f"val_{run.recipe.selection.metric}"
-    return [_stage(name, [epochs[i] for i in sorted(epochs)], figure) for name, epochs in found.items()], list(notes)
+    metric = run.recipe.selection.metric
+    return [_stage(name, [epochs[i] for i in sorted(epochs)], metric) for name, epochs in found.items()], list(notes)
 
 
-def _stage(name: str, epochs: list[dict[str, Any]], figure: str) -> Stage:
-    judged = [row for row in epochs if is_number(row.get(figure))]
-    best = max(judged, key=lambda row: (row[figure], row["epoch"]), default=epochs[-1])
-    return Stage(name, epochs, int(best["epoch"]), picked=bool(judged))
+def _stage(name: str, epochs: list[dict[str, Any]], metric: str) -> Stage:
+    known = [{key: value for key, value in row.items() if is_number(value)} for row in epochs]
+    figures = [figure_of(metric, known[: i + 1]) for i in range(len(epochs))]
+    judged = [(figure, row["epoch"]) for figure, row in zip(figures, epochs, strict=True) if figure is not None]
+    return Stage(name, epochs, int(max(judged)[1] if judged else epochs[-1]["epoch"]), picked=bool(judged))

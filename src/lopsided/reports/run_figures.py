@@ -18,9 +18,21 @@ from lopsided.reports.wording import amount, number, percent, quoted
 
 MOST_CELLS = 60
 """Maximum number of classes for a complete confusion matrix."""
-MOST_COLOURS = 7
-OTHER = MOST_COLOURS
-"""The colour of classes without their own colour."""
+MOST_MARKS = 12
+OTHER = MOST_MARKS
+"""The mark of classes without their own mark."""
+FEW_MARKS = 4
+"""Up to this number of classes, colours alone tell the classes apart, and all points are round."""
+DOT, CROSS = "h0", "m-3-3l6 6m0-6l-6 6"
+SHAPES = (
+    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",  # circle
+    "m-3.2-3.2h6.4v6.4h-6.4z",  # square
+    "m0-4.4l4.2 7.4h-8.4z",  # triangle
+    "m0-4.8l4.4 4.8l-4.4 4.8l-4.4-4.8z",  # diamond
+    "m0 4.4l4.2-7.4h-8.4z",  # triangle that points down
+    "m-1.4-4.2h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8v-2.8h-2.8v-2.8h2.8z",  # plus
+)
+"""Relative paths around the place of a point."""
 MAP_WIDTH, MAP_HEIGHT = 720, 480
 SIDE = 340
 """Width and height of the square curve plots."""
@@ -102,7 +114,7 @@ def _pr_point(counts: Counts) -> svg.Point | None:
 
 def calibration_plot(judged: Judged) -> Markup:
     """Draw accuracy against confidence, in the bins of the calibration error."""
-    confidence, hit = judged.confidence.astype(np.float64), ~judged.wrong
+    confidence, hit = judged.p.max(axis=1).astype(np.float64), judged.p.argmax(axis=1) == judged.y_true
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
     sizes = np.bincount(bins, minlength=NUM_BINS)
     plot = svg.Plot(
@@ -179,25 +191,44 @@ def diagnostic_plot(stage: Stage, image_share: float, name: str) -> tuple[Markup
 
 
 def class_colours(order: Sequence[int], judged: Judged) -> list[int]:
-    """Return the colour of each class, in ``order``. If there are many, only those with most mistakes get one."""
-    if len(order) > MOST_COLOURS:
+    """Return the mark of each class, in ``order``. If there are many, only those with most mistakes get one."""
+    if len(order) > MOST_MARKS:
         wrong = np.bincount(judged.y_true[judged.wrong], minlength=len(order))
-        order = np.argsort(-wrong, kind="stable")[: MOST_COLOURS - 1].tolist()
+        order = np.argsort(-wrong, kind="stable")[: MOST_MARKS - 1].tolist()
     colours = [OTHER] * judged.p.shape[1]
     for colour, label in enumerate(order):
         colours[label] = colour
     return colours
 
 
-def map_paths(xy: npt.NDArray[np.float64], colours: npt.NDArray[np.int64], wrong: npt.NDArray[np.bool_]) -> Markup:
-    """Draw a map. Each colour has one path for its dots and one for its mistakes, which are crosses."""
+def mark_paths(num_classes: int) -> list[tuple[str, str]]:
+    """Return for each mark the relative paths of a correct image and of a mistake.
+
+    With few classes these are a dot and a cross. With more classes each mark has its own shape, filled for a correct
+    image and hollow for a mistake. Two marks of one colour have different shapes.
+    """
+    if num_classes <= FEW_MARKS:
+        return [(DOT, CROSS)] * (MOST_MARKS + 1)
+    shapes = [SHAPES[(mark + 3 * (mark // len(SHAPES))) % len(SHAPES)] for mark in range(MOST_MARKS)]
+    return [(shape, shape) for shape in shapes] + [(DOT, CROSS)]
+
+
+def map_paths(
+    xy: npt.NDArray[np.float64], marks: npt.NDArray[np.int64], wrong: npt.NDArray[np.bool_], num_classes: int
+) -> Markup:
+    """Draw a map. Each mark has one path for its correct images and one for its mistakes."""
     places = xy * (MAP_WIDTH, MAP_HEIGHT)
     known = ~np.isnan(xy[:, 0])
-    parts = []
+    shapes, parts = mark_paths(num_classes), []
     for bad in (False, True):
-        for colour in range(OTHER, -1, -1):
-            rows = np.flatnonzero(known & (colours == colour) & (wrong == bad))
-            d = (svg.crosses if bad else svg.dots)(map(tuple, places[rows].tolist()))
-            kind = "bad" if bad else "good"
-            parts.append(Markup('<path class="point k{} {}" d="{}"/>').format(colour, kind, d))
+        for mark in range(OTHER, -1, -1):
+            rows = np.flatnonzero(known & (marks == mark) & (wrong == bad))
+            d = svg.marks(map(tuple, places[rows].tolist()), shapes[mark][bad])
+            parts.append(Markup('<path class="{}" d="{}"/>').format(point_style(mark, bad, shapes[mark][bad]), d))
     return Markup("\n").join(parts)
+
+
+def point_style(mark: int, bad: bool, shape: str) -> str:
+    """Return the CSS classes of the points of a mark."""
+    outline = " shape" if shape not in (DOT, CROSS) else ""
+    return f"point k{mark}{outline} {'bad' if bad else 'good'}"

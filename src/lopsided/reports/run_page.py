@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.evaluation.decision import explain, threshold_of
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
-from lopsided.reports.thresholds import STEPS, counts_at, favoured, is_sure
+from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, favoured, favoured_interval, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import amount, clean, duration, percent, quoted
 from lopsided.runs.metrics import Evaluation, Metrics
@@ -120,7 +121,7 @@ def _judgement(
         "names": [clean(name) for name in first.names],
         "groups": None if first.groups is None else [clean(group) for group in first.groups],
         "threshold": threshold,
-        "map": _map_data(maps, colours) if maps else None,
+        "map": _map_data(maps, colours, len(facts.classes)) if maps else None,
     }
     thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)))
     if thumbnails.sheets:
@@ -224,7 +225,7 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
         {
             "name": f"recall of {quoted(row.label)}, the rarest class{'' if is_rarest else ' that was evaluated'}",
             "figure": row.recall,
-            "note": f"{found:,} of {amount(row.support, 'image')} found",
+            "note": f"{found:,} of {amount(row.support, 'image')} found by the rule of the model, one class per image",
             "reference": float(is_majority),
         },
         {
@@ -294,31 +295,47 @@ def _threshold(
     first = facts.minority
     offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # Rarest class first.
     chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
+    decision = facts.decision
+    start = [threshold_of(decision, c, len(facts.classes)) for c in offered]
     label, threshold = offered[0], chosen[0]
     areas = ("auroc", "average_precision")
     p, positive = judged.p[:, label], judged.y_true == label
-    at_half = counts_at(p, positive, 0.5)
+    by_rule, at_half = counts_of(judged.y_pred == label, positive), counts_at(p, positive, 0.5)
     at_chosen = None if threshold is None else counts_at(p, positive, threshold)
-    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], at_half, at_chosen)
-    rows = [("default", 0.5, at_half)]
-    if threshold is not None and at_chosen is not None:
+    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], by_rule, at_chosen)
+    rows: list[tuple[str, float | None, Counts]] = [(f"rule of the model ({clean(decision.rule)})", start[0], by_rule)]
+    if start[0] != 0.5:
+        rows.append(("half", 0.5, at_half))
+    spread = None
+    if threshold is not None and at_chosen is not None and val is not None:
         rows.append(("validation threshold", threshold, at_chosen))
+        spread = favoured_interval(val.p[:, label], val.y_true == label, facts.recipe.seed)
     data = {
         "classes": offered,
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
         "chosen": chosen,
-        "logit": [is_sure(judged.p[:, c], threshold) for c, threshold in zip(offered, chosen, strict=True)],
+        "start": start,
+        "logit": [
+            is_sure(judged.p[:, c], threshold) or is_sure(judged.p[:0, c], begin)
+            for c, threshold, begin in zip(offered, chosen, start, strict=True)
+        ],
         **{name: [getattr(figures.per_class[c], name).value for c in offered] for name in areas},
     }
     left = len(ranks) - len(offered)
     return data, {
         "threshold_class": label,
         "threshold_chosen": threshold,
+        "threshold_start": 0.5 if start[0] is None else start[0],
+        "threshold_rule": clean(decision.rule),
+        "decision_words": clean(" ".join([explain(decision, facts.classes), *decision.notes])),
         "threshold_rows": rows,
         "threshold_areas": [data[name][0] for name in areas],
         "threshold_step": 1 / STEPS,
         "threshold_offered": offered,
-        "threshold_words": run_words.threshold_words(facts.classes[label], judged.split, at_half, threshold, at_chosen),
+        "threshold_words": run_words.threshold_words(
+            facts.classes[label], judged.split, by_rule, threshold, at_chosen, spread
+        ),
+        "rule_words": run_words.rule_words(facts.classes[label], by_rule),
         "threshold_advice": run_words.threshold_advice(judged.split),
         "no_choice": run_words.no_choice(judged.split),
         "threshold_note": f"Only the {len(offered):,} rarest classes can be selected; {left:,} more do not fit."
@@ -348,12 +365,17 @@ def _no_map(first: Judged) -> str:
     return ""
 
 
-def _map_data(maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
+def _map_data(maps: Sequence[FeatureMap], colours: Sequence[int], num_classes: int) -> dict[str, Any]:
     places = {
         each.kind: packed(np.where(np.isnan(each.xy), 65535, each.xy.clip(0, 1) * 10_000).round().astype(np.uint16))
         for each in maps
     }
-    return {"places": places, "colours": colours, "notes": {each.kind: each.note for each in maps}}
+    return {
+        "places": places,
+        "colours": colours,
+        "shapes": run_figures.mark_paths(num_classes),
+        "notes": {each.kind: each.note for each in maps},
+    }
 
 
 def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
@@ -372,12 +394,22 @@ def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colour
     legend = [(colours[label], clean(facts.classes[label])) for label in own]
     if rest:
         legend.append((run_figures.OTHER, amount(len(rest), "other class", "other classes")))
+    shapes = run_figures.mark_paths(len(facts.classes))
+    has_shapes = len(facts.classes) > run_figures.FEW_MARKS
     return {
         "maps": [(each.kind, each.title) for each in maps],
         "map_words": told,
         "map_note": maps[0].note,
-        "map_legend": legend,
-        "map_paths": run_figures.map_paths(maps[0].xy, np.array(colours)[first.y_true], first.wrong),
+        "map_legend": [
+            (run_figures.point_style(mark, False, shapes[mark][0]), shapes[mark][0], word) for mark, word in legend
+        ],
+        "map_mistake": (run_figures.point_style(run_figures.OTHER, True, shapes[0][1]), shapes[0][1]),
+        "map_mistake_words": "mistake: hollow, in the colour and shape of the true class"
+        if has_shapes
+        else "mistake, in the colour of the true class",
+        "map_paths": run_figures.map_paths(
+            maps[0].xy, np.array(colours)[first.y_true], first.wrong, len(facts.classes)
+        ),
         "map_size": (run_figures.MAP_WIDTH, run_figures.MAP_HEIGHT),
     }
 

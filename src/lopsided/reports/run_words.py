@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
+from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
@@ -63,6 +64,11 @@ class Facts:
     def figures(self) -> Evaluation | None:
         """The figures of the evaluated split."""
         return self.metrics.judged().get(self.split or "")
+
+    @property
+    def decision(self) -> Decision:
+        """The decision rule of the model: the most probable class in runs of earlier versions."""
+        return PLAIN if self.metrics.decision is None else self.metrics.decision.decision
 
     @property
     def rarest(self) -> int:
@@ -286,9 +292,26 @@ def confusion_words(facts: Facts, judged: Judged) -> str:
     )
 
 
-def threshold_words(name: str, split: str, at_half: Counts, chosen: float | None, at_chosen: Counts | None) -> str:
-    """Compare the threshold 0.5 with the validation threshold."""
-    positives, others = at_half.tp + at_half.fn, at_half.fp + at_half.tn
+def rule_words(name: str, by_rule: Counts) -> str:
+    """Say that the other figures of the page follow the model's rule, which is not a threshold of one class."""
+    return (
+        f"This section asks a separate question for one class at a time: is the probability of the class at least the "
+        f"threshold? All other figures of this page follow the rule of the model, which gives each image exactly one "
+        f"class. By that rule the recall of {quoted(name)} is {number(by_rule.recall)} ({by_rule.tp:,} of "
+        f"{amount(by_rule.tp + by_rule.fn, 'image')}), so it can differ from the recalls below."
+    )
+
+
+def threshold_words(
+    name: str,
+    split: str,
+    by_rule: Counts,
+    chosen: float | None,
+    at_chosen: Counts | None,
+    spread: tuple[float, float] | None = None,
+) -> str:
+    """Say what the rule of the model finds, and compare it with the validation threshold."""
+    positives, others = by_rule.tp + by_rule.fn, by_rule.fp + by_rule.tn
 
     def outcome(counts: Counts) -> str:
         return (
@@ -296,12 +319,14 @@ def threshold_words(name: str, split: str, at_half: Counts, chosen: float | None
             f"{counts.fp:,} false alarms among {amount(others, 'other image')}"
         )
 
-    first = f"With the threshold 0.5, {outcome(at_half)}."
+    first = f"By its own rule, {outcome(by_rule)}."
     if chosen is None or at_chosen is None:
         return f"{first} {no_choice(split)}"
-    if at_chosen == at_half:
-        return f"{first} The validation threshold {probability(chosen)} gives the same result."
-    return f"{first} With the validation threshold {probability(chosen)}, {outcome(at_chosen)}."
+    known = "" if spread is None else f" (95 % interval {probability(spread[0])} to {probability(spread[1])})"
+    threshold = f"the validation threshold {probability(chosen)}{known}"
+    if at_chosen == by_rule:
+        return f"{first} {threshold[0].upper()}{threshold[1:]} gives the same result."
+    return f"{first} With {threshold}, {outcome(at_chosen)}."
 
 
 def no_choice(split: str) -> str:
@@ -326,8 +351,10 @@ def learning_words(stages: Sequence[Stage], metric: str) -> str:
     parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
     text = f"The model has the weights of {' and '.join(parts)}"
     if any(stage.picked for stage in stages):
-        return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was highest."
-    return f"{text}. These are the last epochs, because there was no validation split."
+        how = "lowest" if metric.endswith("log_loss") else "highest"
+        return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was {how}."
+    why = "the recipe keeps the last epoch" if metric == "last" else "there was no validation split"
+    return f"{text}. These are the last epochs, because {why}."
 
 
 def diagnostic_words(stage: Stage, facts: Facts) -> str:
@@ -353,8 +380,9 @@ def diagnostic_words(stage: Stage, facts: Facts) -> str:
 def calibration_words(figures: Evaluation, judged: Judged) -> str:
     """Return whether the probabilities match the accuracy."""
     error = figures.figures.calibration_error
-    said, right = float(judged.confidence.mean()), 1 - float(judged.wrong.mean())
-    text = f"The mean confidence is {percent(said)}, and {percent(right)} of the predictions are correct"
+    said = float(judged.p.max(axis=1).mean())
+    right = float(np.mean(judged.p.argmax(axis=1) == judged.y_true))
+    text = f"The mean of the highest probability is {percent(said)}, and {percent(right)} of these classes are correct"
     lean = "the model is overconfident"
     if said <= right:
         lean = "the model is underconfident" if said < right else "only single bins differ"

@@ -228,12 +228,6 @@ def small_bar(share: float, low: float, high: float) -> Markup:
     ).format(x, a, b)
 
 
-def dots(points: Iterable[Point]) -> str:
-    """Return the path of round points: lines of length 0, drawn as dots by the round line cap."""
-    return "".join(f"M{_at(x)} {_at(y)}h0" for x, y in points)
-
-
-def crosses(points: Iterable[Point], size: float = 3.0) -> str:
-    """Return the path of crosses, the mark of mistakes."""
-    d = _at(2 * size)
-    return "".join(f"M{_at(x - size)} {_at(y - size)}l{d} {d}m0-{d}l-{d} {d}" for x, y in points)
+def marks(points: Iterable[Point], shape: str) -> str:
+    """Return the path of points of one shape, a path relative to the point. "h0" is a dot, by the round line cap."""
+    return "".join(f"M{_at(x)} {_at(y)}{shape}" for x, y in points)

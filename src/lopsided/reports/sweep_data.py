@@ -6,13 +6,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.errors import RunError, sentence
 from lopsided.reports.wording import amount, clean, duration, listed
 from lopsided.runs.records import Failure, Record, read_failures, read_records
 from lopsided.sweeps.engines import CELLS
@@ -96,9 +95,7 @@ def read_sweep(folder: Path, beside: Path | None = None) -> SweepData:
     except OSError as error:
         raise RunError(sentence("a sweep must be readable", f"{folder} ({error.strerror})")) from None
     name, pages = clean(folder.resolve().name), _find_pages(folder, beside or folder, records)
-    about: Mapping[str, Any] = {}
-    with suppress(LopsidedError):  # The records say enough for a page.
-        about = about_sweep(folder)
+    about = about_sweep(folder)
     arms, baseline = about.get("arms"), about.get("baseline")
     known = [arm for arm in arms if isinstance(arm, str)] if isinstance(arms, list) else []
     return SweepData(name, records, notes, failures, pages, known, baseline if baseline in known else None)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.seeds import derive_seed
+
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 STEPS = 1000
@@ -56,9 +58,30 @@ def _share(part: int, rest: int) -> float | None:
 
 def counts_at(p: Floats, positive: Flags, threshold: float) -> Counts:
     """Return the counts at one threshold."""
-    called = p >= np.float32(threshold)
+    return counts_of(p >= np.float32(threshold), positive)
+
+
+def counts_of(called: Flags, positive: Flags) -> Counts:
+    """Return the counts of images that are decided to be positive."""
     tp, fp = int((called & positive).sum()), int((called & ~positive).sum())
     return Counts(tp=tp, fn=int(positive.sum()) - tp, fp=fp, tn=int((~positive).sum()) - fp)
+
+
+def favoured_interval(p: Floats, positive: Flags, seed: int, resamples: int = 200) -> tuple[float, float] | None:
+    """Return the 95 % bootstrap interval of ``favoured``; None if there are fewer than two images of a side.
+
+    The resamples keep the numbers of positive and of other images.
+    """
+    sides = [np.flatnonzero(positive), np.flatnonzero(~positive)]
+    if min(map(len, sides)) < 2:
+        return None
+    rng = np.random.default_rng(derive_seed(seed, "report", "threshold"))
+    found = []
+    for _ in range(resamples):
+        rows = np.concatenate([rng.choice(side, len(side)) for side in sides])
+        found.append(favoured(p[rows], positive[rows]) or 0.0)
+    low, high = np.quantile(found, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def favoured(p: Floats, positive: Flags) -> float | None:

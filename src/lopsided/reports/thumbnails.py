@@ -114,6 +114,8 @@ def _open(recipe: Recipe) -> Source:
         missing_ok=True,
         allow_outside=data.allow_outside,
         download=False,
+        include=data.include,
+        exclude=data.exclude,
     )
 
 

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
+from markupsafe import Markup, escape
+
 from lopsided.runs.metrics import Figure
 
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -26,6 +28,15 @@ def clean(text: str) -> str:
     """
     text = _STEERING.sub("\ufffd", _LONE.sub("\ufffd", text))
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def breakable(name: str) -> Markup:
+    """Return a cleaned name as HTML that may be broken after punctuation.
+
+    >>> print(breakable("rust_heavy"))
+    rust_<wbr>heavy
+    """
+    return Markup(re.sub(r"([_/.\-]+)(?=[^_/.\-\s])", r"\1<wbr>", str(escape(clean(name)))))
 
 
 def quoted(name: str) -> str:

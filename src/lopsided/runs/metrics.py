@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from lopsided.errors import RunError
+from lopsided.evaluation.decision import Decision
 
 JUDGED = ("test", "val", "held_out")
 """The splits with figures. A page shows the first one that exists."""
@@ -72,6 +73,23 @@ class Figures(_Content):
     log_loss: Figure | None = None
 
 
+class RuleFigures(_Content):
+    """The UWA of one model by one decision rule, and the recall of each class; None for a class without images."""
+
+    uwa: float
+    recall: list[float | None]
+
+
+class DecisionFacts(_Content):
+    """How the model decides, as on its card."""
+
+    model_config = ConfigDict(frozen=True, strict=False, allow_inf_nan=False)
+    prior: tuple[float, ...] | None
+    temperature: float
+    calibrated_on: int
+    decision: Decision
+
+
 class Evaluation(_Content):
     """The figures of one split; rows of ``confusion`` are the true classes."""
 
@@ -82,6 +100,7 @@ class Evaluation(_Content):
     confusion: list[list[_Count]]
     majority: Majority
     notes: list[str]
+    rules: dict[str, RuleFigures] = {}
 
 
 class Counts(_Content):
@@ -116,6 +135,8 @@ class Metrics(_Content):
     source: str
     classes: Annotated[list[str], Field(min_length=1)]
     counts: Counts
+    decision: DecisionFacts | None = None
+    """None in runs of earlier versions, which decide for the most probable class."""
     val: Evaluation | None
     test: Evaluation | None
     held_out: Evaluation | None = None

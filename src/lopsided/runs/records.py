@@ -19,8 +19,8 @@ from lopsided import files
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
 from lopsided.losses import catalogue
-from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES
-from lopsided.recipe.words import leaves, shown
+from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS, WEIGHT_NAMES, hashed_fields
+from lopsided.recipe.words import shown
 
 if TYPE_CHECKING:
     from lopsided.recipe import LossSettings, Recipe
@@ -41,7 +41,7 @@ LOCK_SECONDS = 60.0
 
 VARIED_FIELDS = frozenset({"seed", "data.source", "data.scenario", "encoder.weights"})
 VARIED_LOSS = "encoder_training.loss."
-"""Fields in which recipes of one family may differ, besides the fields that do not change the result."""
+"""Fields in which recipes of one family may differ, besides the fields that do not change what is trained."""
 
 BLIND_FIELDS = frozenset(
     {f"data.{name}" for name in ("source", "held_out", "redraw", "image_size", "channels", "skip_unreadable")}
@@ -127,8 +127,8 @@ def family_of(recipe: Recipe) -> str:
     """
     kept = {
         path: value
-        for path, _, value in recipe.leaves()
-        if path not in RUNTIME_FIELDS | VARIED_FIELDS and not path.startswith(VARIED_LOSS)
+        for path, value in hashed_fields(recipe)
+        if path not in UNHASHED_FIELDS | VARIED_FIELDS and not path.startswith(VARIED_LOSS)
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
     kept["total"] = next((part for part in parts if part.startswith("total=")), None)
@@ -151,7 +151,7 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
     """
     kept: dict[str, Any] = {
         path: value
-        for path, _, value in leaves(recipe)
+        for path, value in hashed_fields(recipe)
         if path.startswith("data.") and path not in RUNTIME_FIELDS | BLIND_FIELDS
     }
     kept["seed"] = recipe.seed if recipe.data.redraw else 0
@@ -205,6 +205,8 @@ class Figures:
     recalls: tuple[_Recall, ...]
     auroc: _Share | None
     majority_vote: _Share
+    rules: tuple[tuple[str, _Share], ...] = ()
+    """The UWA of the same model by each of the rules ``plain`` and ``balanced``. Empty in lines of earlier versions."""
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
@@ -220,6 +222,7 @@ class Figures:
             recalls=tuple(math.nan if recall is None else _short(recall) for recall in recalls),
             auroc=None if auroc is None else _short(auroc),
             majority_vote=_short(evaluation["majority"]["accuracy"]),
+            rules=tuple((name, _short(rule["uwa"])) for name, rule in evaluation.get("rules", {}).items()),
         )
 
 

@@ -14,6 +14,7 @@ import os
 import platform
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -26,12 +27,16 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from lopsided import __version__, files
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import open_sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.decision import HeldBack, crossed, figures_by_rule, resolve
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
+from lopsided.inference.use import Use, choose_use
+from lopsided.models.names import check_encoder_name
 from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
+from lopsided.recipe.rules import parse_rule
 from lopsided.runs.metrics import check_metrics
 
 if TYPE_CHECKING:
@@ -47,6 +52,8 @@ FORMAT = 1
 
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
+DECISION_FIELDS = ("prior", "temperature", "calibrated_on", "decision")
+"""The fields of a model card that say how the model decides. ``metrics.json`` repeats them."""
 MAX_TABLE = 1 << 30
 """Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
 
@@ -136,6 +143,64 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
     return model, card
 
 
+def open_own_split(
+    folder: str | os.PathLike[str], split: str, progress: Progress | None = None
+) -> tuple[Source, Recipe]:
+    """Open the images of one split of a finished run again, with the recipe of the run.
+
+    Raise if the images, their labels or the split differ from those of the run.
+    """
+    from lopsided.training.fit import fingerprint
+
+    run = Run.open(folder)
+    do = f"Name the data: lopsided evaluate {shlex.quote(str(folder))} DATA."
+    known = None if run.metrics is None else run.metrics.get("fingerprint")
+    if run.metrics is None:
+        again = f"Continue it with lopsided fit --out {shlex.quote(str(folder))} --resume."
+        raise RunError(f"The run in {folder} is not finished. {again}")
+    if not isinstance(known, str):
+        raise RunError(f"The run in {folder} does not record its images, so its splits cannot be found again. {do}")
+    if split not in ("train", "val", "test"):
+        raise InputError(sentence("--split must be train, val or test", split))
+    source, _ = open_sources(run.recipe, progress)
+    splits = split_source(run.recipe, source)
+    if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
+        what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"
+        raise RunError(f"{what}, so its {split} split cannot be found again. Restore them, or name the data.")
+    rows = dict(splits.parts())[split]
+    if not len(rows):
+        raise RunError(f"The run in {folder} has no {split} split. {do}")
+    return source.subset(rows), run.recipe
+
+
+def open_use(
+    folder: str | os.PathLike[str], card: ModelCard, rule: str | None = None, prevalence: str | None = None
+) -> Use:
+    """Return how to use the model of a run: by its rule or another one, at its prior or at another prevalence.
+
+    Rules that are fitted use the validation images in the ``predictions.csv`` of the run.
+    """
+    asked = rule or (card.decision.rule if prevalence is not None else None)
+    held = held_back(Path(folder), card) if asked is not None and parse_rule(asked).fitted else None
+    return choose_use(card, rule, prevalence, held)
+
+
+def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
+    """Return the validation images in the ``predictions.csv`` of a run, or None if there are none."""
+    path = folder / PREDICTIONS
+    if not path.is_file() or not (folder / RECIPE).is_file():
+        return None
+    try:
+        rows = [row for row in Run.open(folder).predictions() if row["split"] == "val"]
+        places = {name: i for i, name in enumerate(card.classes)}
+        p = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in card.classes] for row in rows])
+        labels = np.array([places[row["label"]] for row in rows], dtype=np.int64)
+    except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
+        text = f"{path} is not a valid table of predictions ({files.reason(error)})."
+        raise RunError(f"{text} Restore the file, or train the run again.") from None
+    return HeldBack(p, labels) if rows else None
+
+
 def run_recipe(
     recipe: Recipe,
     out: str | os.PathLike[str],
@@ -174,6 +239,7 @@ def run_recipe(
     told(lambda: files.check_no_links(folder))
     told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
     if told(state) != "finished":
+        told(lambda: _check_early(recipe, folder))
         sources = open_sources(recipe, progress)
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
@@ -184,6 +250,23 @@ def run_recipe(
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
     metrics = told(lambda: Run.open(folder).metrics)
     return Run.open(folder) if first else Run(folder, recipe, metrics)
+
+
+def _check_early(recipe: Recipe, folder: Path) -> None:
+    """Raise for simple mistakes before images are read and torch is imported, which takes long."""
+    check_encoder_name(recipe.encoder.name)
+    weights = recipe.encoder.weights
+    if weights not in ("none", "timm") and not os.path.exists(weights):
+        got = f"{weights} (No such file or directory)"
+        raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
+    made = _make(folder)
+    try:
+        with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 @contextmanager
@@ -343,7 +426,8 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "source_name": source.name,
         "classes": list(source.classes),
         "counts": {name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
-        **{name: _figures(predictions, recipe.seed) for name, predictions in parts.items()},
+        "decision": fitted.card.model_dump(mode="json", include=set(DECISION_FIELDS)),
+        **{name: _figures(name, predictions, recipe.seed, fitted.card) for name, predictions in parts.items()},
         "leaks": {
             "groups": list(fitted.leaks.groups),
             "duplicates": [list(pair) for pair in fitted.leaks.duplicates],
@@ -351,21 +435,33 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "warnings": list(fitted.warnings),
         "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
         "environment": environment(recipe, num_ranks),
+        "fingerprint": fitted.fingerprint,
         "seconds": round(fitted.seconds, 3),
     }
     files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
-def _figures(predictions: Predictions | None, seed: int) -> dict[str, Any] | None:
+def _figures(split: str, predictions: Predictions | None, seed: int, card: ModelCard) -> dict[str, Any] | None:
+    """Return the figures of a split by the rule of the model, and its UWA by the rules that need no fit.
+
+    A rule that is fitted to the validation images decides for each of them without its label, by folds. If that is
+    impossible, the figures of the validation images are those of ``balanced``.
+    """
     if predictions is None or predictions.y_true is None:
         return None
-    return evaluate(
-        predictions.y_true,
-        predictions.probabilities,
-        classes=predictions.classes,
-        seed=seed,
-        groups=predictions.groups,
-    ).to_dict()
+    p, labels, decided, notes = predictions.probabilities, predictions.y_true, predictions.y_pred, []
+    rule = card.decision.rule
+    if split == "val" and card.prior is not None and parse_rule(rule).fitted:
+        held = HeldBack(p, labels)
+        crossed_out = crossed(rule, card.classes, card.prior, held, seed)
+        notes.append("The decision rule was fitted to these images. Each was decided without its own label, by folds.")
+        if crossed_out is None:
+            crossed_out = resolve("balanced", card.classes, card.prior).decide(p)
+            notes[0] = "The decision rule was fitted to these images, so these figures are those of the rule balanced."
+        decided = crossed_out
+    figures = evaluate(labels, p, decided, classes=predictions.classes, seed=seed, groups=predictions.groups).to_dict()
+    figures["notes"] += notes
+    return {**figures, "rules": figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, labels)}
 
 
 def _table(parts: dict[str, Predictions | None], classes: Sequence[str]) -> bytes:

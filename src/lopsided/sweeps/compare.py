@@ -1,9 +1,9 @@
 """Compare arms from the records of a sweep: means, intervals, paired differences. Needs no torch.
 
 An arm is one treatment: the method, the losses and every other field of the recipe except the data, the seed and the
-class proportions. Runs of different treatments are never pooled. An entry is one figure of one arm in one scenario: a
-value per run, and the mean with Student's 95 % interval. A difference between two arms uses the pairs of runs that saw
-the same data with the same seed.
+class proportions. An entry is one figure of one arm in one scenario: a value per run, and the mean with Student's 95 %
+interval. It never pools runs of different treatments. A difference between two arms uses the pairs of runs that saw the
+same data with the same seed.
 
 Each model is evaluated on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
 scenario did not draw. Held-out accuracy is the mean of the recalls weighted by the scenario's proportions: an estimate
@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from lopsided.data.scenarios import parse_scenario
@@ -25,12 +26,16 @@ from lopsided.recipe.words import listed, shown
 from lopsided.runs.records import ROUNDING, Record, Treatment
 
 SPLITS = ("test", "held_out")
-FIGURES = ("uwa", "accuracy", "auroc")
+FIGURES = ("uwa", "uwa_balanced", "uwa_plain", "accuracy", "auroc")
+BY_RULE = {"uwa_balanced": "balanced", "uwa_plain": "plain"}
+"""The figures of one model by another decision rule than its own."""
 RECALL, SECONDS = "recall:", "seconds"
 """``recall:0`` is the recall of the first class. The seconds of a run are an entry of the split ``test``."""
 
 WORDS = {
     "uwa": "UWA",
+    "uwa_balanced": "UWA by the rule balanced",
+    "uwa_plain": "UWA by the rule plain",
     "accuracy": "accuracy",
     "auroc": "AUROC",
     "seconds": "seconds",
@@ -240,38 +245,57 @@ def compare(
 
 
 def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Treatment, str]:
-    """Name every treatment by its arm, or else by its loss; equal names are extended until they differ.
+    """Name every treatment by its arm, or else by its loss. If names are equal, add in parentheses what differs.
 
-    The arms in ``order`` come first.
+    Treatments that differ in nothing that a record holds share a name if no scenario has runs of both: these are the
+    scenarios of one arm, with other totals. Otherwise they are numbered. The arms in ``order`` come first.
     """
     first: dict[Treatment, Record] = {}
+    scenarios: dict[Treatment, set[str | None]] = {}
     for record in records:
         first.setdefault(record.treatment, record)
-    told = {treatment: list(_names(record)) for treatment, record in first.items()}
+        scenarios.setdefault(record.treatment, set()).add(record.scenario)
+    alike: dict[str, list[Treatment]] = {}
+    for treatment, record in first.items():
+        alike.setdefault(record.arm or record.loss.label, []).append(treatment)
     found: dict[Treatment, str] = {}
-    for treatment, names in told.items():
-        others = [set(other) for each, other in told.items() if each != treatment]
-        own = next((name for name in names if all(name not in other for other in others)), names[-1])
-        same = sum(name.startswith(own) for name in found.values())
-        found[treatment] = f"{own} ({same + 1})" if same and own in found.values() else own
+    taken: dict[str, set[str | None]] = {}
+    for name, treatments in alike.items():
+        traits = {treatment: _traits(first[treatment]) for treatment in treatments}
+        for treatment, own in traits.items():
+            differing = [trait for i, trait in enumerate(own) if any(other[i] != trait for other in traits.values())]
+            text = f"{name} ({', '.join(filter(None, differing))})" if any(differing) else name
+            numbered = chain([text], (f"{text} ({number})" for number in count(2)))
+            free = next(each for each in numbered if not taken.get(each, set()) & scenarios[treatment])
+            taken.setdefault(free, set()).update(scenarios[treatment])
+            found[treatment] = free
     rank = {name: i for i, name in enumerate(order)}
     place = {treatment: rank.get(record.arm or "", len(rank)) for treatment, record in first.items()}
-    return {treatment: found[treatment] for treatment in sorted(found, key=place.__getitem__)}
+    return {treatment: found[treatment] for treatment in sorted(first, key=place.__getitem__)}
 
 
-def _names(record: Record) -> Iterator[str]:
-    name, family = record.arm or record.loss.label, (record.family or "recipe not recorded")[:8]
-    yield name
-    if record.arm:
-        yield f"{name}, {record.loss.label}"
-        name = f"{name}, {record.loss.label}"
-    yield f"{name}, {family}"
+def _traits(record: Record) -> tuple[str, ...]:
+    """Return what a record holds about its treatment, in words that tell two arms of one name apart."""
+    return (
+        record.loss.label,
+        record.method,
+        "" if record.classifier_loss is None else f"classifier {record.classifier_loss.label}",
+        record.encoder,
+        f"weights {record.weights}",
+        "" if record.image_size is None else f"{record.image_size} px",
+        _epochs(record),
+        f"split {record.split}",
+    )
+
+
+def _epochs(record: Record) -> str:
+    return "" if not record.epochs else f"{' + '.join(map(str, record.epochs))} epochs"
 
 
 def _about(record: Record) -> str:
     size = "" if record.image_size is None else f" at {record.image_size} px"
-    epochs = "" if not record.epochs else f", {' + '.join(map(str, record.epochs))} epochs"
-    return f"{record.loss.label}, {record.method}, {record.encoder}{size}{epochs}"
+    parts = [record.loss.label, record.method, f"{record.encoder}{size}", _epochs(record)]
+    return ", ".join(filter(None, parts))
 
 
 def source_of(records: Iterable[Record]) -> str | None:
@@ -312,7 +336,7 @@ def value_of(record: Record, split: str, figure: str) -> float | None:
     figures = record.test if split == "test" else record.held_out
     if figures is None:
         return None
-    value = getattr(figures, figure)
+    value = dict(figures.rules).get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
     if figure != "accuracy" or split == "test" or shares is None or len(shares) != len(figures.recalls):
         return None if value is None else 100 * float(value)

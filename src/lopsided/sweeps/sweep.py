@@ -148,7 +148,8 @@ def check_sweep(folder: str | os.PathLike[str]) -> bool:
     except NotADirectoryError:
         raise RunError(f"{path} is a file. Choose a folder for the sweep.") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{path / SWEEP} cannot be read, or has no format ({files.reason(error)}).") from None
+        do = f'Restore the file, or replace its content by {{"format": {FORMAT}}}.'
+        raise RunError(f"{path / SWEEP} cannot be read ({files.reason(error)}). {do}") from None
     if written != FORMAT:
         do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
         got = f"format {shown(written)} in {path}"

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from lopsided.data.inputs import Part, Prepared
+from lopsided.data.sources import Source
+from lopsided.data.sources.names import twins, typo_words
 from lopsided.data.splits import Leaks
 from lopsided.recipe import Recipe
 
 FEW_TEST, FEW_VAL = 30, 10
 """With fewer images of a class, its recall is uncertain on the test split and a noisy guide on the validation split."""
+LARGE_SIDE = 512
+"""Images that are not resized and have a longer side than this make training slow."""
+STEEP = 0.5
+"""The loss falls steeply if it falls at least at this share of its mean rate over the stage."""
+_LEAST_FALL, _LEAST_LATE = 0.05, 0.01
+"""The loss must fall by these shares of its first value, in the stage and at its end, to be more than noise."""
 
 
 def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
@@ -20,6 +29,51 @@ def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
     yield from _of_leaks(leaks)
     if recipe.method != "frozen":
         yield from _of_batches(recipe, prepared)
+
+
+def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Iterator[str]:
+    """Yield warnings about the images and labels of a source. ``shape`` is the shape of an input."""
+    yield from filter(None, (typo_words(source.counts()), twins(source.names).words()))
+    if recipe.data.image_size is None and max(shape[1:]) > LARGE_SIDE:
+        yield (
+            f"The images have {shape[2]:,} x {shape[1]:,} pixels and are not resized, so training is slow and needs "
+            "much memory. Set a size, for example --image-size 224."
+        )
+
+
+def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a warning for each stage whose loss still falls steeply at its last epoch.
+
+    The fall is the difference between the mean loss of the last fifth of the epochs and that of the fifth before. It is
+    compared with the mean fall of the stage over as many epochs. A stage that was stopped early has no warning.
+    """
+    planned = {
+        "encoder": (recipe.encoder_training.epochs, "--epochs"),
+        "end-to-end": (recipe.encoder_training.epochs, "--epochs"),
+        "classifier": (recipe.classifier.epochs, "--classifier-epochs"),
+    }
+    for stage, (epochs, flag) in planned.items():
+        losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
+        if len(losses) == epochs and is_falling(losses):
+            yield (
+                f"The training loss of stage {stage} still fell steeply at its last epoch ({losses[-2]:.4g} to "
+                f"{losses[-1]:.4g}), so the model may not be trained enough. Train for more epochs ({flag})."
+            )
+
+
+def is_falling(losses: Sequence[float]) -> bool:
+    """Return whether losses, one per epoch, still fall steeply at the end.
+
+    >>> is_falling([10, 9, 8, 7, 6]), is_falling([10, 6, 4, 3.1, 3.0])
+    (True, False)
+    """
+    if len(losses) < 2:
+        return False
+    width = max(len(losses) // 5, 1)
+    late = float(np.mean(losses[-2 * width : -width]) - np.mean(losses[-width:]))
+    total, first = losses[0] - losses[-1], abs(losses[0])
+    usual = total * width / (len(losses) - 1)
+    return total > _LEAST_FALL * first and late > _LEAST_LATE * first and late >= STEEP * usual
 
 
 def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
@@ -50,7 +104,7 @@ def _of_leaks(leaks: Leaks) -> Iterator[str]:
         number = f"{len(leaks.groups):,} groups are" if len(leaks.groups) > 1 else "One group is"
         yield (
             f"{number} in more than one split, for example {leaks.groups[0]}: the figures will be too high. "
-            'Split by group (data.split = "group").'
+            "Split by group (--split group)."
         )
     if leaks.duplicates:
         first, where, other, there = leaks.duplicates[0]

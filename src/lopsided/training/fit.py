@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ import numpy as np
 import torch
 
 from lopsided import __version__
-from lopsided.data.inputs import Part, StreamedInputs, check_trainable, prepare
-from lopsided.data.prepare import split_source
+from lopsided.data.inputs import Part, Prepared, StreamedInputs, check_trainable, prepare
+from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
@@ -55,8 +56,10 @@ from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_d
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe
-from lopsided.training.cautions import cautions
+from lopsided.training.baseline import compare
+from lopsided.training.cautions import cautions, falling_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
+from lopsided.training.decide import check_rule, settle
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -91,6 +94,7 @@ class Fitted:
     held_out: Predictions | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    fingerprint: str = ""
 
 
 def fit(
@@ -131,10 +135,11 @@ def fit(
         digests = source.images.digest(np.arange(len(source)))
         prepared, notes = prepare(recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests)
         check_trainable(prepared)
-        notes += _unused(source, splits)
+        check_rule(recipe, prepared)
+        notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
         state = State(
             recipe=recipe.content_hash(),
-            data=_fingerprint(source, splits, digests),
+            data=fingerprint(source, splits, digests),
             stage="encoder" if recipe.method == "two-stage" else recipe.method,
             threads=num_threads,
             ranks=ranks.size,
@@ -156,7 +161,7 @@ def fit(
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         for text in [*filter(None, [why]), *notes, *stages.notes()]:
             log.note(text)
-        for text in cautions(recipe, prepared, leaks):
+        for text in [*cautions(recipe, prepared, leaks), *source_cautions(source, recipe, prepared.shape)]:
             log.warn(text)
         _complete(stages, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
@@ -170,7 +175,11 @@ def fit(
             held_out=_judged(stages, held_out),
             warnings=log.warnings,
             seconds=state.seconds,
+            fingerprint=state.data,
         )
+        if ranks.first:
+            for text in [*falling_cautions(recipe, state.history), *_below_baseline(recipe, prepared, fitted)]:
+                log.warn(text)
     log.event("end", seconds=fitted.seconds)
     return fitted
 
@@ -184,9 +193,11 @@ def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], fo
             stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
         if ranks.size > 1:
             load_strictly(stages.model, ranks.spread(stages.model.state_dict))
+            stages.card = ModelCard.model_validate(ranks.told(partial(stages.card.model_dump, mode="json")))
         stages.model.eval()
         return
     stages.run(state, tensors)
+    settle(stages)
     if folder is not None and ranks.first:
         stages.card = save_model(folder, stages.model, stages.card)
     state.finished, state.chosen = True, None
@@ -240,7 +251,26 @@ def _unused(source: Source, splits: Splits) -> list[str]:
     return [f"{number:,} images of the given val split are ignored because data.val is 0."] if number else []
 
 
-def _fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
+def _left_out(source: Source) -> list[str]:
+    if not source.left_out:
+        return []
+    return [f"data.include and data.exclude left out {source.left_out:,} images."]
+
+
+def _below_baseline(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
+    """Return a warning if the model is worse than the baseline on the test split, or on val if there is no test."""
+    split, part, found = "test", prepared.test, fitted.test
+    if part is None or found is None:
+        split, part, found = "validation", prepared.val, fitted.val
+    if part is None or found is None:
+        return []
+    compared = compare(prepared, part, found.y_pred, recipe.seed)
+    text = "" if compared is None else compared.words(split)
+    return [text] if text else []
+
+
+def fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
+    """Return a hash of the images, labels and splits of a run."""
     digest = hashlib.sha256(repr((source.classes, source.names, digests)).encode())
     for array in (source.labels, splits.train, splits.val, splits.test):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")
@@ -291,6 +321,7 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
         y_true=part.labels,
         groups=None if source.groups is None else source.groups[rows],
         features=features,
+        decision=stages.card.decision,
     )
 
 
@@ -311,4 +342,5 @@ def _judged(stages: Stages, source: Source | None) -> Predictions | None:
         probabilities=gather_rows(found, sizes, stages.ranks),
         y_true=source.labels,
         groups=source.groups,
+        decision=stages.card.decision,
     )

@@ -200,17 +200,29 @@ class Loop:
         losses = torch.stack(tally.steps[first:]).tolist()
         for step, loss in enumerate(losses, start=first + 1):
             if not math.isfinite(loss):
-                raise self._broken(f"{loss} in step {step} of epoch {index + 1}", "The loss is", checkpoint)
+                # A checkpoint does not help in the first step: a run that continues from it would fail again.
+                first_ever = step == 1 and not index
+                do = self._at_first() if first_ever else self._later(checkpoint)
+                raise self._broken(f"The loss is not finite: {loss} in step {step} of epoch {index + 1}", do)
         return float(losses[-1])
 
     def check_weights(self, finite: bool, index: int, checkpoint: Checkpoint) -> None:
         """Raise if the weights are not finite after an epoch, so that such weights are never saved."""
         if not finite:
-            raise self._broken(f"NaN or infinity after epoch {index + 1}", "The weights are", checkpoint)
+            what = f"The weights are not finite: NaN or infinity after epoch {index + 1}"
+            raise self._broken(what, self._later(checkpoint))
 
-    def _broken(self, got: str, what: str, checkpoint: Checkpoint) -> RunError:
-        do = f"Lower {self.stage.section}.lr. {checkpoint.last_good()}"
-        return RunError(f"{what} not finite: {got} of stage {self.stage.name}. {do}")
+    def _broken(self, what: str, do: str) -> RunError:
+        return RunError(f"{what} of stage {self.stage.name}. {do}")
+
+    def _later(self, checkpoint: Checkpoint) -> str:
+        return f"Lower {self.stage.section}.lr. {checkpoint.last_good()}"
+
+    def _at_first(self) -> str:
+        """Return what to check if the first loss of a stage is not finite, before the learning rate has any effect."""
+        section = self.stage.section
+        text = f"Check the inputs, encoder.weights and the parameters of {section}.loss; {section}.lr is not the cause."
+        return text if self.precision.dtype == torch.float32 else f'{text} Or set precision to "float32".'
 
     def _facts(self, index: int, tally: Tally, seconds: float) -> dict[str, Any]:
         by_class = tally.loss.tolist()

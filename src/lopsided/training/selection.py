@@ -64,6 +64,24 @@ def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num
     return confusion_figures(np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes))
 
 
+def balanced_log_loss(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
+    """Return the mean over the classes of the mean log loss of a class, at the temperature with the lowest one.
+
+    ``logits`` must carry a uniform prior. The temperature is free because the model is calibrated after training.
+    Few rare images carry this figure better than UWA, because it changes little if one image changes.
+    """
+    from scipy.optimize import minimize_scalar
+
+    rows = np.arange(len(labels))
+    weights = 1 / np.bincount(labels)[labels] / len(np.unique(labels))
+
+    def loss(log_scale: float) -> float:
+        z = logits * np.exp(log_scale)
+        return float(weights @ (np.logaddexp.reduce(z, axis=1) - z[rows, labels]))
+
+    return float(minimize_scalar(loss, bounds=(-6.0, 6.0), method="bounded").fun)
+
+
 def probe_rows(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
     """Return up to ``MAX_PROBE`` training rows of each class, drawn with this seed."""
     generator = np.random.default_rng(seed)
@@ -71,8 +89,8 @@ def probe_rows(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64
     return np.sort(np.concatenate(drawn))
 
 
-def nearest_centroid(features: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> npt.NDArray[np.int64]:
-    """Classify queries by the nearest class mean, with all features normalised to length 1.
+def centroid_logits(features: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> npt.NDArray[np.float64]:
+    """Return minus the squared distances of queries to the class means, with all features normalised to length 1.
 
     The first stage has no classifier, so this function evaluates its epochs. It needs no training. It measures whether
     the classes are separate in feature space, which is what the second stage needs.
@@ -83,6 +101,6 @@ def nearest_centroid(features: Tensor, labels: Tensor, queries: Tensor, num_clas
     centroids = sums / counts.clamp(min=1)[:, None]
     # The squared distance without the query's squared length, which is 1 for every query.
     distances = centroids.square().sum(dim=1) - 2 * normalize(queries.double(), dim=1) @ centroids.T
-    distances[:, counts == 0] = float("inf")
-    nearest: npt.NDArray[np.int64] = distances.argmin(dim=1).cpu().numpy()
-    return nearest
+    distances[:, counts == 0] = 1e6  # Far beyond the largest distance, which is 4.
+    logits: npt.NDArray[np.float64] = distances.neg().cpu().numpy()
+    return logits

@@ -16,12 +16,12 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError, RunError
-from lopsided.evaluation.decision import decide
+from lopsided.errors import RunError
+from lopsided.evaluation.decision import resolve
+from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
-from lopsided.losses.catalogue import CatalogueError
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, ProjectionHead
@@ -37,9 +37,11 @@ from lopsided.training.checkpoint import (
     restoring,
 )
 from lopsided.training.loop import Loop, Stage
+from lopsided.training.prior import carried_prior
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Log
-from lopsided.training.selection import Selection, figures, nearest_centroid, probe_rows
+from lopsided.training.selection import Selection, balanced_log_loss, centroid_logits, figures, probe_rows
+from lopsided.training.step import of_loss
 
 _AVERAGED = ", and the running statistics are averaged over the ranks after each epoch"
 
@@ -210,7 +212,7 @@ class Stages:
             ranks=self.ranks,
             precision=self.recipe.precision,
         )
-        selection = Selection(patience=self.recipe.selection.patience)
+        selection, metric = Selection(patience=self.recipe.selection.patience), self.recipe.selection.metric
         best: dict[str, Tensor] = {}
         if tensors:
             with restoring():
@@ -232,11 +234,12 @@ class Stages:
             found = stage.judge() if stage.judge is not None else {}
             found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
             facts |= {f"val_{name}": value for name, value in found.items()}
-            if selection.update(index, found.get(self.recipe.selection.metric)) and stage.judge is not None:
+            state.history.append(facts)
+            figure = figure_of(metric, [row for row in state.history if row["stage"] == stage.name])
+            if selection.update(index, figure) and figure is not None:
                 best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
                 state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
             state.epoch, state.selection = index + 1, selection.to_dict()
-            state.history.append(facts)
             state.seconds = perf_counter() - self._begin
             self.log.epoch(index + 1, facts)
             if due:
@@ -247,7 +250,7 @@ class Stages:
         if best:
             load_strictly(stage.module, best)
             text = f"Stage {stage.name} keeps epoch {selection.chosen + 1} of {state.epoch}"
-            self.log.note(f"{text}, validation {self.recipe.selection.metric} {selection.best:.4f}.")
+            self.log.note(f"{text}, validation {metric.replace('_', ' ')} {abs(selection.best or 0.0):.4f}.")
 
     def _encoder_stage(self) -> Stage:
         """Return the first of two stages: encoder, projection head, and a linear layer if the loss needs logits."""
@@ -262,7 +265,7 @@ class Stages:
             assert val is not None
             with evaluating(self.model):
                 logits = self.model.classifier(self._features(val.inputs))
-            return figures(decide(logits.cpu()), val.labels, self.num_classes)
+            return self._judged(logits, val.labels)
 
         return self._network_stage("end-to-end", None if val is None else judge)
 
@@ -311,13 +314,12 @@ class Stages:
         return nn.ModuleDict(parts), [projection, classifier]
 
     def _objective(self, loss: LossSettings) -> Objective:
-        counts = torch.from_numpy(self.prepared.counts())
-        with seeded_init(self.recipe.seed, "objective"):
-            try:
-                kind = loss.entry.load()
-            except CatalogueError as error:
-                raise InputError(str(error)) from error
-            return kind(counts, self.recipe.head.out, **loss.parameters)
+        counts, entry = torch.from_numpy(self.prepared.counts()), loss.entry
+        with seeded_init(self.recipe.seed, "objective"), of_loss(entry, "its constructor"):
+            objective = entry.load()(counts, self.recipe.head.out, **loss.parameters)
+            if not isinstance(objective, Objective):
+                raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
+            return objective
 
     def _classifier_stage(self) -> Stage:
         settings, prepared = self.recipe.classifier, self.prepared
@@ -332,7 +334,7 @@ class Stages:
             assert val is not None
             with torch.no_grad():
                 logits = classifier(val[0])
-            return figures(decide(logits.cpu()), val[1], self.num_classes)
+            return self._judged(logits, val[1])
 
         part, transform = prepared.train, encode
         if not settings.augment:
@@ -352,6 +354,15 @@ class Stages:
             judge=None if val is None else judge,
         )
 
+    def _judged(self, logits: Tensor, labels: Indices) -> dict[str, float]:
+        """Return the figures of validation images by the rule ``balanced``, or ``plain`` if the recipe asks for it."""
+        prior = carried_prior(self.recipe, self.prepared.counts())
+        rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
+        z = logits.double().log_softmax(dim=1).cpu().numpy()
+        found = figures(resolve(rule, self.prepared.classes, prior).decide(np.exp(z)), labels, self.num_classes)
+        balanced = z + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
+        return found | {"log_loss": balanced_log_loss(balanced, labels)}
+
     def _sampler(self, stage: str, settings: EncoderTraining | Classifier) -> BatchSampler:
         return BatchSampler(
             self.prepared.train.labels,
@@ -370,8 +381,9 @@ class Stages:
 
         def judge() -> dict[str, float]:
             known = self._features(train.inputs, rows)
-            predicted = nearest_centroid(known, labels, self._features(val.inputs), self.num_classes)
-            return figures(predicted, val.labels, self.num_classes)
+            logits = centroid_logits(known, labels, self._features(val.inputs), self.num_classes)
+            found = figures(logits.argmax(axis=1), val.labels, self.num_classes)
+            return found | {"log_loss": balanced_log_loss(logits, val.labels)}
 
         return judge
 

@@ -18,7 +18,8 @@ passes use the same masks.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,9 @@ import torch
 from torch import Tensor
 
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError
+from lopsided.errors import InputError, is_out_of_memory
 from lopsided.inference.engine import evaluating
+from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.machine import seeded
 from lopsided.seeds import derive_seed
@@ -47,6 +49,21 @@ class Found:
     loss: Tensor
     parts: Tensor
     labels: Tensor
+
+
+@contextmanager
+def of_loss(entry: catalogue.Loss, what: str) -> Iterator[None]:
+    """Run code of a loss. An error inside a loss of another package becomes an ``InputError`` that names the package.
+
+    ``what`` names the part of the loss that runs.
+    """
+    try:
+        with catalogue.running(entry, what):
+            yield
+    except catalogue.CatalogueError as error:
+        if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+            raise error.__cause__ from None
+        raise InputError(str(error)) from error
 
 
 class Step:
@@ -135,7 +152,8 @@ class Step:
             y_others = torch.cat([y[:before], y[after:]])
             total, parts = self._evaluate(outputs, y[before:after], whole, (others, y_others), epoch)
             leaves = [outputs, others, *self.of_objective]
-            own, of_others, *grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            with of_loss(self.stage.settings.loss.entry, "its gradient"):
+                own, of_others, *grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
             for parameter, grad in zip(self.of_objective, grads, strict=True):
                 parameter.grad = self.precision.scaled(grad)
         if width:
@@ -160,8 +178,9 @@ class Step:
             epoch=epoch,
             epochs=self.stage.settings.epochs,
         )
-        found = self.stage.objective(samples)
-        total, parts = found if isinstance(found, tuple) else (found.sum(), found)
+        with of_loss(self.stage.settings.loss.entry, "its forward"):
+            found = self.stage.objective(samples)
+            total, parts = found if isinstance(found, tuple) else (found.sum(), found)
         if parts.shape != y.shape:
             got = f"{type(self.stage.objective).__name__} returned parts of shape {tuple(parts.shape)}."
             raise InputError(f"{got} Return one number per sample, {tuple(y.shape)}.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from lopsided.data.images import Images
-from lopsided.errors import DataError
+from lopsided.errors import DataError, sentence
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -36,6 +38,7 @@ class Listing:
     groups: Sequence[str] | None = None
     splits: Sequence[str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    left_out: int = 0
 
     def classes(self) -> tuple[str, ...]:
         """Return the classes that occur, in the order of the source, or sorted: as numbers if all are numbers."""
@@ -45,6 +48,28 @@ class Listing:
         if all(name.isdecimal() for name in found):
             return tuple(sorted(found, key=lambda name: (int(name), name)))
         return tuple(sorted(found))
+
+
+def select(listing: Listing, keep: Callable[[str], bool], what: str) -> Listing:
+    """Return the images whose names ``keep`` accepts. ``what`` describes the choice in the error if none is left."""
+    rows = [i for i, name in enumerate(listing.names) if keep(name)]
+    if not rows:
+        got = f"none of {len(listing.names):,} with {what} in {listing.where}"
+        do = f"A pattern is compared with names such as {listing.names[0]}."
+        raise DataError(sentence("the patterns must leave at least one image", got, do))
+
+    def some(values: Sequence[str]) -> list[str]:
+        return [values[i] for i in rows]
+
+    return replace(
+        listing,
+        images=listing.images.take(np.array(rows, dtype=np.int64)),
+        labels=some(listing.labels),
+        names=some(listing.names),
+        groups=None if listing.groups is None else some(listing.groups),
+        splits=None if listing.splits is None else some(listing.splits),
+        left_out=len(listing.names) - len(rows),
+    )
 
 
 def check_files(paths: Sequence[Path], where: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lopsided.data.images import FileImages
 from lopsided.data.sources import fashion, isic
 from lopsided.data.sources.folders import list_folder
-from lopsided.data.sources.listing import Listing
+from lopsided.data.sources.listing import Listing, check_files, select
+from lopsided.data.sources.names import Patterns
 from lopsided.data.sources.tables import TABLE_SUFFIXES, list_table
 from lopsided.errors import DataError, InputError, sentence
 
@@ -23,6 +25,7 @@ class Asked:
     allow_outside: bool = False
     check: bool = True
     download: bool = True
+    patterns: Patterns = field(default_factory=Patterns)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,14 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
     if asked.group is not None and not kind.has_groups:
         repair = "Use a table with the columns path, label and group."
         raise InputError(f"Only a table or isic2018 can have groups, so {data} has no group {asked.group!r}. {repair}")
-    return kind.list(path, asked)
+    if not asked.patterns:
+        return kind.list(path, asked)
+    # A missing file that is left out is no error, so the files are checked after the selection.
+    listing = kind.list(path, replace(asked, check=False))
+    listing = select(listing, asked.patterns.keep, str(asked.patterns))
+    if asked.check and isinstance(listing.images, FileImages):
+        check_files(listing.images.paths, Path(listing.where))
+    return listing
 
 
 def name_of(data: str | os.PathLike[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,18 @@ from lopsided.data.decoding import (
 )
 from lopsided.data.images import ArrayImages, FileImages, Images, Progress
 from lopsided.data.sources.listing import SPLITS, Listing
+from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.data.sources.registry import Asked, list_data
 from lopsided.errors import DataError, InputError, sentence
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Labelled images. ``labels`` are indices into ``classes``; without labels they are -1 and ``classes`` is empty."""
+    """Labelled images. ``labels`` are indices into ``classes``; without labels they are -1 and ``classes`` is empty.
+
+    ``resized`` is the side to which images of different sizes are resized if the recipe sets no size. ``left_out`` is
+    the number of images that ``include`` and ``exclude`` left out.
+    """
 
     name: str
     images: Images
@@ -32,6 +38,8 @@ class Source:
     groups: npt.NDArray[np.str_] | None = None
     splits: npt.NDArray[np.str_] | None = None
     unreadable: tuple[tuple[str, str], ...] = ()
+    resized: int | None = None
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,7 +67,7 @@ class Source:
         unknown = [name for name, number in self.counts().items() if number and name not in places]
         if unknown:
             must = f"labels must be classes of the model ({', '.join(classes)})"
-            raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}"))
+            raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}", suggest_names(unknown, classes)))
         table = np.array([places.get(name, -1) for name in self.classes] + [-1], dtype=np.int64)
         return replace(self, labels=table[self.labels], classes=tuple(classes))
 
@@ -104,6 +112,8 @@ def open_source(
     allow_outside: bool = False,
     min_classes: int = 2,
     download: bool = True,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
 ) -> Source:
     """Open a source by name, or a folder or table by path.
 
@@ -114,9 +124,11 @@ def open_source(
     a table. Pixels are not read, except with ``skip_unreadable``: then every image is decoded once, and unreadable
     images are omitted and listed. ``Source.verify`` does the same with threads and progress. With ``missing_ok``,
     missing files of a table do not raise here but in ``Source.verify``. With ``download=False`` nothing is downloaded.
+    ``include`` and ``exclude`` are glob patterns that select images by name; see ``Patterns``.
     """
     check = not (skip_unreadable or missing_ok)
-    listing = list_data(data, Asked(classes, group, allow_outside, check, download))
+    patterns = Patterns(include or (), exclude or ())
+    listing = list_data(data, Asked(classes, group, allow_outside, check, download, patterns))
     source = _assemble(listing, classes)
     if len(source.classes) < min_classes:
         got = f"{len(source.classes)} ({', '.join(source.classes)}) in {listing.where}"
@@ -142,6 +154,7 @@ def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:
         names=tuple(listing.names),
         groups=None if listing.groups is None else np.array(listing.groups, dtype=np.str_),
         splits=None if listing.splits is None else np.array(listing.splits, dtype=np.str_),
+        left_out=listing.left_out,
     )
     return source if (labels >= 0).all() else source.subset(np.flatnonzero(labels >= 0))
 
@@ -154,7 +167,8 @@ def _choose(asked: Sequence[str], found: Sequence[str], aliases: Mapping[str, st
     for name in asked:
         match = name if name in found else lowered.get(name.lower(), aliases.get(name.lower()))
         if match is None or match not in found:
-            raise DataError(sentence(f"each class must be one of {', '.join(found)}", f"{name!r} for {where}"))
+            do = suggest_names([name], found)
+            raise DataError(sentence(f"each class must be one of {', '.join(found)}", f"{name!r} for {where}", do))
         chosen.append(match)
     if len(set(chosen)) < len(chosen):
         raise InputError(sentence("each class must be named only once", ", ".join(asked)))
@@ -172,7 +186,9 @@ def check_splits(source: Source, where: str) -> None:
         for index in sorted(labels ^ held["train"]):
             only = split if index in labels else "train"
             must = f"labels must be the same in train and {split}"
-            raise DataError(sentence(must, f"{source.classes[index]!r} only in {only} of {where}"))
+            name = source.classes[index]
+            do = suggest_names([name], [other for other in source.classes if other != name])
+            raise DataError(sentence(must, f"{name!r} only in {only} of {where}", do))
 
 
 def source_from_arrays(
@@ -233,7 +249,10 @@ def _pixels(x: Any) -> Pixels:
     if not np.issubdtype(array.dtype, np.floating):
         raise DataError(sentence("images must be uint8 or float", array.dtype))
     low, high = float(array.min()), float(array.max())
-    if not (low >= 0.0 and high <= 1.0):  # Written so that NaN fails.
+    if math.isnan(low):
+        got = f"NaN in {int(np.isnan(array).any(axis=(1, 2, 3)).sum()):,} of {len(array):,} images"
+        raise DataError(sentence("float images must be in [0, 1]", got, "Replace NaN by a number."))
+    if not (low >= 0.0 and high <= 1.0):
         raise DataError(sentence("float images must be in [0, 1]", f"values from {low:g} to {high:g}"))
     return np.ascontiguousarray(np.rint(array * 255.0).astype(np.uint8))
 

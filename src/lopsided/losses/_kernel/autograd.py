@@ -16,9 +16,12 @@ _TWICE = "A second derivative needs the dense path, got the tiled one. Pass tile
 def _sweep_op(
     z: Tensor,
     reference: Tensor | None,
+    learnt: Tensor | None,
     y: Tensor | None,
     y_reference: Tensor | None,
     mask: Tensor | None,
+    contrast: Tensor | None,
+    anchors: Tensor | None,
     weight: Tensor | None,
     eta: float,
     gamma: float,
@@ -29,11 +32,11 @@ def _sweep_op(
     want_values: bool,
     want_grad: bool,
     want_reference_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The kernel as one opaque operation, so that torch.compile keeps it whole instead of unrolling its blocks."""
     return sweep(
-        z, reference, y, y_reference, mask, weight, eta, gamma, temperature, parity, released, tile,
-        want_values, want_grad, want_reference_grad,
+        z, reference, learnt, y, y_reference, mask, contrast, anchors, weight, eta, gamma, temperature, parity,
+        released, tile, want_values, want_grad, want_reference_grad,
     )  # fmt: skip
 
 
@@ -41,9 +44,12 @@ def _sweep_op(
 def _(
     z: Tensor,
     reference: Tensor | None,
+    learnt: Tensor | None,
     y: Tensor | None,
     y_reference: Tensor | None,
     mask: Tensor | None,
+    contrast: Tensor | None,
+    anchors: Tensor | None,
     weight: Tensor | None,
     eta: float,
     gamma: float,
@@ -54,14 +60,15 @@ def _(
     want_values: bool,
     want_grad: bool,
     want_reference_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # Sizes by shape, which may be symbols, and row-major whatever the layout of the input: as the kernel returns them.
     values = z.new_empty(z.shape[0] if want_values else 0)
     grad_z = z.new_empty(z.shape) if want_grad else z.new_empty(0)
     grad_reference = z.new_empty(0)
     if want_grad and want_reference_grad and reference is not None:
         grad_reference = z.new_empty(reference.shape)
-    return values, grad_z, grad_reference
+    grad_temperature = z.new_empty(()) if want_grad and learnt is not None else z.new_empty(0)
+    return values, grad_z, grad_reference, grad_temperature
 
 
 def _run(*arguments: Any) -> Sweep:
@@ -81,49 +88,44 @@ class TiledTotal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-        """``rest``: y, y_reference, mask, the factor of the sum, eta, gamma, temperature, parity, released, tile."""
-        y, y_reference, mask, ctx.factor, *options = rest
-        of_z, of_reference = ctx.needs_input_grad[:2]
-        found = _run(z, reference, y, y_reference, mask, None, *options, True, of_z or of_reference, of_reference)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        """``arguments``: the eight of ``Arguments``, the factor of the sum, and the options of the kernel."""
+        *inputs, ctx.factor = arguments[:9]
+        ctx.wanted = of_z, of_reference, of_temperature = ctx.needs_input_grad[:3]
+        found = _run(*inputs, None, *arguments[9:], True, of_z or of_reference or of_temperature, of_reference)
         # The inputs are kept for the error of a second derivative alone, so only where there can be one.
-        kept = z if of_z else None, reference if of_reference else None
-        ctx.save_for_backward(*kept, found.grad_z, found.grad_reference)
-        ctx.of_reference = of_reference
+        kept = [x if wanted else None for x, wanted in zip(inputs, ctx.wanted, strict=False)]
+        ctx.save_for_backward(*kept, *found[1:])
         ctx.mark_non_differentiable(found.values)
         return found.values.sum() * ctx.factor, found.values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of forward, scaled."""
-        z, reference, grad_z, grad_reference = ctx.saved_tensors
+        inputs, found = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         grad = grads[0] * ctx.factor
-        first = _no_second_derivative(grad_z * grad, z, reference, grad)
-        second = grad_reference * grad if ctx.of_reference else None
-        return first, _no_second_derivative(second, z, reference, grad), *[None] * 10
+        scaled = [one * grad if wanted else None for one, wanted in zip(found, ctx.wanted, strict=True)]
+        return *[_no_second_derivative(one, *inputs, grad) for one in scaled], *[None] * 12
 
 
 class TiledRows(torch.autograd.Function):
     """The loss per anchor. Backward visits the anchors again, each weighted by the gradient that arrives for it."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, reference: Tensor | None, *rest: Any) -> Tensor:
-        """``rest``: y, y_reference, mask, eta, gamma, temperature, parity, released, tile."""
-        y, y_reference, mask, *options = rest
-        ctx.save_for_backward(*map(_saveable, (z, reference, y, y_reference, mask)))
-        ctx.options = options
-        return _run(z, reference, y, y_reference, mask, None, *options, True, False, False).values
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        """``arguments``: the eight of ``Arguments``, and the options of the kernel."""
+        inputs, ctx.options = arguments[:8], arguments[8:]
+        ctx.save_for_backward(*map(_saveable, inputs))
+        return _run(*inputs, None, *ctx.options, True, False, False).values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """A second visit."""
-        z, reference, *rest = ctx.saved_tensors
-        of_reference = ctx.needs_input_grad[1]
-        inputs = [None if x is None else x.detach() for x in (z, reference, *rest)]
-        found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, of_reference)
-        first = _no_second_derivative(found.grad_z, z, reference, grads[0])
-        second = found.grad_reference if of_reference else None
-        return first, _no_second_derivative(second, z, reference, grads[0]), *[None] * 9
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[:3]
+        inputs = [None if x is None else x.detach() for x in saved]
+        found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, wanted[1])
+        kept = [one if is_wanted else None for one, is_wanted in zip(found[1:], wanted, strict=True)]
+        return *[_no_second_derivative(one, *saved[:3], grads[0]) for one in kept], *[None] * 11
 
 
 def _saveable(x: Tensor | None) -> Tensor | None:
@@ -158,13 +160,15 @@ def _no_second_derivative(grad: Tensor | None, *inputs: Tensor | None) -> Tensor
 
 
 @torch.library.custom_op("lopsided::first_derivative", mutates_args=())
-def _first_derivative_op(grad: Tensor, z: Tensor | None, reference: Tensor | None, outer: Tensor) -> Tensor:
+def _first_derivative_op(
+    grad: Tensor, z: Tensor | None, reference: Tensor | None, learnt: Tensor | None, outer: Tensor
+) -> Tensor:
     """The same guard inside a compiled graph."""
     return grad.clone()
 
 
 @_first_derivative_op.register_fake
-def _(grad: Tensor, z: Tensor | None, reference: Tensor | None, outer: Tensor) -> Tensor:
+def _(grad: Tensor, z: Tensor | None, reference: Tensor | None, learnt: Tensor | None, outer: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 

@@ -27,6 +27,7 @@ class Terms:
 
     eta: float
     gamma: float
+    parity: bool  # Whether eta is in units of parity. Only masked weights still need to know.
     released: bool
     want_values: bool
     want_grad: bool
@@ -66,6 +67,24 @@ def weights(num_positive: Tensor, m: int, terms: Terms) -> tuple[Tensor, Tensor 
     if terms.eta == 0:
         return w_pos, None
     return w_pos, ((m - 1) - num_positive).clamp_(min=1).reciprocal_().mul_(terms.eta)
+
+
+def masked_weights(
+    num_positive: Tensor, num_contrast: Tensor, counts: Tensor, terms: Terms
+) -> tuple[Tensor, Tensor | None]:
+    """The same weights if each anchor has its own number of contrast samples; 0 for an anchor that does not count.
+
+    The released formula divides by the contrast samples with the anchor, as in a batch without the samples left out.
+    """
+    divisor = num_contrast + 1 if terms.released else num_positive.clamp(min=1)
+    w_pos = counts / divisor
+    if terms.eta == 0:
+        return w_pos, None
+    divisor = divisor if terms.released else (num_contrast - num_positive).clamp_(min=1)
+    w_neg = counts / divisor * terms.eta
+    if terms.parity:  # parity_eta of each row; a row that does not count may have no contrast sample
+        w_neg = w_neg * torch.special.xlogy(num_contrast, num_contrast)
+    return w_pos, w_neg
 
 
 def add_q(

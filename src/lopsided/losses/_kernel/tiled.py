@@ -34,7 +34,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lopsided.losses._kernel.formulas import Scratch, Terms, add_q, negative_part, parity_eta, positive_part, weights
+from lopsided.losses._kernel.formulas import (
+    Scratch,
+    Terms,
+    add_q,
+    masked_weights,
+    negative_part,
+    parity_eta,
+    positive_part,
+    weights,
+)
 from lopsided.losses._kernel.plan import Block, Segment, free_memory, plain_plan, rows_per_block, sorted_plan
 
 _EXACT_IN_FLOAT = 2**24  # whole numbers below this are float32 numbers
@@ -48,6 +57,7 @@ class Sweep(NamedTuple):
     values: Tensor
     grad_z: Tensor
     grad_reference: Tensor
+    grad_temperature: Tensor
 
 
 @dataclass
@@ -59,6 +69,8 @@ class _Batch:
     row_labels: Tensor | None
     column_labels: Tensor | None
     mask: Tensor | None
+    contrast: Tensor | None  # (n, m), or (1, m) for all rows: False for samples that are left out
+    anchors: Tensor | None  # (n,): False for rows whose loss is 0
     weight: Tensor | None  # (n,), of each anchor's loss in the gradient
     want_reference_grad: bool
     values: Tensor
@@ -77,6 +89,19 @@ class _Batch:
                 return torch.eq(row, column, out=row.new_empty(len(row), len(column)))
             found = row == column
         return found.to(self.columns.dtype)
+
+    def left_out(self, rows: _Rows, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Per row: the columns that are left out, the number of the others, and 1.0 if the row counts, 0.0 if not."""
+        assert self.contrast is not None
+        there = self.contrast.expand(len(self.queries), -1)[rows].scatter(1, own, False)
+        num_contrast = there.sum(1)
+        counts = num_contrast >= 2  # With a single contrast sample, p is 1 for any features.
+        if self.anchors is not None:
+            counts = counts & self.anchors[rows]
+        # A row that does not count keeps all columns, so that its numbers stay finite. Its weights are 0.
+        there = (there | ~counts.unsqueeze(1)).scatter_(1, own, False)
+        dtype = self.columns.dtype
+        return ~there, num_contrast.to(dtype), counts.to(dtype)
 
     def add_gradient(self, rows: _Rows, grad: Tensor) -> None:
         """Send the gradient of a block's similarities on to the features on both sides."""
@@ -98,9 +123,12 @@ class _Batch:
 def sweep(
     z: Tensor,
     reference: Tensor | None,
+    learnt: Tensor | None,
     y: Tensor | None,
     y_reference: Tensor | None,
     mask: Tensor | None,
+    contrast: Tensor | None,
+    anchors: Tensor | None,
     weight: Tensor | None,
     eta: float,
     gamma: float,
@@ -114,13 +142,15 @@ def sweep(
 ) -> Sweep:
     """Visit all anchors once. There must be three contrast columns at least, the anchor's own among them.
 
-    ``tile`` is the number of rows in a block; 0 leaves it to :func:`rows_per_block`.
+    ``tile`` is the number of rows in a block; 0 leaves it to :func:`rows_per_block`. ``learnt`` is the temperature as a
+    tensor; it replaces ``temperature`` and gets a gradient. With ``contrast``, all rows are visited by the formulas
+    that hold for every p, in the order they have.
     """
     num_columns = len(z) + (0 if reference is None else len(reference))
     tile = tile or rows_per_block(num_columns, z.device.type, z.element_size(), free_memory(z.device))
     host = _answers_at_once(z)
     order = reference_order = None
-    if host and y is not None and len(z) > tile:
+    if host and contrast is None and y is not None and len(z) > tile:
         order = torch.argsort(y, stable=True)
         z, y = z[order], y[order]
         weight = None if weight is None else weight[order]
@@ -133,39 +163,64 @@ def sweep(
         low, high = torch.aminmax(labels)
         if low.item() > -_EXACT_IN_FLOAT and high.item() < _EXACT_IN_FLOAT:
             labels = labels.to(z.dtype)
+    divisor = temperature if learnt is None else learnt
     batch = _Batch(
-        queries=z / temperature,
+        queries=z / divisor,
         columns=columns,
         row_labels=labels if labels is None else labels[: len(z)],
         column_labels=labels,
         mask=mask,
+        contrast=contrast,
+        anchors=anchors,
         weight=weight,
         want_reference_grad=want_reference_grad,
         values=z.new_empty(len(z) if want_values else 0),
     )
-    eta = eta * parity_eta(len(columns)) if parity else eta
-    terms = Terms(eta, gamma, released, want_values, want_grad)
-    if not host:
+    eta = eta * parity_eta(len(columns)) if parity and contrast is None else eta
+    terms = Terms(eta, gamma, parity, released, want_values, want_grad)
+    if not host or contrast is not None:
         _visit_unasked(batch, terms, tile)
     elif order is not None and y is not None:
         _visit(batch, terms, sorted_plan(y, y_reference, tile))
     else:
         _visit(batch, terms, plain_plan(len(z), len(columns), tile))
 
-    values, grad_z, grad_reference = batch.values, z.new_empty(0), z.new_empty(0)
-    if batch.grad_columns is not None:
-        if batch.grad_queries is None:  # both sides are in one already
-            grad_z = batch.grad_columns
-        else:
-            grad_z = batch.grad_queries.div_(temperature).add_(batch.grad_columns[: len(z)])
-        # A copy, because an operation of torch.compile may not return a part of another tensor.
-        grad_reference = batch.grad_columns[len(z) :].clone() if want_reference_grad else grad_reference
+    values = batch.values
+    grad_z, grad_reference, grad_temperature = _gradients(batch, z, divisor)
     if order is not None:
         values = torch.empty_like(values).index_copy_(0, order, values) if want_values else values
         grad_z = torch.empty_like(grad_z).index_copy_(0, order, grad_z) if want_grad else grad_z
     if reference_order is not None and len(grad_reference):
         grad_reference = torch.empty_like(grad_reference).index_copy_(0, reference_order, grad_reference)
-    return Sweep(values, grad_z, grad_reference)
+    return Sweep(values, grad_z, grad_reference, grad_temperature)
+
+
+def _gradients(batch: _Batch, z: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of z, of the reference and of a temperature that is a tensor; empty where not asked for."""
+    grad_z, grad_reference, grad_temperature = (z.new_empty(0) for _ in range(3))
+    if batch.grad_columns is None:
+        return grad_z, grad_reference, grad_temperature
+    if isinstance(temperature, Tensor):
+        grad_temperature = -_along_similarities(batch, z) / temperature
+    if batch.grad_queries is None:  # both sides are in one already
+        grad_z = batch.grad_columns
+    else:
+        grad_z = batch.grad_queries.div_(temperature).add_(batch.grad_columns[: len(z)])
+    if batch.want_reference_grad:
+        # A copy, because an operation of torch.compile may not return a part of another tensor.
+        grad_reference = batch.grad_columns[len(z) :].clone()
+    return grad_z, grad_reference, grad_temperature
+
+
+def _along_similarities(batch: _Batch, z: Tensor) -> Tensor:
+    """The sum of dL/ds s over all pairs: minus the temperature times the derivative by it.
+
+    A row of similarities is linear in its query, so that the sum is the product of queries and their gradients.
+    """
+    if batch.grad_queries is None:  # The sum of both sides, which are equal; the columns are z itself.
+        assert batch.grad_columns is not None
+        return (z * batch.grad_columns).sum() / 2
+    return (batch.queries * batch.grad_queries).sum()
 
 
 def _answers_at_once(z: Tensor) -> bool:
@@ -335,14 +390,29 @@ def _store_values(
     return q_sum.neg_().unsqueeze(1), w_pos.unsqueeze(1), None if w_neg is None else w_neg.unsqueeze(1)
 
 
+def _leave_out(
+    batch: _Batch, terms: Terms, own: Tensor, where: _Rows, s: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Make the similarities of all samples that are left out -inf; returns the positives, a mask, and both weights."""
+    positives, left_out = batch.positives(where, slice(0, s.shape[1])), None
+    if batch.contrast is None:
+        s.scatter_(1, own, -torch.inf)
+        positives.scatter_(1, own, 0.0)
+        w_pos, w_neg = weights(positives.sum(1), s.shape[1], terms)
+    else:
+        left_out, num_contrast, counts = batch.left_out(where, own)
+        s.masked_fill_(left_out, -torch.inf)
+        positives.masked_fill_(left_out, 0.0)
+        w_pos, w_neg = masked_weights(positives.sum(1), num_contrast, counts, terms)
+    return positives, left_out, w_pos, torch.zeros_like(w_pos) if w_neg is None else w_neg
+
+
 def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratch: Scratch) -> Tensor:
     """Do rows at any temperature, each with its largest entry k taken out; returns in which of them p_k exceeds 1/2."""
     size, m, gamma = len(own), len(batch.columns), terms.gamma
     s = scratch.take("s", size, m)
-    torch.mm(batch.queries[where], batch.columns.t(), out=s).scatter_(1, own, -torch.inf)
-    positives = batch.positives(where, slice(0, m)).scatter_(1, own, 0.0)
-    w_pos, w_neg = weights(positives.sum(1), m, terms)
-    w_neg = torch.zeros_like(w_pos) if w_neg is None else w_neg
+    torch.mm(batch.queries[where], batch.columns.t(), out=s)
+    positives, left_out, w_pos, w_neg = _leave_out(batch, terms, own, where, s)
 
     s_k, k = s.max(1, keepdim=True)
     k_positive = positives.gather(1, k).squeeze(1)
@@ -356,6 +426,8 @@ def _visit_peaked(batch: _Batch, terms: Terms, own: Tensor, where: _Rows, scratc
     minus_log_p_k, minus_log_a = -logsigmoid(-gap), -logsigmoid(gap)
     p_k, a = torch.exp(-minus_log_p_k), torch.exp(-minus_log_a)
     log_p.sub_(total.log() + minus_log_a.unsqueeze(1)).scatter_(1, torch.cat([own, k], 1), 0.0)
+    if left_out is not None:
+        log_p.masked_fill_(left_out, 0.0)
     share = s.div_(total)  # of each entry among all but k
     p = torch.mul(share, a.unsqueeze(1), out=scratch.take("p", size, m))
 

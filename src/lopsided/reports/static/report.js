@@ -22,7 +22,11 @@
     return made;
   }
 
-  const name = (text) => element("bdi", "", text);
+  /** Return a name that may be broken after punctuation, as the names that Python wrote. */
+  const name = (text) => {
+    const parts = text.split(/(?<=[_/.-])(?=[^_/.\s-])/);
+    return element("bdi", "", ...parts.flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part])));
+  };
   /** Write three digits. Ties round to even, as in the rest of the page, which Python wrote. */
   const shown = (value) => {
     if (value === null) return "–";
@@ -240,9 +244,9 @@
   function setUpThreshold() {
     const facts = data.threshold;
     const all = unpack(facts.p, Float32Array);
-    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen");
+    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen"), startButton = $("t-start");
     const FAR = 17; // Beyond this logit, a float32 probability equals 0 or 1.
-    let p, positive, chosen, isLogit, threshold = 0.5;
+    let p, positive, chosen, start, isLogit, threshold = 0.5;
 
     // For a confident model the slider uses logits, which give a finer scale near 0 and 1.
     const fromSlider = () => {
@@ -338,6 +342,9 @@
       p = all.subarray(index * data.images, (index + 1) * data.images);
       positive = label.map((each) => (each === facts.classes[index] ? 1 : 0));
       chosen = facts.chosen[index];
+      start = facts.start[index];
+      startButton.hidden = start === null || start === 0.5;
+      if (start !== null) threshold = start;
       isLogit = facts.logit[index];
       $("t-ends").hidden = !isLogit;
       [range.min, range.max, range.step] = isLogit ? [-FAR, FAR, 0.02] : [0, 1, 0.001];
@@ -366,6 +373,7 @@
     select.addEventListener("change", choose);
     range.addEventListener("input", () => { threshold = fromSlider(); move(); });
     $("t-half").addEventListener("click", () => set(0.5));
+    startButton.addEventListener("click", () => set(start));
     chosenButton.addEventListener("click", () => set(chosen));
     choose();
   }
@@ -417,9 +425,9 @@
       const dots = {};
       for (let i = 0; i < data.listed; i++) {
         if (!onMap(i)) continue;
-        const key = `.k${data.map.colours[label[i]]}.${label[i] === predicted[i] ? "good" : "bad"}`;
-        const px = round(x(i)), py = round(y(i));
-        (dots[key] = dots[key] || []).push(label[i] === predicted[i] ? `M${px} ${py}h0` : `M${round(px - 3)} ${round(py - 3)}l6 6m0-6l-6 6`);
+        const mark = data.map.colours[label[i]], isRight = label[i] === predicted[i];
+        const key = `.k${mark}.${isRight ? "good" : "bad"}`;
+        (dots[key] = dots[key] || []).push(`M${round(x(i))} ${round(y(i))}${data.map.shapes[mark][isRight ? 0 : 1]}`);
       }
       for (const path of map.querySelectorAll(".point")) path.setAttribute("d", "");
       for (const key of Object.keys(dots)) map.querySelector(key).setAttribute("d", dots[key].join(""));

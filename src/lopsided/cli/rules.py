@@ -1,0 +1,34 @@
+"""Decision rules on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from lopsided.errors import InputError
+
+HELP = (
+    "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A>=0.95, or "
+    "prevalence:A=0.02,B=0.98."
+)
+_MAX_BYTES = 10_000_000
+
+
+def read_rule(text: str | None) -> str | None:
+    """Return the text of a rule, with the file of ``cost:FILE.csv`` replaced by the costs in it."""
+    if text is None or not text.startswith("cost:") or not text.endswith(".csv"):
+        return text
+    path = Path(text.removeprefix("cost:"))
+    must = "Its first row names the decided classes, and each further row starts with a true class."
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file.read(_MAX_BYTES).splitlines()) if row]
+        (_, *names), *body = rows
+        decided = [name.strip() for name in names]
+        costs = {true.strip(): dict(zip(decided, map(float, row), strict=True)) for true, *row in body}
+    except OSError as error:
+        raise InputError(f"The matrix of costs {path} cannot be read ({error.strerror}).") from None
+    except (ValueError, csv.Error):
+        raise InputError(f"{path} is not a matrix of costs. {must}") from None
+    return f"cost:{json.dumps(costs, ensure_ascii=False)}"

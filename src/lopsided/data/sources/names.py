@@ -1,0 +1,170 @@
+"""Names of images and classes: glob patterns, pairs of files with one name, and class names that look like typos."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePath
+
+_FEW_TYPOS = 10
+_TYPO_SHARE = 0.1
+"""A class with a similar name is reported as a typo if it has fewer images than this, and at most this share of the
+images of the other class. Real classes often have similar names, such as grade-a and grade-b.
+"""
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Glob patterns that select images by name: the path below the folder of the data, with forward slashes.
+
+    An image is kept if a pattern of ``include`` matches, or there is none, and no pattern of ``exclude`` matches. ``*``
+    matches any text, also with slashes. A pattern may match the whole name or the end of the name after a slash. Upper
+    and lower case differ.
+
+    >>> patterns = Patterns(exclude=("*.png", "masks/*"))
+    >>> [patterns.keep(name) for name in ("Crack/1.jpg", "Crack/1.png", "Crack/masks/1.jpg")]
+    [True, False, False]
+    """
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude)
+
+    def __str__(self) -> str:
+        parts = [(f"--{word}", pattern) for word in ("include", "exclude") for pattern in getattr(self, word)]
+        return " ".join(f"{flag} {pattern!r}" for flag, pattern in parts)
+
+    def keep(self, name: str) -> bool:
+        """Return whether the patterns keep an image with this name."""
+        included, excluded = self._compiled
+        if included and not any(pattern.match(name) for pattern in included):
+            return False
+        return not any(pattern.match(name) for pattern in excluded)
+
+    @cached_property
+    def _compiled(self) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+        def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+            return [re.compile(f"(?s:.*/)?{fnmatch.translate(pattern)}") for pattern in patterns]
+
+        return compiled(self.include), compiled(self.exclude)
+
+
+@dataclass
+class Twins:
+    """Counts images with the name of another image of the same folder, except for the suffix: x.jpg and x.png.
+
+    Such a pair is often a photograph and its mask. ``number`` counts the pairs, ``first`` is the first one. Only the
+    names of folders that are still open are held: the folder of the last image and the folders around it.
+    """
+
+    number: int = 0
+    first: tuple[str, str] | None = None
+    _suffixes: Counter[str] = field(default_factory=Counter)
+    _seen: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, name: str) -> None:
+        """Count one image. The images of a folder must not be interrupted by another folder outside of it."""
+        folder, file = os.path.split(name)
+        if folder not in self._seen:
+            self._seen = {key: seen for key, seen in self._seen.items() if folder.startswith(key)}
+            self._seen[folder] = {}
+        stem, suffix = os.path.splitext(file)
+        other = self._seen[folder].setdefault(stem, name)
+        if other != name:
+            self.number += 1
+            self.first = self.first or (other, name)
+            self._suffixes.update({suffix, os.path.splitext(other)[1]})
+
+    def words(self) -> str:
+        """Return a warning, or an empty text if there are no pairs."""
+        if self.first is None:
+            return ""
+        # Masks are PNG files more often than not: a JPEG changes the values of a mask.
+        likely = max(sorted(self._suffixes), key=lambda suffix: (suffix.lower() == ".png", self._suffixes[suffix]))
+        pairs = "One pair of images differs" if self.number == 1 else f"{self.number:,} pairs of images differ"
+        return (
+            f"{pairs} only in the suffix, for example {self.first[0]} and {self.first[1]}: both are used as images. "
+            f'If one of them is a mask, leave it out, for example with --exclude "*{likely}".'
+        )
+
+
+def twins(names: Iterable[str]) -> Twins:
+    """Return the pairs among the names of images, in any order."""
+    found = Twins()
+    for name in sorted(names, key=lambda name: PurePath(name).parts):
+        found.add(name)
+    return found
+
+
+def suggest_names(wrong: Iterable[str], known: Sequence[str]) -> str:
+    """Return "Did you mean ...?" with the class name closest to each wrong name, or "" if none is close.
+
+    >>> suggest_names(["Brake", "crack", "zebra"], ["Break", "Crack"])
+    'Did you mean Break, Crack?'
+    """
+    close = [near for name in wrong if (near := nearest_name(name, known))]
+    return f"Did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the most similar name, or None if no name is similar. Names that differ only in digits are not similar."""
+    plain = _plain(name)
+    others = {other: _plain(other) for other in known if _without_digits(other) != _without_digits(name)}
+    others |= {other: _plain(other) for other in known if _plain(other) == plain}
+    same = [other for other, text in others.items() if text == plain]
+    if same:
+        return same[0]
+    scores = {
+        other: difflib.SequenceMatcher(None, plain[:100], text[:100], autojunk=False).ratio()
+        for other, text in others.items()
+    }
+    best = max(scores, key=scores.__getitem__, default=None)
+    return best if best is not None and scores[best] >= 0.75 else None
+
+
+def typos(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return pairs of class names of which the first one looks like a typo of the second one, which has more images.
+
+    >>> typos({"Break": 70, "Brake": 1, "Crack": 50, "crack": 40, "Fray": 60})
+    [('Brake', 'Break'), ('crack', 'Crack')]
+    """
+    found = []
+    for name, number in counts.items():
+        if not number:
+            continue
+        larger = {other: n for other, n in counts.items() if other != name and (n, other) > (number, name)}
+        larger = {other: n for other, n in larger.items() if n > number or _plain(other) == _plain(name)}
+        near = nearest_name(name, larger)
+        if near is None:
+            continue
+        if _plain(near) == _plain(name) or (number < _FEW_TYPOS and number <= _TYPO_SHARE * larger[near]):
+            found.append((name, near))
+    return found
+
+
+def typo_words(counts: Mapping[str, int]) -> str:
+    """Return a warning about class names that look like typos, or an empty text."""
+    found = [
+        f"{name} ({counts[name]:,} image{'' if counts[name] == 1 else 's'}) and {near} ({counts[near]:,})"
+        for name, near in typos(counts)
+    ]
+    if not found:
+        return ""
+    return f"Classes with similar names: {'; '.join(found)}. If they are the same class, rename one of them."
+
+
+def _plain(name: str) -> str:
+    """Return a name without case, spaces and punctuation."""
+    return "".join(c for c in name.casefold() if c.isalnum()) or name
+
+
+def _without_digits(name: str) -> str:
+    return "".join(c for c in name.casefold() if not c.isdigit())

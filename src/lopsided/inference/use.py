@@ -1,0 +1,57 @@
+"""How a trained model is used: by its own decision rule or another one, and at which prevalence. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.errors import InputError
+from lopsided.evaluation.decision import Decision, HeldBack, at_prevalence, resolve
+from lopsided.recipe.rules import parse_rule
+
+if TYPE_CHECKING:
+    from lopsided.models.model import ModelCard
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A decision rule, and the prior that the reported probabilities carry."""
+
+    decision: Decision
+    prior: tuple[float, ...] | None = None
+    shares: tuple[float, ...] | None = None
+    """The expected class shares to which probabilities are moved; None: the prior of the model."""
+
+    def probabilities(self, p: npt.ArrayLike) -> Floats:
+        """Return the probabilities of the model, moved to the expected shares if there are any."""
+        if self.shares is None or self.prior is None:
+            return np.asarray(p, dtype=np.float64)
+        return at_prevalence(p, self.prior, self.shares)
+
+
+def choose_use(
+    card: ModelCard, rule: str | None = None, prevalence: str | None = None, held: HeldBack | None = None
+) -> Use:
+    """Return how to use a model: its own rule, or another ``rule``, at its own prior or at a ``prevalence``.
+
+    ``prevalence`` is a text such as ``rare=0.02,other=0.98``. ``held`` are validation images for rules that are fitted.
+    """
+    if prevalence is None:
+        decision = card.decision if rule is None else resolve(rule, card.classes, card.prior, held)
+        return Use(decision, card.prior)
+    parsed = parse_rule(prevalence if prevalence.startswith("prevalence:") else f"prevalence:{prevalence}")
+    if card.prior is None:
+        raise InputError(
+            "--prevalence needs to know which prior the probabilities of the model carry, and its model card does not "
+            "say it. Train the model again."
+        )
+    resolve(parsed, card.classes, card.prior)  # Checks the names of the classes.
+    shares = tuple(parsed.values[name] for name in card.classes)
+    if held is not None:
+        held = HeldBack(at_prevalence(held.probabilities, card.prior, shares), held.labels, held.what)
+    return Use(resolve(rule or card.decision.rule, card.classes, shares, held), card.prior, shares)

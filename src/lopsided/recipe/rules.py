@@ -1,0 +1,191 @@
+"""Decision rules as text: how a recipe, the command and the estimator name them.
+
+    plain                          the most probable class
+    balanced                       the class whose probability grew most over its share in training
+    prevalence:rare=0.02,other=0.98    the most probable class where the classes have these shares
+    cost:rare=10,other=1           the class with the least expected cost; the numbers are the costs of missing a class
+    cost:[[0, 1], [10, 0]]         the same with a matrix: one row per true class, one column per decided class
+    cost:{"rare": {"other": 10}, "other": {"rare": 1}}    the same matrix with names: true class, then decided class
+    recall:rare>=0.95              this class, where its probability reaches a threshold that finds 95 % of it
+    tuned                          a weight per class and a temperature, fitted to held-back images
+
+The values of prevalence and cost can also be a JSON object, for class names that contain a comma or an equals sign.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from lopsided.errors import InputError
+
+Kind = Literal["plain", "balanced", "prevalence", "cost", "recall", "tuned"]
+KINDS: tuple[str, ...] = get_args(Kind)
+FITTED = ("recall", "tuned")
+"""The rules that are fitted to held-back images."""
+
+_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule. The classes that it names are checked when it meets the classes of a model."""
+
+    kind: Kind
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The shares of ``prevalence``, or the costs of missing a class."""
+    matrix: tuple[tuple[float, ...], ...] = ()
+    """The costs as a matrix: one row per true class, one column per decided class."""
+    table: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The costs as a matrix with names: true class, then decided class."""
+    target: str = ""
+    least: float = 0.0
+    """The class of ``recall``, and the recall that it must reach."""
+
+    def __str__(self) -> str:
+        if self.kind == "recall":
+            return f"recall:{self.target}>={self.least:g}"
+        if self.table:
+            return f"cost:{json.dumps(self.table, ensure_ascii=False)}"
+        if self.matrix:
+            return f"cost:{json.dumps([list(row) for row in self.matrix])}"
+        if not self.values:
+            return self.kind
+        if any(set(name) & set(',="{[') or name != name.strip() for name in self.values):
+            return f"{self.kind}:{json.dumps(dict(self.values), ensure_ascii=False)}"
+        return f"{self.kind}:" + ",".join(f"{name}={value:g}" for name, value in self.values.items())
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the rule must be fitted to held-back images."""
+        return self.kind in FITTED
+
+
+def parse_rule(text: str) -> Rule:
+    """Parse the text of a rule. Raise an InputError of one or two sentences if it is none.
+
+    >>> parse_rule("recall:df>=0.95"), str(parse_rule("cost:df=10, mel=1"))
+    (Rule(kind='recall', values={}, matrix=(), table={}, target='df', least=0.95), 'cost:df=10,mel=1')
+    """
+    name, colon, rest = text.strip().partition(":")
+    if name not in KINDS:
+        raise InputError(f"There is no decision rule {_shown(text)}; the rules are {', '.join(KINDS)}.")
+    if name in ("plain", "balanced", "tuned"):
+        if colon:
+            raise InputError(f"The decision rule {name} takes no values, got {_shown(text)}. Write {name} alone.")
+        return Rule(name)  # type: ignore[arg-type]
+    if not rest.strip():
+        raise InputError(f"The decision rule {name} needs values. Example: {_EXAMPLES[name]}.")
+    if name == "recall":
+        return _recall(text, rest)
+    if rest.lstrip().startswith(("{", "[")):
+        try:
+            found = json.loads(rest)
+        except (ValueError, RecursionError):
+            text = f"The values of the decision rule {name} are not valid JSON, got {_shown(rest)}."
+            raise InputError(text) from None
+        if name == "cost" and isinstance(found, list):
+            return Rule("cost", matrix=_matrix(found))
+        if name == "cost" and isinstance(found, dict) and any(isinstance(row, dict) for row in found.values()):
+            return Rule("cost", table=_table(found))
+        pairs = list(found.items()) if isinstance(found, dict) else []
+    else:
+        pairs = [(key.strip(), value) for key, _, value in (part.rpartition("=") for part in rest.split(","))]
+    values = _values(name, rest, pairs)
+    if name == "prevalence":
+        _check_shares(values)
+        return Rule("prevalence", values)
+    return Rule("cost", values)
+
+
+_EXAMPLES = {
+    "recall": "recall:rare>=0.95",
+    "prevalence": "prevalence:rare=0.02,other=0.98",
+    "cost": "cost:rare=10,other=1",
+}
+
+
+def _recall(text: str, rest: str) -> Rule:
+    target, sign, number = rest.rpartition(">=")
+    target = target.strip()
+    try:
+        least = float(number)
+    except ValueError:
+        least = math.nan
+    if not sign or not target or not 0 < least < 1:
+        raise InputError(
+            "A recall rule must name a class and a recall between 0 and 1, "
+            f"got {_shown(text)}. Example: {_EXAMPLES['recall']}."
+        )
+    return Rule("recall", target=target, least=least)
+
+
+def _values(name: str, rest: str, pairs: Sequence[tuple[str, object]]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for key, value in pairs:
+        number = _number(value)
+        if not key or key in values or number is None or not 0 <= number < math.inf:
+            what = "share" if name == "prevalence" else "cost"
+            raise InputError(
+                f"The decision rule {name} needs one {what} >= 0 per class, "
+                f"got {_shown(rest)}. Example: {_EXAMPLES[name]}."
+            )
+        values[key] = number
+    if not any(values.values()):
+        raise InputError(f"The decision rule {name} needs a value above 0. Example: {_EXAMPLES[name]}.")
+    return values
+
+
+def _matrix(rows: list[object]) -> tuple[tuple[float, ...], ...]:
+    found: list[tuple[float, ...]] = []
+    for row in rows:
+        numbers = [_number(value) for value in row] if isinstance(row, list) else []
+        if len(numbers) != len(rows) or any(number is None or not math.isfinite(number) for number in numbers):
+            raise InputError("A matrix of costs must be square and hold finite numbers: one row per true class.")
+        found.append(tuple(number for number in numbers if number is not None))
+    for i, row in enumerate(found):
+        if min(row) < 0 or row[i] != 0:
+            raise InputError(
+                f"Row {i + 1} of the matrix of costs must be >= 0 with 0 on the diagonal, got {list(row)}. "
+                "A correct decision costs nothing."
+            )
+    if len(found) < 2 or not any(map(any, found)):
+        raise InputError("A matrix of costs must have at least two classes and one cost above 0.")
+    return tuple(found)
+
+
+def _table(rows: dict[str, object]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for true, row in rows.items():
+        numbers = {name: _number(value) for name, value in row.items()} if isinstance(row, dict) else {"": None}
+        if any(number is None or not 0 <= number < math.inf for number in numbers.values()):
+            raise InputError(f"The costs of {_shown(true)} must be numbers >= 0, one per decided class.")
+        if numbers.get(true, 0) != 0:
+            raise InputError(f"The cost of deciding {_shown(true)} correctly must be 0, got {numbers[true]:g}.")
+        found[true] = {name: number for name, number in numbers.items() if number is not None}
+    if not any(any(row.values()) for row in found.values()):
+        raise InputError("A matrix of costs must have at least one cost above 0.")
+    return found
+
+
+def _check_shares(values: Mapping[str, float]) -> None:
+    total = math.fsum(values.values())
+    if abs(total - 1) > _SUM_TOLERANCE:
+        raise InputError(f"The shares of a prevalence must add up to 1, got {total:g}. Give one share per class.")
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= 80 else f"{text[:60]!r}..."

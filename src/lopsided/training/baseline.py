@@ -1,0 +1,109 @@
+"""A cheap baseline for a run: logistic regression on very small images. It shows whether the model learned more.
+
+The baseline takes about a second. It reads a bounded number of images and uses its own random numbers, so it does not
+change the training or its results. The same run always gets the same baseline.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import adaptive_avg_pool2d
+
+from lopsided.data.inputs import Indices, Inputs, Part, Prepared
+from lopsided.evaluation.metrics import confusion_figures
+from lopsided.seeds import derive_seed
+
+SIDE = 16
+"""Side of the small images in pixels."""
+MOST_TRAIN, MOST_JUDGED = 2_000, 2_000
+"""Maximum numbers of training images and of evaluated images."""
+MOST_CLASSES = 50
+LEAST_TRAIN, LEAST_JUDGED, LEAST_PER_CLASS = 100, 60, 5
+"""With fewer training images, evaluated images, or evaluated images of a class, the comparison would be noise."""
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The unweighted accuracy of the model and of the baseline on the same ``number`` images."""
+
+    model: float
+    baseline: float
+    number: int
+
+    def words(self, split: str) -> str:
+        """Return a warning if the model is worse than the baseline, otherwise an empty text."""
+        if not self.model < self.baseline:
+            return ""
+        return (
+            f"On the {split} images, the unweighted accuracy of the model ({self.model:.3f}) is below that of a simple "
+            f"baseline ({self.baseline:.3f}): logistic regression on images of {SIDE} x {SIDE} pixels. Train for more "
+            "epochs, use pretrained weights (--weights), or try another loss."
+        )
+
+
+def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], seed: int) -> Compared | None:
+    """Compare the predictions of a model with the baseline. Return None if there are too few or unsuitable images.
+
+    ``predicted`` holds one class per image of ``judged``. Large splits are sampled.
+    """
+    num_classes = len(prepared.classes)
+    counts = np.bincount(judged.labels, minlength=num_classes)
+    enough = len(prepared.train) >= LEAST_TRAIN and len(judged) >= LEAST_JUDGED and counts.min() >= LEAST_PER_CLASS
+    if prepared.kind != "image" or num_classes > MOST_CLASSES or not enough:
+        return None
+    train = _sample(prepared.train.labels, MOST_TRAIN, derive_seed(seed, "baseline", "train"))
+    rows = _sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
+    answers = _logistic(_small(prepared.train.inputs, train), prepared.train.labels[train], _small(judged.inputs, rows))
+    truth = judged.labels[rows]
+    return Compared(_uwa(truth, predicted[rows], num_classes), _uwa(truth, answers, num_classes), len(rows))
+
+
+def _sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:
+    """Return all rows, or at most about ``most`` rows with the same share of each class and at least five of each."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    generator = np.random.default_rng(seed)
+    share = most / len(labels)
+    drawn = []
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        drawn.append(generator.permutation(rows)[: max(round(share * len(rows)), LEAST_PER_CLASS)])
+    return np.sort(np.concatenate(drawn))
+
+
+def _small(inputs: Inputs, rows: Indices) -> npt.NDArray[np.float64]:
+    """Return small images as rows of numbers in [0, 1]."""
+    parts = []
+    for start in range(0, len(rows), _BATCH):
+        batch = inputs.batch(rows[start : start + _BATCH])
+        size = min(SIDE, batch.shape[2]), min(SIDE, batch.shape[3])
+        parts.append(adaptive_avg_pool2d(batch.to(torch.float32), size).flatten(1).double().numpy() / 255)
+    return np.concatenate(parts)
+
+
+def _logistic(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.int64], queries: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = x.mean(axis=0), x.std(axis=0).mean() or 1.0
+    model = LogisticRegression(C=0.1, class_weight="balanced", max_iter=100)
+    with warnings.catch_warnings():
+        # A hundred iterations bound the time. A baseline does not need the exact optimum.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit((x - mean) / scale, y)
+    answers: npt.NDArray[np.int64] = model.predict((queries - mean) / scale)
+    return answers
+
+
+def _uwa(truth: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], num_classes: int) -> float:
+    codes = truth * num_classes + predicted
+    confusion = np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
+    return confusion_figures(confusion)["uwa"]

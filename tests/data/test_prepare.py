@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lopsided.data.decoding import read_header
+from lopsided.data.inputs import prepare
+from lopsided.data.prepare import open_sources, split_rule, split_source, split_words, usual_side
+from lopsided.data.sources import open_source
+from lopsided.recipe import Recipe
+
+
+def write(folder: Path, sizes: list[tuple[int, int]]) -> Path:
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for i, size in enumerate(sizes):
+            pixels = np.random.default_rng([i, len(label), ord(label[0])]).integers(0, 255, (*size[::-1], 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / label / f"{i}.jpg")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("sizes", "side"),
+    [
+        ([(300, 400), (500, 260), (640, 480)], 224),
+        ([(30, 40), (50, 26), (64, 48)], 30),
+        ([(40, 30), (40, 30)], None),
+        ([(40, 30), (30, 40)], 30),
+    ],
+)
+def test_images_of_different_sizes_get_224_pixels_or_the_median_of_their_shorter_sides(
+    tmp_path: Path, sizes: list[tuple[int, int]], side: int | None
+) -> None:
+    assert usual_side(open_source(write(tmp_path / "photos", sizes))) == side
+
+
+def test_a_recipe_without_a_size_trains_on_images_of_different_sizes_and_says_the_size(tmp_path: Path) -> None:
+    folder = write(tmp_path / "photos", [(30, 40), (50, 26), (64, 48), (33, 33), (30, 60)])
+    recipe = Recipe().override(**{"data.source": str(folder), "data.val": 0.0, "data.test": 0.2})
+    source, _ = open_sources(recipe)
+    prepared, notes = prepare(recipe, source, split_source(recipe, source))
+    assert (prepared.shape, prepared.image_size) == ((3, 30, 30), 30)
+    said = "The images have different sizes and are resized to 30 x 30 pixels. Set another size with --image-size."
+    assert said in notes
+    own = recipe.override(**{"data.image_size": 16})
+    source, _ = open_sources(own)
+    prepared, notes = prepare(own, source, split_source(own, source))
+    assert prepared.shape == (3, 16, 16)
+    assert said not in notes
+
+
+def test_images_that_are_stored_on_their_side_have_the_size_that_is_seen(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 30)).save(tmp_path / "turned.jpg", exif=exif)
+    assert read_header(tmp_path / "turned.jpg")[0] == (40, 30)
+
+
+def test_the_split_rule_is_named_with_its_reason(tmp_path: Path) -> None:
+    folder = write(tmp_path / "photos", [(8, 8)] * 3)
+    rows = [f"{label}/{i}.jpg,{label},p{i}" for label in ("cat", "dog") for i in range(3)]
+    (folder / "t.csv").write_text("path,label,group\n" + "\n".join(rows) + "\n")
+    plain, grouped = open_source(folder), open_source(folder / "t.csv")
+    assert [split_rule(Recipe(), source) for source in (plain, grouped)] == ["stratified", "group"]
+    assert split_words(Recipe(), plain) == (
+        "The images are split at random within each class (stratified); the default, because the data have neither "
+        "splits nor groups."
+    )
+    assert split_words(Recipe(), grouped) == (
+        "The images are split by group: all images of a group are in one split; the default, because the data have "
+        "groups."
+    )
+    asked = Recipe().override(**{"data.split": "random"})
+    assert split_words(asked, grouped) == (
+        "The images are split at random, without regard to classes or groups; as requested."
+    )
