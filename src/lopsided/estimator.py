@@ -145,6 +145,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             stages.run(state, {})
             settle(stages)
         self.classes_ = classes
+        self.resizes_ = recipe.data.image_size is not None or recipe.augment.normalisation == "weights"
         self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
 
@@ -187,6 +188,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "parameters": parameters,
             "classes": self.classes_.tolist(),
             "dtype": self.classes_.dtype.kind,
+            "resizes": self.resizes_,
             "columns": self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None,
         }
         self.card_ = save_model(Path(folder), self.model_, self.card_)
@@ -209,6 +211,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         except (TypeError, ValueError, KeyError) as error:
             path = Path(folder) / FILE_NAME
             raise RunError(f"{path} does not fit model.json. Save the estimator again.") from error
+        set_size = {"data.image_size": estimator.image_size, **(estimator.settings or {})}["data.image_size"]
+        estimator.resizes_ = bool(content.get("resizes", set_size is not None))
         estimator.set_params(device=device)
         estimator.classes_, estimator.model_, estimator.card_, estimator.history_ = classes, model, card, []
         if card.kind == "vector":
@@ -298,6 +302,14 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             features = np.concatenate(found)
             return engine.probabilities(features), features
 
+    def _check_size(self, size: tuple[int, ...]) -> None:
+        """Raise if images have another size than in ``fit`` and the estimator does not resize images."""
+        fitted = self.card_.shape[1:]
+        if size != fitted and not self.resizes_:
+            must = f"X must hold images of {fitted[1]} x {fitted[0]} pixels, as in fit"
+            do = "Resize the images, or fit with image_size, which resizes all images."
+            raise InputError(sentence(must, f"{size[1]} x {size[0]}", do))
+
 
 class LopsidedClassifier(TwoStageClassifier):
     """Classifier for class-imbalanced images or vectors: a logistic regression on features of a pretrained encoder.
@@ -308,6 +320,7 @@ class LopsidedClassifier(TwoStageClassifier):
 
     Args:
         recipe: Name of a recipe, or a TOML file.
+        decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
         image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
         settings: Any fields of the recipe by their dotted names, such as {"regression.strength": 0.01}.
         random_state: Seed of all random choices.
@@ -328,6 +341,7 @@ class LopsidedClassifier(TwoStageClassifier):
         self,
         recipe: str | os.PathLike[str] = "default",
         *,
+        decide: str | None = None,
         image_size: int | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -336,6 +350,7 @@ class LopsidedClassifier(TwoStageClassifier):
         verbose: int = 0,
     ) -> None:
         self.recipe = recipe
+        self.decide = decide
         self.image_size = image_size
         self.settings = settings
         self.random_state = random_state
@@ -360,14 +375,6 @@ def _with_groups(prepared: Prepared, groups: Any) -> Prepared:
         must = f"groups must have one entry for each of the {len(prepared.train)} inputs"
         raise InputError(sentence(must, f"the shape {found.shape}"))
     return replace(prepared, train=replace(prepared.train, groups=found))
-
-    def _check_size(self, size: tuple[int, ...]) -> None:
-        """Raise if images have another size than in ``fit`` and the estimator does not resize images."""
-        fitted, resizes = self.card_.shape[1:], {"data.image_size": self.image_size, **(self.settings or {})}
-        if size != fitted and resizes["data.image_size"] is None:
-            must = f"X must hold images of {fitted[1]} x {fitted[0]} pixels, as in fit"
-            do = "Resize the images, or fit with image_size, which resizes all images."
-            raise InputError(sentence(must, f"{size[1]} x {size[0]}", do))
 
 
 class _Printer(Reporter):

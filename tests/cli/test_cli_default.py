@@ -101,9 +101,9 @@ def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
     (tmp_path / "cut.safetensors").write_bytes(content[:-1000])
     (tmp_path / "lite.safetensors").write_bytes(content)
     for flags, text in (
-        (("--weights", tmp_path / "cut.safetensors"), "encoder.weights must be a readable safetensors file, got "),
+        (("--weights", tmp_path / "cut.safetensors"), "--weights must be a readable safetensors file, got "),
         (("--weights", tmp_path / "lite.safetensors", "--encoder", "resnet18"), "does not fit resnet18: it has no "),
-        (("--weights", "embedded", "--encoder", "resnet18"), "encoder.name must be tf_efficientnet_lite0 with "),
+        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be tf_efficientnet_lite0 with "),
     ):
         ended = call("fit", photos, "--out", tmp_path / "run", *flags, "--quiet")
         assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

@@ -256,7 +256,7 @@ def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes before images are read and torch is imported, which takes long."""
     check_encoder_name(recipe.encoder.name)
     weights = recipe.encoder.weights
-    if weights not in ("none", "timm") and not os.path.exists(weights):
+    if weights not in WEIGHT_NAMES and not os.path.exists(weights):
         got = f"{weights} (No such file or directory)"
         raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
     made = _make(folder)
