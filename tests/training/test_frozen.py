@@ -221,6 +221,32 @@ def test_the_log_holds_the_path_of_strengths(photos: Path, weights: Path, cache:
     assert path["folds"] == 5
 
 
+@pytest.mark.parametrize("loss", ["ce", "weighted-ce"])
+def test_the_prior_of_a_frozen_model_is_that_of_its_regression(
+    photos: Path, weights: Path, cache: Path, tmp_path: Path, loss: str
+) -> None:
+    fitted = fit(small(weights, **{"classifier.loss": loss}), source_of(photos), tmp_path / "run")
+    counts = np.bincount(source_of(photos).labels[fitted.splits.train])
+    expected = counts / counts.sum() if loss == "ce" else [0.5, 0.5]
+    assert fitted.card.prior == pytest.approx(tuple(expected))
+    assert fitted.card.decision.rule == "balanced"
+    assert fitted.test is not None
+    best = (fitted.test.probabilities / fitted.card.prior).argmax(axis=1)
+    assert np.array_equal(fitted.test.y_pred, best)
+
+
+def test_a_rule_that_is_fitted_to_validation_images_works_with_frozen_features(
+    photos: Path, weights: Path, cache: Path, tmp_path: Path
+) -> None:
+    changes = {"data.val": 0.2, "decision.rule": "tuned"}
+    fitted = fit(small(weights, **changes), source_of(photos), tmp_path / "run")
+    assert fitted.val is not None
+    assert fitted.card.calibrated_on == len(fitted.val.names)
+    model, card = load_model(tmp_path / "run")
+    p = predict(model, card, source_of(photos).images.take(fitted.splits.val))
+    assert np.abs(p - fitted.val.probabilities).max() < 1e-4
+
+
 def _on_a_rank(ranks: Ranks, photos: Path, weights: Path, folder: Path, cache: Path) -> np.ndarray:
     os.environ["LOPSIDED_CACHE"] = str(cache)
     own = folder if ranks.first else folder.with_name("unused")

@@ -101,6 +101,8 @@ def _session(model: Model, shape: tuple[int, ...]) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    # A thread that waits must not keep a core from the threads that decode the next batch.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # Only fatal errors. The caller sees every other error as an exception.
     try:
         content = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
