@@ -63,7 +63,8 @@ def test_all_other_verbs_take_a_frozen_run(frozen: Path, photos: Path, call: Cal
             "--epochs 1 --encoder mlp --classifier-epochs 1",
             "encoder_training.epochs is set, which has an effect only if an encoder is trained.",
         ),
-        ("--encoder mlp --image-size 4", "an encoder is named without pretrained weights (--weights)."),
+        ("--encoder mlp --image-size 4", "the encoder has no pretrained weights (--weights)."),
+        ("--encoder mlp --weights none --image-size 4", "the encoder has no pretrained weights (--weights)."),
         (
             "--set method=end-to-end --set encoder_training.loss=ce --set encoder_training.epochs=1 --encoder mlp",
             "method is set, which has an effect only if an encoder is trained.",

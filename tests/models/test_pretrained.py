@@ -77,6 +77,9 @@ def test_preprocessing_belongs_to_the_weights(tmp_path: Path) -> None:
     found = preprocessing_of("resnet50", str(tmp_path / "plain.safetensors"))
     assert found == preprocessing_of("resnet50", "timm")
     assert (found.image_size, found.mean, found.side(28)) == (224, (0.485, 0.456, 0.406), 224)
+    text = r"^The weights of mlp have no preprocessing\. Write it into the header of the file, or set augment\.norm"
+    with pytest.raises(InputError, match=text):
+        preprocessing_of("mlp", str(tmp_path / "plain.safetensors"))
 
 
 @pytest.mark.parametrize(

@@ -367,14 +367,14 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
 
         return Run.open(out).recipe.to_toml(), ""
     training = next(filter(is_idle, changes), None)
-    if training is None and "encoder.name" in changes and "encoder.weights" not in changes:
+    if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
         training = "encoder.name"
     if "method" in changes and changes["method"] != "frozen":
         training = "method"
     if training is not None:
         why = f"Recipe: from-scratch, because {training} is set, which has an effect only if an encoder is trained."
         if training == "encoder.name":
-            why = "Recipe: from-scratch, because an encoder is named without pretrained weights (--weights)."
+            why = "Recipe: from-scratch, because the encoder has no pretrained weights (--weights)."
         return find_recipe("from-scratch").to_toml(), why
     why = "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds."
     return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."

@@ -145,10 +145,11 @@ def _header(path: Path) -> str:
 
 
 def _timm_preprocessing(encoder: str) -> Preprocessing:
-    from lopsided.models.encoders import timm_config
+    from lopsided.models.encoders import is_mlp, timm_config
 
-    config: Any = timm_config(encoder)
+    config: Any = None if is_mlp(encoder) else timm_config(encoder)
     if config is None:
-        raise InputError(f"timm has no preprocessing for {encoder}. Set augment.normalisation to another value.")
+        do = "Write it into the header of the file, or set augment.normalisation to another value."
+        raise InputError(f"The weights of {encoder} have no preprocessing. {do}")
     mean, std = (tuple(float(n) for n in values) for values in (config.mean, config.std))
     return Preprocessing(int(config.input_size[-1]), mean, std)  # type: ignore[arg-type]
