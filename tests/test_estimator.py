@@ -13,14 +13,15 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lopsided
-from lopsided import TwoStageClassifier
+from lopsided import LopsidedClassifier, TwoStageClassifier
 from lopsided.data.images import ArrayImages
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import named_recipe
@@ -49,7 +50,7 @@ def pictures(size: int = 8) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-@parametrize_with_checks([TwoStageClassifier()])
+@parametrize_with_checks([TwoStageClassifier(), LopsidedClassifier()])
 def test_it_keeps_scikit_learns_contract(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
 
@@ -60,7 +61,7 @@ def test_the_package_stays_cheap_to_import_and_offers_the_estimator() -> None:
     )
     path = str(Path(lopsided.__file__).parents[1])
     shown = subprocess.check_output([sys.executable, "-c", code], env={"PYTHONPATH": path}, text=True)
-    assert shown.strip() == "['TwoStageClassifier', '__version__']"
+    assert shown.strip() == "['LopsidedClassifier', 'TwoStageClassifier', '__version__']"
     with pytest.raises(AttributeError, match="module 'lopsided' has no attribute 'ThreeStageClassifier'"):
         _ = lopsided.ThreeStageClassifier
 
@@ -344,6 +345,50 @@ def test_fit_flushes_denormals_as_a_run_does(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Stages, "run", watch)
     TwoStageClassifier(encoder="mlp", epochs=1, classifier_epochs=1).fit([[0.0], [1.0]] * 8, [0, 1] * 8)
     assert seen == [0.0]
+
+
+def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> None:
+    x, y = blobs(3)
+    x = x * 10.0 ** np.arange(6)
+    model = LopsidedClassifier(settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
+    expected = make_pipeline(StandardScaler(), LogisticRegression(C=0.1)).fit(x, y)
+    assert_allclose(model.predict_proba(x), expected.predict_proba(x), atol=1e-3)
+    assert (model.card_.encoder, model.card_.features) == ("identity", 6)
+    same = TwoStageClassifier(recipe="default", settings={"regression.strength": 0.1}, random_state=0)
+    assert_array_equal(same.fit(x, y).predict_proba(x), model.predict_proba(x))
+
+
+def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Path) -> None:
+    y = np.array(["many"] * 40 + ["few"] * 16)  # They differ in brightness.
+    noise = np.random.default_rng(0).integers(0, 100, (len(y), 8, 8), dtype=np.uint8)
+    pixels = noise + np.where(y == "few", 120, 0).astype(np.uint8)[:, None, None]
+    model = LopsidedClassifier(random_state=0, image_size=32).fit(pixels, y)
+    assert model.card_.shape == (3, 32, 32)
+    assert model.score(pixels, y) > 0.9
+    assert model.transform(pixels).shape == (len(pixels), 1280)
+    few = model.predict_proba(pixels[:5])  # torch computes a few images, onnxruntime many.
+    assert_allclose(few, model.predict_proba(pixels)[:5], atol=1e-4)
+    model.save(tmp_path / "model")
+    again = LopsidedClassifier.load(tmp_path / "model", device="cpu")
+    assert again.get_params() == {**model.get_params(), "device": "cpu"}
+    assert_array_equal(again.predict_proba(pixels), model.predict_proba(pixels))
+    assert again.classes_.tolist() == ["few", "many"]
+
+
+def test_groups_go_to_the_inner_folds_and_must_fit_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lopsided.training import stages
+
+    x, y = blobs()
+    seen = []
+    right = stages.fit_regression
+    monkeypatch.setattr(stages, "fit_regression", lambda *a, **k: seen.append(k["groups"]) or right(*a, **k))
+    groups = np.arange(len(y)) // 2
+    LopsidedClassifier(random_state=0).fit(x, y, groups=groups)
+    assert_array_equal(seen[0], groups.astype(str))
+    with pytest.raises(
+        InputError, match=r"^groups must have one entry for each of the 120 inputs, got the shape \(3,\)"
+    ):
+        LopsidedClassifier().fit(x, y, groups=groups[:3])
 
 
 @pytest.fixture(scope="module")

@@ -161,8 +161,12 @@ def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
     (info,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
     card = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
     assert (card["Name"], card["Version"]) == ("lopsided", lopsided.__version__)
-    assert (card["License-Expression"], card["Requires-Python"]) == ("MIT", PROJECT["requires-python"])
-    assert set(card.get_all("License-File", [])) == {"LICENSE", "src/lopsided/data/assets/LICENSE-fashion-mnist.txt"}
+    assert (card["License-Expression"], card["Requires-Python"]) == ("MIT AND Apache-2.0", PROJECT["requires-python"])
+    assert set(card.get_all("License-File", [])) == {
+        "LICENSE",
+        "src/lopsided/data/assets/LICENSE-fashion-mnist.txt",
+        "src/lopsided/models/embedded/LICENSE-efficientnet-lite0.txt",
+    }
     licences = {name for name in wheel.namelist() if name.startswith(f"{info}/licenses/")}
     assert licences == {f"{info}/licenses/{name}" for name in card.get_all("License-File", [])}
     needed = {Requirement(line) for line in card.get_all("Requires-Dist", []) if "extra ==" not in line}

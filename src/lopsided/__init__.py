@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lopsided.estimator import TwoStageClassifier
+    from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
 
 __version__ = "0.1.0"
-__all__ = ["TwoStageClassifier", "__version__"]
+__all__ = ["LopsidedClassifier", "TwoStageClassifier", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TwoStageClassifier":
-        from lopsided.estimator import TwoStageClassifier
+    if name in ("LopsidedClassifier", "TwoStageClassifier"):
+        from lopsided import estimator
 
-        return TwoStageClassifier
+        return getattr(estimator, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,10 +1,11 @@
-"""The two-stage recipe as a scikit-learn estimator, for images and for plain vectors."""
+"""Recipes as scikit-learn estimators, for images and for plain vectors."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,18 +24,22 @@ from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.files import atomic_write
-from lopsided.inference.probabilities import check_finite, check_shape, predict_batch
+from lopsided.inference.engine import Engine
+from lopsided.inference.probabilities import check_finite, check_shape
+from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.decide import check_rule, settle
+from lopsided.training.fit import pixels_of
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
 FILE_NAME = "estimator.json"
 FORMAT = 2
 _PREDICT_BATCH = 256
+_FEW = 16
 
 
 class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMixin, BaseEstimator):  # type: ignore[misc]
@@ -74,7 +79,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self,
         loss: str | Mapping[str, Any] | None = None,
         *,
-        recipe: str | os.PathLike[str] = "default",
+        recipe: str | os.PathLike[str] = "from-scratch",
         eta: float | None = None,
         gamma: float | None = None,
         encoder: str = "auto",
@@ -111,6 +116,9 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train both stages on inputs ``X`` with one label each in ``y``."""
+        return self._fit(X, y, None)
+
+    def _fit(self, X: Any, y: Any, groups: Any) -> Self:
         X = _stacked(X)
         images = _are_images(X)
         if images:
@@ -128,6 +136,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         names = tuple(str(label) for label in classes)
         with threads(recipe.threads), flushed_denormals(recipe.fast):
             prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
+            prepared = _with_groups(prepared, groups)
             check_rule(recipe, prepared)
             state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
             log = Log(None, _Printer() if self.verbose else None)
@@ -136,6 +145,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             stages.run(state, {})
             settle(stages)
         self.classes_ = classes
+        self.resizes_ = recipe.data.image_size is not None or recipe.augment.normalisation == "weights"
         self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
 
@@ -178,6 +188,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "parameters": parameters,
             "classes": self.classes_.tolist(),
             "dtype": self.classes_.dtype.kind,
+            "resizes": self.resizes_,
             "columns": self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None,
         }
         self.card_ = save_model(Path(folder), self.model_, self.card_)
@@ -191,6 +202,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         try:
             # A run resizes the images that it predicts, and so does its estimator.
             own = {"encoder": card.encoder, "image_size": card.image_size}
+            own = {"image_size": card.image_size} if issubclass(cls, LopsidedClassifier) else own
             estimator = cls(**content.get("parameters", own))
             kind = content.get("dtype", "U")
             classes = np.array(content.get("classes", card.classes), dtype=_DTYPES[kind])
@@ -199,6 +211,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         except (TypeError, ValueError, KeyError) as error:
             path = Path(folder) / FILE_NAME
             raise RunError(f"{path} does not fit model.json. Save the estimator again.") from error
+        set_size = {"data.image_size": estimator.image_size, **(estimator.settings or {})}["data.image_size"]
+        estimator.resizes_ = bool(content.get("resizes", set_size is not None))
         estimator.set_params(device=device)
         estimator.classes_, estimator.model_, estimator.card_, estimator.history_ = classes, model, card, []
         if card.kind == "vector":
@@ -242,7 +256,10 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             **{"data.test": 0.0, "data.source": None, "data.scenario": None, "data.held_out": False},
             **(self.settings or {}),
         }
-        return find_recipe(self.recipe).override(**_plain_numbers(changes))
+        base = find_recipe(self.recipe)
+        if kind == "vector" and base.method == "frozen":  # Vectors are features already.
+            changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
+        return base.override(**_plain_numbers(changes))
 
     def _prepare(
         self, X: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...], recipe: Recipe, *, images: bool
@@ -255,7 +272,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
         splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
         if images:
-            return prepare(recipe, source, splits)[0]
+            digests = source.images.digest(np.arange(len(source))) if recipe.method == "frozen" else None
+            return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
         return prepare_vectors(X, codes, names, splits.train, splits.val)
 
     def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
@@ -273,21 +291,90 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             inputs = MemoryInputs(
                 torch.from_numpy(np.array(validate_data(self, _on_cpu(X), dtype=np.float64, reset=False)))
             )
-        found = []
         with threads(self.num_threads):
+            # An engine of onnxruntime takes a moment to build, which a few images are not worth.
+            engine = Engine(self.model_, self.card_.shape, fast=len(inputs) > _FEW)
+            found = []
             for start in range(0, len(inputs), _PREDICT_BATCH):
                 batch = inputs.batch(np.arange(start, min(start + _PREDICT_BATCH, len(inputs))))
                 check_shape(batch, self.card_)
-                found.append(predict_batch(self.model_, batch))
-        return np.concatenate([p for p, _ in found]), np.concatenate([f for _, f in found])
+                found.append(engine.features(batch))
+            features = np.concatenate(found)
+            return engine.probabilities(features), features
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         """Raise if images have another size than in ``fit`` and the estimator does not resize images."""
-        fitted, resizes = self.card_.shape[1:], {"data.image_size": self.image_size, **(self.settings or {})}
-        if size != fitted and resizes["data.image_size"] is None:
+        fitted = self.card_.shape[1:]
+        if size != fitted and not self.resizes_:
             must = f"X must hold images of {fitted[1]} x {fitted[0]} pixels, as in fit"
             do = "Resize the images, or fit with image_size, which resizes all images."
             raise InputError(sentence(must, f"{size[1]} x {size[0]}", do))
+
+
+class LopsidedClassifier(TwoStageClassifier):
+    """Classifier for class-imbalanced images or vectors: a logistic regression on features of a pretrained encoder.
+
+    ``X`` is as in ``TwoStageClassifier``, and so are all methods. Images go through the embedded encoder. ``settings``
+    select another one, such as {"encoder.name": "resnet50", "encoder.weights": "resnet50.safetensors"}. Vectors are
+    only standardised. Inner folds choose the strength of the regression. Features of images are cached on disk.
+
+    Args:
+        recipe: Name of a recipe, or a TOML file.
+        decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
+        image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
+        settings: Any fields of the recipe by their dotted names, such as {"regression.strength": 0.01}.
+        random_state: Seed of all random choices.
+        device: "auto", "cpu", "cuda", "mps".
+        num_threads: Number of CPU threads; None: torch's setting.
+        verbose: 1 prints a line per epoch of recipes that have epochs.
+
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)
+    >>> LopsidedClassifier(random_state=0).fit(X, y).predict(X[:3]).shape
+    (3,)
+    """
+
+    loss, eta, gamma, encoder = None, None, None, "auto"
+    epochs, classifier_epochs, batch_size, lr, val = None, None, None, None, 0.0
+
+    def __init__(
+        self,
+        recipe: str | os.PathLike[str] = "default",
+        *,
+        decide: str | None = None,
+        image_size: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        num_threads: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.recipe = recipe
+        self.decide = decide
+        self.image_size = image_size
+        self.settings = settings
+        self.random_state = random_state
+        self.device = device
+        self.num_threads = num_threads
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Fit the recipe to inputs ``X`` with one label each in ``y``.
+
+        Inputs of one group, such as photographs of one patient, stay together in the inner folds.
+        """
+        return self._fit(X, y, groups)
+
+
+def _with_groups(prepared: Prepared, groups: Any) -> Prepared:
+    """Return prepared data with the groups of the training rows. The estimator has no other rows with groups."""
+    if groups is None:
+        return prepared
+    found = np.asarray(_on_cpu(groups)).astype(np.str_)
+    if found.shape != (len(prepared.train),):
+        must = f"groups must have one entry for each of the {len(prepared.train)} inputs"
+        raise InputError(sentence(must, f"the shape {found.shape}"))
+    return replace(prepared, train=replace(prepared.train, groups=found))
 
 
 class _Printer(Reporter):

@@ -69,6 +69,8 @@ def fitting(told: Callable[[], V], lines: Callable[[], V], screen: Callable[[], 
 class Told(Voice, Reporter):
     """A reporter that prints only warnings on stderr. The subclasses print more."""
 
+    _counted: tuple[str, Counted | None] | None = None
+
     def named(self, label: str) -> Told:
         """Set the label that is printed before the following lines."""
         self.label = label
@@ -81,6 +83,14 @@ class Told(Voice, Reporter):
     def counting(self, label: str) -> Counted | None:
         """Return a function that takes the number done and the total, or None if counts are not shown."""
         return None
+
+    def count(self, label: str, done: int, total: int) -> None:
+        """Show a count of the run. The counts of one label share a bar."""
+        if self._counted is None or self._counted[0] != label:
+            self._counted = label, self.counting(label)
+        tell = self._counted[1]
+        if tell is not None:
+            tell(done, total)
 
 
 class Lines(Told):

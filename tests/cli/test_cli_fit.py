@@ -96,7 +96,7 @@ def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished
 
 
 def test_the_flags_reach_the_recipe(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = "--recipe default --loss acl --eta 0.25 --encoder mlp-8 --weights none --image-size 6 --epochs 1 "
+    flags = "--recipe from-scratch --loss acl --eta 0.25 --encoder mlp-8 --weights none --image-size 6 --epochs 1 "
     flags += "--classifier-epochs 1 --batch-size 16 --lr 0.01 --val 0 --test 0.25 --split random "
     flags += "--scenario 80:20,total=40 --seed 5 --device cpu --set encoder_training.loss.temperature=0.2 "
     flags += "--set encoder_training.sampler=sqrt --set classifier.loss=weighted-ce --set data.cache='none'"
@@ -317,7 +317,7 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
 
 
 @pytest.mark.slow
-def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
+def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_as_they_are(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lopsided.recipe import named_recipe
@@ -325,15 +325,18 @@ def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
 
     small = {"encoder.name": "mlp", "encoder_training.epochs": 1, "classifier.epochs": 1, "data.scenario": None}
     small["data.scenario"] = "90:10,total=200"
-    monkeypatch.setattr(demo, "named_recipe", lambda name: named_recipe(name).override(**small))
+    monkeypatch.setattr(
+        demo, "named_recipe", lambda name: named_recipe(name).override(**small if name == "demo" else {})
+    )
     out = tmp_path / "demo"
     ended = call("demo", "--out", out)
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "Trained on 99 T-shirt/top, 11 Shirt; tested on 54 T-shirt/top, 6 Shirt."
-    rows = [line for line in ended.out.splitlines() if line.startswith(("CE ", "CL ", "AFCL ", "always "))]
-    assert len(rows) == 4
-    assert rows[3].split() == ["always", "T-shirt/top", "0.500", "0.900"]
-    assert all(row.count("[") == 2 for row in rows[:3])
+    rows = [line for line in ended.out.splitlines() if line.startswith(("CE ", "CL ", "AFCL ", "default ", "always "))]
+    assert len(rows) == 5
+    assert rows[4].split() == ["always", "T-shirt/top", "0.500", "0.900"]
+    assert all(row.count("[") == 2 for row in rows[:4])
+    assert json.loads((out / "default" / "metrics.json").read_text())["method"] == "frozen"
     assert f"Written to {out}" in ended.out
     assert [json.loads((out / loss / "metrics.json").read_text())["loss"] for loss in ("ce", "cl", "afcl")] == [
         "ce",
@@ -343,7 +346,7 @@ def test_the_demo_compares_three_losses_and_takes_finished_runs_as_they_are(
     assert Run.open(out / "ce").recipe.encoder_training.epochs == 2
     written = {name: (out / name).stat().st_mtime_ns for name in names_below(out) if name != "summary.json"}
     again = call("demo", "--out", out, "--json")
-    assert [run["loss"] for run in json.loads(again.out)["runs"]] == ["ce", "cl", "afcl"]
+    assert [run["loss"] for run in json.loads(again.out)["runs"]] == ["ce", "cl", "afcl", "default"]
     assert json.loads(again.out)["majority"] == {"label": "T-shirt/top", "accuracy": 0.9, "uwa": 0.5}
     assert {name: (out / name).stat().st_mtime_ns for name in written} == written
 
@@ -358,9 +361,10 @@ def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
     from lopsided.runs.demo import demo_recipes
 
     recipes = demo_recipes(4)
-    assert list(recipes) == ["ce", "cl", "afcl"]
+    assert list(recipes) == ["ce", "cl", "afcl", "default"]
     assert {recipe.data for recipe in recipes.values()} == {recipes["ce"].data}
     assert {recipe.seed for recipe in recipes.values()} == {4}
+    assert recipes.pop("default").method == "frozen"
     budgets = {
         recipe.encoder_training.epochs + (recipe.classifier.epochs if recipe.method == "two-stage" else 0)
         for recipe in recipes.values()

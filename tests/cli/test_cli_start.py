@@ -187,9 +187,9 @@ def test_doctor_names_what_to_install_for_what_is_missing(call: Call, monkeypatc
     from importlib import util
 
     find = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
     ended = call("doctor")
-    assert "missing onnxruntime" in ended.out
+    assert "missing onnxscript" in ended.out
     assert "pip install 'lopsided[onnx]'" in ended.out
 
 

@@ -25,12 +25,73 @@ from lopsided.recipe.words import leaves
 
 OLD = Path(__file__).parent / "version-0.1"
 LOSS = "encoder_training.loss"
-NAMES = ["baseline-ce", "baseline-focal", "baseline-weighted-ce", "default", "demo", "paper-fmnist", "paper-isic"]
+NAMES = ["baseline-ce", "baseline-focal", "baseline-weighted-ce", "default", "demo", "from-scratch"]
+NAMES += ["paper-fmnist", "paper-isic"]
 TEXTS = st.text(min_size=1).filter(lambda text: "\0" not in text)
 
 
-def test_a_recipe_without_any_field_is_the_default_one_but_for_its_description():
-    assert named_recipe("default") == Recipe(description=named_recipe("default").description)
+def test_a_recipe_without_any_field_is_the_one_from_scratch_but_for_its_description():
+    assert named_recipe("from-scratch") == Recipe(description=named_recipe("from-scratch").description)
+
+
+def test_the_default_is_a_frozen_encoder_that_needs_no_network_and_no_validation():
+    recipe = named_recipe("default")
+    assert (recipe.method, recipe.encoder.weights, recipe.augment.normalisation) == ("frozen", "embedded", "weights")
+    assert (recipe.data.val, recipe.data.test) == (0.0, 0.15)
+    assert recipe.loss == recipe.classifier.loss
+    assert named_recipe("from-scratch").loss == named_recipe("from-scratch").encoder_training.loss
+
+
+def test_the_regression_counts_in_the_hash_of_a_frozen_recipe_only():
+    for name, counts in (("default", True), ("from-scratch", False)):
+        recipe = named_recipe(name)
+        other = recipe.override(**{"regression.folds": 3})
+        assert (other.content_hash() != recipe.content_hash()) is counts
+        assert any(path == "regression.folds" for path, _, _ in recipe.leaves()) is counts
+
+
+def test_embedded_weights_bring_their_pixel_scale_along():
+    recipe = Recipe().override(**{"encoder.name": "tf_efficientnet_lite0", "encoder.weights": "embedded"})
+    assert recipe.augment.normalisation == "weights"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"encoder.weights": "embedded", "augment.normalisation": "half"},
+            'augment.normalisation must be "weights" with encoder.weights = "embedded", got "half".',
+        ),
+        (
+            {"encoder.weights": "none"},
+            'encoder.weights cannot be "none" with method "frozen": random features are of no use. '
+            'Set encoder.weights, such as "embedded".',
+        ),
+        (
+            {"method": "end-to-end", "encoder.weights": "none", "encoder_training.loss": "ce"},
+            'augment.normalisation cannot be "weights" without pretrained weights. Set encoder.weights, or '
+            'augment.normalisation = "source".',
+        ),
+        (
+            {"classifier.loss": "focal"},
+            'classifier.loss cannot be focal with method "frozen". Use one of ce, weighted-ce.',
+        ),
+        (
+            {"encoder_training.epochs": 3},
+            'encoder_training.epochs has no effect with method "frozen". Use another recipe, such as from-scratch, to '
+            "train an encoder.",
+        ),
+        (
+            {"augment.rotation": 3.0},
+            'augment.rotation has no effect with method "frozen". Use another recipe, such as from-scratch, to train '
+            "an encoder.",
+        ),
+    ],
+)
+def test_what_a_frozen_encoder_cannot_use_is_refused(changes, text):
+    with pytest.raises(InputError) as caught:
+        named_recipe("default").override(**changes)
+    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,10 +108,12 @@ def test_the_named_recipes_are_those_of_the_documentation():
 @pytest.mark.parametrize("name", ["paper-fmnist", "paper-isic"])
 def test_a_recipe_of_the_paper_leaves_no_field_to_a_default(name):
     recipe = named_recipe(name)
-    sections = [recipe, *(getattr(recipe, s) for s in type(recipe).model_fields)]
+    used = [s for s in type(recipe).model_fields if s != "regression"]  # Their method has none.
+    sections = [recipe, *(getattr(recipe, s) for s in used)]
     for section in [*sections, recipe.encoder_training.loss, recipe.classifier.loss]:
         if hasattr(section, "model_fields_set"):
             unset = {field for field in type(section).model_fields if getattr(section, field) is None}
+            unset |= {"regression"} & set(type(section).model_fields)
             assert section.model_fields_set | unset == set(type(section).model_fields)
 
 
@@ -133,8 +196,8 @@ def test_every_field_has_a_description_and_every_field_that_can_be_unset_is_unse
 
 
 @pytest.mark.parametrize("loss", ["ce", "weighted-ce", "focal"])
-def test_a_baseline_is_the_default_recipe_end_to_end_with_as_many_passes_as_its_two_stages(loss):
-    default, baseline = named_recipe("default"), named_recipe(f"baseline-{loss}")
+def test_a_baseline_is_the_recipe_from_scratch_end_to_end_with_as_many_passes_as_its_two_stages(loss):
+    default, baseline = named_recipe("from-scratch"), named_recipe(f"baseline-{loss}")
     assert baseline.encoder_training.epochs == default.encoder_training.epochs + default.classifier.epochs
     assert baseline == default.baseline(loss).override(description=baseline.description)
     assert baseline == default.override(description=baseline.description, **{"encoder_training.loss": loss})
@@ -210,7 +273,7 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("seed = -1", "seed must be an integer >= 0 and <= 9223372036854775807, got -1."),
         ("seed = true", "seed must be an integer >= 0 and <= 9223372036854775807, got True."),
         ("data = 3", "data must be a table, got 3."),
-        ('method = "both"', 'method must be one of "two-stage", "end-to-end", got \'both\'.'),
+        ('method = "both"', 'method must be one of "two-stage", "end-to-end", "frozen", got \'both\'.'),
         ('device = ""', "device must be a string that is not empty, got ''."),
         (
             "[encoder_training.loss]\nname = 'acl'\neta = nan",
@@ -254,7 +317,7 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("[data]\ntest = 1.0", "data.test must be a finite number >= 0 and < 1, got 1.0."),
         (
             '[encoder]\nweights = "model.pt"',
-            'encoder.weights must be "none", "timm" or a path that ends in .safetensors, got \'model.pt\'.',
+            'encoder.weights must be "none", "embedded", "timm" or a path that ends in .safetensors, got \'model.pt\'.',
         ),
         ("[encoder_training]\neta = 0x" + "f" * 500, "encoder_training.loss.eta must be a finite number >= 0, got "),
         ("seed = " + "9" * 5000, "The recipe is not valid TOML: Exceeds the limit"),
@@ -438,7 +501,7 @@ def test_the_written_recipe_holds_every_field_as_a_value_or_as_a_comment():
 
 
 def test_the_hash_ignores_what_does_not_decide_the_outcome_and_sees_everything_else():
-    recipe = named_recipe("default")
+    recipe = named_recipe("from-scratch")
     other = {
         "device": "cpu",
         "threads": 1,
@@ -553,10 +616,10 @@ def test_a_change_without_a_name_or_a_value_is_refused(text):
 
 
 def test_every_field_can_be_changed_by_the_text_that_toml_has_for_it():
-    for name in ("default", "paper-isic"):
+    for name in ("default", "from-scratch", "paper-isic"):
         recipe = named_recipe(name)
         for path, _, value in leaves(recipe):
-            if value is not None:
+            if value is not None and not recipe.ignores(path):
                 text = f"{path}={json.dumps(value)}"
                 assert recipe.override(**dict([parse_change(text)])) == recipe, text
 

@@ -6,7 +6,7 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.records import treatment_of
+from lopsided.runs.records import epochs_of, treatment_of
 from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, with_scenario
 
 BASE = Recipe().override(
@@ -52,6 +52,24 @@ def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Pat
     assert (named.head.hidden, named.data.image_size) == (2048, 128)
     assert named.encoder_training.loss.parameters["gamma"] == 2
     assert named.data.classes == BASE.data.classes != named_recipe("paper-isic").data.classes
+
+
+def test_the_default_is_an_arm_with_the_data_of_the_base_and_the_pixels_of_its_weights() -> None:
+    sets = {"encoder_training.epochs": 3, "fast": False}
+    arm = parse_arm("default", sets).applied(BASE.override(**sets))
+    assert (arm.method, arm.encoder.weights, arm.fast) == ("frozen", "embedded", False)
+    assert (arm.data.source, arm.data.test, arm.data.image_size) == ("fashion-mnist-tops", 0.3, None)
+    assert arm.seed == 5
+    method, loss, _, _ = treatment_of(arm)
+    assert (method, loss.name, epochs_of(arm)) == ("frozen", "ce", ())
+    assert parse_arm("default").label(BASE) == "CE"
+
+
+def test_a_loss_is_no_change_of_a_frozen_base() -> None:
+    with pytest.raises(
+        InputError, match=r"^arm 'cl': encoder_training\.loss has no effect with method \"frozen\"\. Use"
+    ):
+        check_arms(parse_arms(["cl"]), named_recipe("default"))
 
 
 def test_arms_made_in_python_are_changes_by_dotted_names() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.cli import compare, look, report, reproduce, train, use
+from lopsided.cli import cache, compare, look, report, reproduce, train, use
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
@@ -73,6 +73,7 @@ for verb in (
     look.recipes,
     look.losses,
     look.data,
+    cache.cache,
     look.doctor,
 ):
     app.command()(verb)

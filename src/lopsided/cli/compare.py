@@ -65,7 +65,7 @@ def compare(
             "The base recipe, by name or as a TOML file.",
             autocompletion=complete_recipe,
         ),
-    ] = "default",
+    ] = "from-scratch",
     changes: Annotated[
         list[str] | None,
         option(

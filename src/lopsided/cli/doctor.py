@@ -15,7 +15,7 @@ from typing import Any
 from lopsided import __version__
 
 EXTRAS = {
-    "onnx": ("lopsided[onnx]", ("onnx", "onnxruntime", "onnxscript"), "export to ONNX"),
+    "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX"),
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
 }
@@ -44,7 +44,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Check this machine. This takes a few seconds, mostly for importing torch."""
-    return [*_software(), *_processors(), *_devices(), *_room(), *_extras()]
+    return [*_software(), *_processors(), *_devices(), *_room(), *_weights(), *_extras()]
 
 
 def _software() -> Iterator[Finding]:
@@ -141,6 +141,38 @@ def _room() -> Iterator[Finding]:
     writable = os.access(here, os.W_OK)
     meaning = "a run with resnet18 needs about 0.2 GiB" if writable else "this folder is read-only: set --out"
     yield Finding("disk", f"{free / 2**30:.1f} GiB free in {here}", meaning, ok=writable and free > 2**30)
+
+
+def _weights() -> Iterator[Finding]:
+    """Yield the pretrained weights that need no network, and the cache of features."""
+    from lopsided.errors import LopsidedError
+    from lopsided.inference.feature_cache import cache_limit, cache_root, list_cache
+    from lopsided.models.pretrained import EMBEDDED_ENCODER, embedded_file
+
+    try:
+        size = embedded_file().stat().st_size
+        yield Finding("embedded", f"{EMBEDDED_ENCODER}, {size / 1e6:.0f} MB", "the recipe default works offline")
+    except LopsidedError as error:
+        yield Finding("embedded", "damaged", str(error), ok=False)
+    found = sorted(_downloaded())
+    shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    meaning = "encoder.weights = timm works offline for these" if found else "encoder.weights = timm needs a network"
+    yield Finding("timm's weights", shown or "none downloaded", meaning)
+    root = cache_root()
+    if root is None:
+        yield Finding("features", "not cached", "LOPSIDED_CACHE_GIB is 0, or there is no home folder")
+    else:
+        size = sum(space["bytes"] for space in list_cache(root))
+        meaning = f"at most {cache_limit() / 1e6:,.0f} MB; lopsided cache --empty removes them"
+        yield Finding("features", f"{size / 1e6:,.1f} MB in {root}", meaning)
+
+
+def _downloaded() -> Iterator[str]:
+    """Yield timm's models whose weights are in the cache of the Hugging Face hub, without asking the network."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    for path in Path(HF_HUB_CACHE).glob("models--timm--*/snapshots/*/model.safetensors"):
+        yield path.parents[2].name.removeprefix("models--timm--")
 
 
 def _extras() -> Iterator[Finding]:

@@ -67,11 +67,12 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
 def check_data(base: Recipe) -> str:
     """Check images and weights once, before every cell of a sweep fails on them. Return the name of the source."""
     from lopsided.data.sources import open_source
+    from lopsided.recipe import WEIGHT_NAMES
     from lopsided.runs.run import settle
 
     settled = settle(base)
     weights = settled.encoder.weights
-    if weights not in ("none", "timm") and not Path(weights).is_file():
+    if weights not in WEIGHT_NAMES and not Path(weights).is_file():
         raise InputError(f"The file of weights {weights} does not exist. Correct --weights.")
     data = settled.data
     source = open_source(

@@ -96,14 +96,14 @@ def fit(
     lr: Annotated[float | None, option(LOSS, "Learning rate of the first stage.")] = None,
     encoder: Annotated[str | None, option(NETWORK, "Name of a timm model, for example resnet18.")] = None,
     weights: Annotated[
-        str | None, option(NETWORK, "Initial weights: none, timm (pretrained) or a .safetensors file.")
+        str | None, option(NETWORK, "Weights: none, embedded, timm (both pretrained) or a .safetensors file.")
     ] = None,
     image_size: Annotated[
         int | None,
         option(
             NETWORK,
-            "Images are resized to this many pixels per side. Default: their own size if all have the same, "
-            "otherwise 224, or less if they are smaller.",
+            "Images are resized to this many pixels per side. Default: the size of the pretrained weights; from "
+            "scratch, their own size if all have the same, otherwise 224, or less if they are smaller.",
         ),
     ] = None,
     val: Annotated[
@@ -147,15 +147,19 @@ def fit(
 ) -> None:
     """Train a classifier and evaluate it.
 
-    Training has two stages: an encoder with a contrastive loss, then a linear
-    classifier on the encoder. The epoch with the best unweighted accuracy on
-    the validation split is kept. The test split is evaluated once. Use --set
-    for recipe fields that have no option.
+    By default, a pretrained encoder turns each image into features, and a
+    logistic regression on the features is fitted. This takes seconds and
+    needs no network. With --loss or --recipe from-scratch, an encoder is
+    trained: first with a contrastive loss, then a linear classifier on top.
+    The epoch with the best unweighted accuracy on the validation split is
+    then kept. The test split is evaluated once. Use --set for recipe fields
+    that have no option.
 
     \b
     Examples:
-      lopsided fit photos --out run --image-size 64
-      lopsided fit lesions.csv --group patient --out run --weights timm
+      lopsided fit photos --out run
+      lopsided fit lesions.csv --group patient --out run
+      lopsided fit photos --out run --recipe from-scratch --image-size 64
       lopsided fit photos --out baseline --loss weighted-ce
       lopsided fit photos --out run --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
@@ -263,7 +267,7 @@ def _fit(
     ranks: Ranks | None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
-    text = _told(ranks, lambda: _choose(recipe, out, resume).to_toml())
+    text, why = _told(ranks, lambda: _choose(recipe, out, resume, changes))
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
@@ -276,7 +280,16 @@ def _fit(
     try:
         with reporter(quiet=quiet) as watcher:
             checking = watcher.counting("checking images")
-            run = run_recipe(chosen, out, data=data, resume=resume, reporter=watcher, progress=checking, ranks=ranks)
+            run = run_recipe(
+                chosen,
+                out,
+                data=data,
+                resume=resume,
+                reporter=watcher,
+                progress=checking,
+                ranks=ranks,
+                why=why,
+            )
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
             raise StoppedError("interrupted. Nothing was written.") from None
@@ -310,7 +323,10 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare CE, CL and AFCL on included images: 90 % T-shirts, 10 % shirts.
+    """Compare CE, CL, AFCL and the default recipe on included images.
+
+    90 % of the images are T-shirts, 10 % are shirts. CE, CL and AFCL train an
+    encoder from scratch. The default recipe uses the embedded encoder.
 
     The demo takes a few minutes on two cores. After an interruption, the same
     command continues the demo.
@@ -336,15 +352,32 @@ def demo(
         show(_demo_words(summary, out))
 
 
-def _choose(recipe: str | None, out: Path, resume: bool) -> Recipe:
-    """Return the named recipe, the recipe of the run to resume, or the default recipe."""
-    from lopsided.recipe import find_recipe
+def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a recipe as TOML, and the sentence that gives the reason for it; "" if the user named the recipe.
 
-    if recipe is None and resume and (out / "recipe.toml").is_file():
+    This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
+    training of an encoder, it is ``from-scratch``.
+    """
+    from lopsided.recipe import find_recipe, is_idle
+
+    if recipe is not None:
+        return find_recipe(recipe).to_toml(), ""
+    if resume and (out / "recipe.toml").is_file():
         from lopsided.runs.run import Run
 
-        return Run.open(out).recipe
-    return find_recipe(recipe or "default")
+        return Run.open(out).recipe.to_toml(), ""
+    training = next(filter(is_idle, changes), None)
+    if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
+        training = "encoder.name"
+    if "method" in changes and changes["method"] != "frozen":
+        training = "method"
+    if training is not None:
+        why = f"Recipe: from-scratch, because {training} is set, which has an effect only if an encoder is trained."
+        if training == "encoder.name":
+            why = "Recipe: from-scratch, because the encoder has no pretrained weights (--weights)."
+        return find_recipe("from-scratch").to_toml(), why
+    why = "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds."
+    return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."
 
 
 def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
@@ -354,7 +387,8 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
         return
     counts = metrics["counts"]
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
-    parts = [f"{metrics['loss'].upper()} on {metrics['source']}: {numbers} images"]
+    name = "Frozen features" if metrics["method"] == "frozen" else metrics["loss"].upper()
+    parts = [f"{name} on {metrics['source']}: {numbers} images"]
     for split in ("test", "val"):
         if metrics[split] is not None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
@@ -362,7 +396,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")
-    if metrics["test"] is not None and metrics["val"] is not None:
+    if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] != "frozen":
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:
@@ -382,14 +416,20 @@ def _demo_words(summary: Mapping[str, Any], out: Path) -> str:
     train = ", ".join(f"{number} {name}" for name, number in counts["train"].items())
     test = ", ".join(f"{number} {name}" for name, number in counts["test"].items())
     rows = [
-        [run["loss"].upper(), interval(run["uwa"]), interval(run["accuracy"]), f"{run['seconds']:.0f} s"]
+        [
+            run["loss"] if run["loss"] == "default" else run["loss"].upper(),
+            interval(run["uwa"]),
+            interval(run["accuracy"]),
+            f"{run['seconds']:.0f} s",
+        ]
         for run in summary["runs"]
     ]
     rows.append([f"always {majority['label']}", f"{majority['uwa']:.3f}", f"{majority['accuracy']:.3f}", ""])
     return "\n\n".join(
         [
             f"Trained on {train}; tested on {test}.",
-            table(["loss", "unweighted accuracy [95 %]", "accuracy [95 %]", "time"], rows),
-            f"Written to {out}: one run folder per loss, and summary.json.",
+            table(["loss or recipe", "unweighted accuracy [95 %]", "accuracy [95 %]", "time"], rows),
+            f"Written to {out}: one run folder per row, and summary.json. See the mistakes of the default with "
+            f"lopsided report {shlex.quote(str(out / 'default'))}.",
         ]
     )

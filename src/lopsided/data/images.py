@@ -63,6 +63,10 @@ class Images(ABC):
         """Decode every image once and return the errors of the unreadable images, with their indices."""
 
     @abstractmethod
+    def size(self, index: int) -> tuple[int, int]:
+        """Return height and width of one image."""
+
+    @abstractmethod
     def _describe(self, index: int) -> str: ...
 
     @abstractmethod
@@ -127,6 +131,10 @@ class ArrayImages(Images):
         if progress is not None:
             progress(len(self), len(self))
         return []
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return height and width, which are the same for all images of the array."""
+        return int(self.pixels.shape[2]), int(self.pixels.shape[3])
 
     def _describe(self, index: int) -> str:
         return f"image {index}"
@@ -213,6 +221,10 @@ class FileImages(Images):
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise UnreadableImageError(path, (error.strerror or "unreadable").lower()) from error
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return height and width in the header of a file."""
+        return read_header(self.paths[index])[0]
 
     def _describe(self, index: int) -> str:
         return str(self.paths[index])

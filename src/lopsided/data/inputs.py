@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from lopsided.recipe import Recipe
 Indices = npt.NDArray[np.int64]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_FEW = 32
 MEMORY_SHARE = 0.25
 """With ``cache = "auto"``, decoded images may use this share of the memory that is free at the start."""
 
@@ -93,10 +94,15 @@ def row_batches(num: int, size: int) -> Iterator[Indices]:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One split: inputs, and their labels as indices into the classes."""
+    """One split: inputs, and their labels as indices into the classes.
+
+    ``groups`` are the groups of the inputs, if there are groups. ``digests`` are the SHA-256 of the images, if known.
+    """
 
     inputs: Inputs
     labels: Indices
+    groups: npt.NDArray[np.str_] | None = None
+    digests: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -126,23 +132,59 @@ class Prepared:
         return int(self.counts().argmin())
 
 
-def prepare(recipe: Recipe, source: Source, splits: Splits, ranks: Ranks | None = None) -> tuple[Prepared, list[str]]:
-    """Prepare the splits of a source. Also return notes on the choices for memory and pixels."""
-    data, resized = recipe.data, recipe.data.image_size or source.resized
-    channels = data.channels or source.images.channels
-    first = source.images.load(splits.train[:1], resized, channels)
+class Pixels(Protocol):
+    """The preprocessing that belongs to the weights of an encoder."""
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        """The mean of each channel, for pixels in [0, 1]."""
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        """The deviation of each channel."""
+
+    def side(self, longest: int) -> int:
+        """Return the side to which images are resized whose longer side has ``longest`` pixels."""
+
+
+def prepare(
+    recipe: Recipe,
+    source: Source,
+    splits: Splits,
+    ranks: Ranks | None = None,
+    *,
+    pixels: Pixels | None = None,
+    digests: Sequence[str] | None = None,
+) -> tuple[Prepared, list[str]]:
+    """Prepare the splits of a source. Also return notes on the choices for memory and pixels.
+
+    ``pixels`` is the preprocessing of the encoder's weights, for recipes with the normalisation "weights". ``digests``
+    are the SHA-256 of all images of the source, if they are known.
+    """
+    data, side = recipe.data, recipe.data.image_size or source.resized
+    channels = data.channels or (3 if pixels is not None else source.images.channels)
+    if data.image_size is None and pixels is not None:
+        side = pixels.side(_longest_side(source.images, splits.train))
+    first = source.images.load(splits.train[:1], side, channels)
     height, width = first.shape[2:]
     size = height if height == width else None
-    inputs, notes = _inputs(recipe, source, (channels, height, width), (ranks or Ranks()).local_size)
+    inputs, notes = _inputs(recipe, source, (channels, height, width), side, (ranks or Ranks()).local_size)
     parts = {
-        name: Part(inputs(rows), source.labels[rows]) for name, rows in splits.parts() if len(rows) or name == "train"
+        name: Part(
+            inputs(rows),
+            source.labels[rows],
+            None if source.groups is None else source.groups[rows],
+            None if digests is None else tuple(digests[row] for row in rows),
+        )
+        for name, rows in splits.parts()
+        if len(rows) or name == "train"
     }
-    if data.image_size is None and resized is not None:
+    if data.image_size is None and side is not None and pixels is None:
         notes.append(
-            f"The images have different sizes and are resized to {resized} x {resized} pixels. "
+            f"The images have different sizes and are resized to {side} x {side} pixels. "
             "Set another size with --image-size."
         )
-    mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels)
+    mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
     shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
     notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
     prepared = Prepared(
@@ -168,18 +210,21 @@ def prepare_vectors(
 
 
 def _inputs(
-    recipe: Recipe, source: Source, shape: tuple[int, int, int], num_processes: int
+    recipe: Recipe, source: Source, shape: tuple[int, int, int], size: int | None, num_processes: int
 ) -> tuple[Callable[[Indices], Inputs], list[str]]:
     """How the inputs of a split are made, kept in memory or decoded batch by batch, and the sentence that says so."""
     need, free = len(source) * int(np.prod(shape)), free_memory()
     room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
     fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process holds its own copy.
     keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
+    keep = keep and recipe.method != "frozen"  # Each image is used once.
     what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
     where = "are kept in memory" if keep else "are decoded again in every epoch"
     note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
+    if recipe.method == "frozen":
+        note = f"{what} go through the encoder once, unless their features are cached."
     workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)
-    images, size = source.images, recipe.data.image_size or source.resized
+    images = source.images
 
     def make(rows: Indices) -> Inputs:
         if keep:
@@ -187,6 +232,12 @@ def _inputs(
         return StreamedInputs(images.take(rows), size, shape[0], workers)
 
     return make, [note]
+
+
+def _longest_side(images: Images, rows: Indices) -> int:
+    """Return the median of the longer sides of a few images. They decide whether images are small."""
+    few = rows[np.linspace(0, len(rows) - 1, min(len(rows), _FEW)).astype(np.int64)]
+    return int(np.median([max(images.size(row)) for row in few.tolist()]))
 
 
 def free_memory() -> int | None:
@@ -217,16 +268,18 @@ def left_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     return None
 
 
-def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation per channel. One grey channel gets the average of the three ImageNet values."""
+def _statistics(
+    rule: str, inputs: Inputs, channels: int, pixels: Pixels | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation per channel. One grey channel gets the average of the values of three channels."""
+    if pixels is not None:
+        return _for_channels(pixels.mean, channels), _for_channels(pixels.std, channels)
     if rule == "none":
         return (0.0,) * channels, (1.0,) * channels
     if rule == "half":
         return (0.5,) * channels, (0.5,) * channels
     if rule == "imagenet":
-        if channels == 3:
-            return IMAGENET_MEAN, IMAGENET_STD
-        return (sum(IMAGENET_MEAN) / 3,), (sum(IMAGENET_STD) / 3,)
+        return _for_channels(IMAGENET_MEAN, channels), _for_channels(IMAGENET_STD, channels)
     # Counts of the 256 values are exact, so the result does not depend on the order or the size of batches.
     counts = torch.zeros(channels, 256, dtype=torch.int64)
     for _, batch in inputs.batches(row_batches(len(inputs), 256)):
@@ -237,6 +290,10 @@ def _statistics(rule: str, inputs: Inputs, channels: int) -> tuple[tuple[float, 
     mean = shares @ values
     std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _for_channels(values: tuple[float, float, float], channels: int) -> tuple[float, ...]:
+    return values if channels == 3 else (sum(values) / 3,)
 
 
 def check_trainable(prepared: Prepared) -> None:

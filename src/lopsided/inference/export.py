@@ -39,7 +39,7 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
     that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
     image file to the input (docs/onnx.md).
     """
-    _require("onnx", "onnxruntime", "onnxscript")
+    _require("onnxscript")
     network = _network(model, card)
     content = _to_onnx(network, card)
     difference = _check(network, content, card)
@@ -67,9 +67,12 @@ def facts(card: ModelCard) -> dict[str, str]:
         "jpeg_reduction": json.dumps([] if card.image_size is None else REDUCTIONS),
         "jpeg_reduction_rule": "decode a JPEG at 1/factor of its size, with the first [factor, ratio] for which "
         "min(width, height) // factor >= ratio * image_size; at full size if there is none",
-        "resize": "none" if card.image_size is None else "whole image to a square, antialiased bilinear (Pillow)",
+        "resize": "none"
+        if card.image_size is None
+        else f"whole image to a square, antialiased {card.interpolation} (Pillow)",
         "range": "[0, 1]",
         "scale": "divide by 255",
+        "interpolation": card.interpolation,
         "mean": json.dumps(list(card.mean)),
         "std": json.dumps(list(card.std)),
         "normalisation": "inside the graph",

@@ -110,7 +110,10 @@ def predict_images(
 
     ``use`` may move the probabilities to another prevalence.
     """
+    from lopsided.inference.engine import Engine
     from lopsided.inference.probabilities import predict
+
+    engine = Engine(model, card.shape)
 
     def decode(path: Path) -> tuple[Path, Pixels | UnreadableImageError]:
         try:
@@ -125,7 +128,8 @@ def predict_images(
     decoded = ordered_map(decode, images, workers or (os.cpu_count() or 1))
     while batch := list(islice(decoded, batch_size)):
         readable = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImageError)]
-        p = iter(predict(model, card, ArrayImages(np.stack(readable)), batch_size=batch_size) if readable else ())
+        stacked = ArrayImages(np.stack(readable)) if readable else None
+        p = iter(() if stacked is None else predict(model, card, stacked, batch_size=batch_size, engine=engine))
         for path, pixels in batch:
             yield path, pixels if isinstance(pixels, UnreadableImageError) else _moved(next(p), use)
 

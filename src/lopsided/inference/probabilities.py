@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lopsided.data.augment import to_float
 from lopsided.data.images import Images, Progress
 from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
+from lopsided.inference.engine import Engine
 from lopsided.models.model import Model, ModelCard
 
 Floats = npt.NDArray[np.float64]
@@ -50,17 +48,20 @@ def predict(
     batch_size: int = 256,
     workers: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Floats:
     """Return the probabilities (n, K) of images in the order of ``card.classes``.
 
     Columns follow ``card.classes``. Images are loaded batch by batch, so memory does not limit their number. An
-    unreadable image raises an error, and so do probabilities that are not finite.
+    unreadable image raises an error, and so do probabilities that are not finite. ``engine`` computes the features; a
+    caller with many small batches makes it once.
     """
+    engine = engine or Engine(model, card.shape)
     parts = [np.empty((0, len(card.classes)))]
     inputs = StreamedInputs(images, card.image_size, card.channels, workers)
     for rows, batch in inputs.batches(row_batches(len(images), batch_size)):
         check_shape(batch, card)
-        parts.append(predict_batch(model, batch)[0])
+        parts.append(engine.probabilities(engine.features(batch)))
         check_finite(parts[-1])
         if progress is not None:
             progress(int(rows[-1]) + 1, len(images))
@@ -68,17 +69,20 @@ def predict(
 
 
 def predict_inputs(
-    model: Model, inputs: Inputs, batch_size: int, ranks: Ranks | None = None
+    model: Model, inputs: Inputs, batch_size: int, ranks: Ranks | None = None, engine: Engine | None = None
 ) -> tuple[Floats, npt.NDArray[np.float32]]:
-    """Return probabilities (n, K) and features (n, f) of prepared inputs. Ranks share the work; all get all rows."""
+    """Return probabilities (n, K) and features (n, f) of prepared inputs. Ranks share the work; all get all rows.
+
+    ``engine`` computes the features; None: torch.
+    """
+    engine = engine or Engine(model, (), fast=False)
     own, sizes = share_rows(len(inputs), ranks)
     classifier = model.classifier
     probabilities = [np.empty((0, classifier.out_features))]
     features = [np.empty((0, classifier.in_features), dtype=np.float32)]
     for _, batch in inputs.batches(own[part] for part in row_batches(len(own), batch_size)):
-        found = predict_batch(model, batch)
-        probabilities.append(found[0])
-        features.append(found[1])
+        features.append(engine.features(batch))
+        probabilities.append(engine.probabilities(features[-1]))
     return (
         gather_rows(np.concatenate(probabilities), sizes, ranks),
         gather_rows(np.concatenate(features), sizes, ranks),
@@ -101,24 +105,13 @@ def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | Non
 
 
 def predict_batch(model: Model, batch: Tensor) -> tuple[Floats, npt.NDArray[np.float32]]:
-    """Return probabilities (n, K) and features (n, f) of a batch: uint8 images, float images in [0, 1], or vectors."""
-    with evaluating(model):
-        x = batch.to(model.classifier.weight.device)
-        features = model.features(to_float(x) if x.ndim == 4 else x)
-        logits = model.classifier(features)
-        return logits.double().softmax(dim=1).cpu().numpy(), features.float().cpu().numpy()
+    """Return probabilities (n, K) and features (n, f) of a batch: uint8 images, float images in [0, 1], or vectors.
 
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode without gradients inside the block, then restore its mode."""
-    mode = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        module.train(mode)
+    torch computes them, which is best for a single batch.
+    """
+    engine = Engine(model, (), fast=False)
+    features = engine.features(batch)
+    return engine.probabilities(features), features
 
 
 def check_shape(batch: Tensor, card: ModelCard) -> None:

@@ -16,10 +16,13 @@ from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.models.names import MLP_NAME as _MLP_NAME
 from lopsided.models.names import unknown_encoder
+from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
 """Layer widths of the encoder "mlp"; "mlp-512-64" has layers of 512 and 64."""
+IDENTITY = "identity"
+"""The encoder without layers: the features are the inputs."""
 
 _CLASSIFIERS = ("fc", "classifier", "head", "heads")
 
@@ -35,13 +38,14 @@ def build_encoder(
 ) -> tuple[nn.Module, int]:
     """Build an encoder and return it with the length of its feature vectors.
 
-    - ``name``: a timm model, or "mlp". An mlp takes vectors of ``in_features`` numbers, or flattens images of a fixed
-      size.
+    - ``name``: a timm model, "mlp", or "identity". The last two take vectors of ``in_features`` numbers, or flatten
+      images of a fixed size. "identity" returns its inputs as features.
     - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
       that a mismatch raises here and not in the middle of a run.
-    - ``weights``: "none" draws the weights from ``seed``. "timm" loads timm's weights from the Hugging Face hub, only
-      as safetensors. A path loads a local safetensors file with the key names of timm or torchvision. A classifier in
-      the file is ignored. For 1-channel images, the 3 channels of the first convolution are summed.
+    - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which holds the
+      weights of one encoder. "timm" loads timm's weights from the Hugging Face hub, only as safetensors. A path loads a
+      local safetensors file with the key names of timm or torchvision. A classifier in the file is ignored. For
+      1-channel images, the 3 channels of the first convolution are summed.
 
     The initial weights depend only on ``seed``. The global random state does not change.
     """
@@ -49,7 +53,10 @@ def build_encoder(
     with seeded_init(seed, "encoder"):
         encoder = _mlp(name, channels, size, in_features) if _MLP_NAME.fullmatch(name) else _timm(name, channels, size)
     weights = os.fspath(weights)
-    if weights == "timm":
+    if weights == EMBEDDED:
+        check_embedded(name)
+        load_weights(encoder, embedded_file(), name)
+    elif weights == "timm":
         load_weights(encoder, _download(name), name)
     elif weights != "none":
         load_weights(encoder, Path(weights), name)
@@ -77,14 +84,14 @@ class MLPEncoder(nn.Sequential):
 
 
 def is_mlp(name: str) -> bool:
-    """Return whether a name means an MLP, such as "mlp" or "mlp-512-64"."""
+    """Return whether a name means an MLP, such as "mlp" or "mlp-512-64", or the encoder without layers."""
     return _MLP_NAME.fullmatch(name) is not None
 
 
 def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: int | None) -> nn.Module:
     match = _MLP_NAME.fullmatch(name)
     assert match is not None
-    hidden = tuple(int(width) for width in match[1].split("-")[1:]) or MLP_HIDDEN
+    hidden = () if name == IDENTITY else tuple(int(width) for width in match[1].split("-")[1:]) or MLP_HIDDEN
     if 0 in hidden:
         raise InputError(sentence("the layers of an mlp must have a width >= 1", name))
     if in_features is None and size is not None:
@@ -98,7 +105,7 @@ def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
     import timm
 
     options: dict[str, Any] = {}
-    config = _timm_config(name)
+    config = timm_config(name)
     if size is not None and config is not None and config.fixed_input_size:
         options["img_size"] = size
     try:
@@ -110,7 +117,7 @@ def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
     return model
 
 
-def _timm_config(name: str) -> Any:
+def timm_config(name: str) -> Any:
     """Return timm's configuration of a model. Raise if timm has no such model; hub addresses are not allowed."""
     import timm
 
@@ -152,7 +159,7 @@ def _download(name: str) -> Path:
     """Download timm's weights of a model, only as safetensors, or find them in the local cache. Return the path."""
     if _MLP_NAME.fullmatch(name):
         raise InputError(sentence('encoder.weights must be "none" or a file for an mlp', '"timm"'))
-    config = _timm_config(name)
+    config = timm_config(name)
     do = "Set encoder.weights to a local .safetensors file, or to none."
     if config is None or not config.hf_hub_id:
         raise InputError(f"timm has no weights for {name} on the Hugging Face hub. {do}")

@@ -34,7 +34,8 @@ class ModelCard(BaseModel):
 
     Inputs are images in [0, 1], (b, channels, h, w) with (channels, h, w) = ``shape``, or vectors (b, d) with (d,) =
     ``shape``. The model itself subtracts ``mean`` and divides by ``std``, one number per channel or per column.
-    ``image_size`` is the side to which images are resized. It is None if the images are not square and not resized.
+    ``image_size`` is the side to which images are resized, with this ``interpolation``. It is None if the images are
+    not square and not resized.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -49,6 +50,7 @@ class ModelCard(BaseModel):
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    interpolation: Literal["bilinear"] = "bilinear"
     classes: tuple[str, ...] = Field(min_length=2)
     features: int
     prior: tuple[float, ...] | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lopsided.errors import InputError, sentence
 
-MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)")
+MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)|identity")
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", flags=re.MULTILINE)
 _QUOTED = re.compile(r"'(\w+)'")
 _LEAST = 100

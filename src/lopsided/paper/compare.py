@@ -23,7 +23,7 @@ from lopsided.evaluation.intervals import Figure, mean_interval, paired_differen
 from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
-from lopsided.recipe import Recipe, named_recipe, named_recipes
+from lopsided.recipe import WEIGHT_NAMES, Recipe, named_recipe, named_recipes
 from lopsided.runs.records import ROUNDING, WITH_WEIGHTS, LossTable, Record, epochs_of, family_of
 from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
@@ -62,7 +62,7 @@ class Protocol:
             run.encoder.name,
             run.data.image_size,
             run.data.split,
-            weights if weights in ("none", "timm") else "file",
+            weights if weights in WEIGHT_NAMES else "file",
             family_of(run),
             epochs_of(run),
             loss.get("temperature", TEMPERATURE),
@@ -75,7 +75,8 @@ class Protocol:
 
     def __str__(self) -> str:
         size = "its own size" if self.image_size is None else f"{self.image_size} px"
-        start = {"none": "scratch", "timm": "timm's weights", "file": "weights of a file"}.get(self.weights, "?")
+        starts = {"none": "scratch", "embedded": "the embedded weights", "timm": "timm's weights"}
+        start = {**starts, "file": "weights of a file"}.get(self.weights, "?")
         by = {"group": "split by group", "random": "split by image"}.get(self.split, f"split {self.split}")
         text = f"{self.encoder} at {size} from {start}, {by}"
         if self.normalization is not None:

@@ -2,7 +2,7 @@
 
 Each table of a recipe is a section. Each key is a field with a description, and ``Recipe.to_toml`` writes both. The
 description of a field says if the paper does not state its value. Missing fields take the values of the recipe
-``default``. A loss has its own table, with the parameters that the catalogue lists for it.
+``from-scratch``. A loss has its own table, with the parameters that the catalogue lists for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from lopsided.recipe.upgrade import upgraded
 MAX_BYTES = 1_000_000
 """The largest size of a recipe file. A real recipe is about one page."""
 
+WEIGHT_NAMES = ("none", "embedded", "timm")
+"""Values of ``encoder.weights`` that are not paths."""
+
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
 
@@ -43,9 +46,14 @@ UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LATER_FIELDS = frozenset({"data.include", "data.exclude"})
 """Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
+FROZEN_LOSSES = ("ce", "weighted-ce")
+"""Losses of the logistic regression: each image counts the same, or each class."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
 """The fields that hold a loss."""
 _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
+_IDLE = ("augment.", "head.", "encoder_training.", "classifier.", "selection.")
+_NOT_IDLE = frozenset({"augment.normalisation"})
+"""Sections without effect if the encoder is frozen, and the fields in them that have one."""
 _CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
@@ -65,7 +73,7 @@ def _tuple(value: object) -> object:
 
 
 def _weights(text: str) -> str:
-    if text in {"none", "timm"} or text.endswith(".safetensors"):
+    if text in WEIGHT_NAMES or text.endswith(".safetensors"):
         return text
     raise ValueError("neither a word nor a file of weights")
 
@@ -82,7 +90,7 @@ Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that i
 Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
 Weights = Annotated[
-    AnyText, AfterValidator(_weights), words.Phrase('"none", "timm" or a path that ends in .safetensors')
+    AnyText, AfterValidator(_weights), words.Phrase('"none", "embedded", "timm" or a path that ends in .safetensors')
 ]
 Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
 Count = Annotated[int, Ge(1), Le(_MOST)]
@@ -133,10 +141,13 @@ class Data(Section):
     )
     image_size: Side | None = _field(
         None,
-        "Side in pixels to which images are resized; unset: the images' own size if all have the same, otherwise 224 "
-        "or, for smaller images, the median of their shorter sides.",
+        "Side in pixels to which images are resized; unset: the size of the encoder's weights if augment.normalisation "
+        "is weights, otherwise the images' own size if all have the same, otherwise 224 or, for smaller images, the "
+        "median of their shorter sides.",
     )
-    channels: Literal[1, 3] | None = _field(None, "1 for grey, 3 for colour; unset: as in the source.")
+    channels: Literal[1, 3] | None = _field(
+        None, '1 for grey, 3 for colour; unset: as in the source, or 3 if augment.normalisation is "weights".'
+    )
     cache: Literal["auto", "memory", "none"] = _field(
         "auto", "Where to keep decoded images between epochs; auto: in memory if they fit."
     )
@@ -152,8 +163,10 @@ class Augment(Section):
     vertical_flip: bool = _field(False, f"Mirror top and bottom with probability 1/2. {_OPEN}")
     crop: PartialShare | None = _field(None, "Smallest share of the area that a random crop keeps; unset: no crop.")
     colour: PartialShare | None = _field(None, "Strength of brightness, contrast and saturation jitter; unset: none.")
-    normalisation: Literal["none", "half", "imagenet", "source"] = _field(
-        "source", f"Pixel scale: [0, 1], [-1, 1], ImageNet's statistics, or those of the training images. {_OPEN}"
+    normalisation: Literal["none", "half", "imagenet", "source", "weights"] = _field(
+        "source",
+        "Pixel scale: [0, 1], [-1, 1], ImageNet's statistics, those of the training images, or those that belong to "
+        f"the encoder's weights. {_OPEN}",
     )
 
 
@@ -161,7 +174,9 @@ class Encoder(Section):
     """The network that turns an image into features."""
 
     name: Text = _field("resnet18", 'Any timm model, or "mlp" for plain vectors.')
-    weights: Weights = _field("none", f"Initial weights: random (none), timm's weights, or a file. {_OPEN}")
+    weights: Weights = _field(
+        "none", f"Initial weights: random (none), those in the package (embedded), timm's weights, or a file. {_OPEN}"
+    )
 
 
 class Head(Section):
@@ -216,6 +231,17 @@ class Classifier(Section):
     augment: bool = _field(False, f"Whether the second stage augments images as well. {_OPEN}")
 
 
+class Regression(Section):
+    """The logistic regression on standardised features. Used with method "frozen" only, with classifier.loss."""
+
+    strength: Positive | None = _field(
+        None, "Inverse strength of the L2 penalty (C); unset: the value with the lowest loss on inner folds."
+    )
+    folds: Annotated[int, Ge(2), Le(20)] = _field(
+        5, "Inner folds of the training images that choose the strength, by group if there are groups."
+    )
+
+
 class Selection(Section):
     """Selection of the epoch to keep, by the validation images."""
 
@@ -243,15 +269,17 @@ class Decision(Section):
 
 
 class Recipe(Section):
-    """All settings of a run. ``Recipe()`` is the recipe ``default``.
+    """All settings of a run. ``Recipe()`` is the recipe ``from-scratch``.
 
     >>> Recipe().override(**{"encoder_training.loss": "acl", "encoder_training.loss.eta": 0.1}).encoder_training.loss
     LossSettings(name='acl', eta=0.1, eta_unit='parity', temperature=0.07, normalization='paper')
     """
 
     description: AnyText = _field("", "What this recipe is for.")
-    method: Literal["two-stage", "end-to-end"] = _field(
-        "two-stage", "First the encoder and then the classifier, or both together with a classification loss."
+    method: Literal["two-stage", "end-to-end", "frozen"] = _field(
+        "two-stage",
+        "First the encoder and then the classifier, both together with a classification loss, or a logistic "
+        "regression on the features of a pretrained encoder, which is not trained.",
     )
     seed: Seed = _field(0, "Seed of all random choices of the run.")
     device: Text = _field("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
@@ -271,6 +299,7 @@ class Recipe(Section):
     head: Head = Head()
     encoder_training: EncoderTraining = EncoderTraining()
     classifier: Classifier = Classifier()
+    regression: Regression = Regression()
     selection: Selection = Selection()
     decision: Decision = Decision()
 
@@ -330,6 +359,10 @@ class Recipe(Section):
         """
         changes = {path.removesuffix(".name") if path in _LOSS_NAMES else path: v for path, v in changes.items()}
         values, path = self.model_dump(), "encoder_training.loss"
+        if changes.get("encoder.weights") == "embedded":
+            changes.setdefault("augment.normalisation", "weights")
+        if changes.get("method", self.method) == "frozen":
+            _check_used(changes)
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
             late = {
@@ -364,6 +397,24 @@ class Recipe(Section):
             method="end-to-end", **{f"encoder_training.{name}": value for name, value in changes.items()}
         )
 
+    @property
+    def loss(self) -> LossSettings:
+        """The loss that names the run: that of the encoder, or that of the classifier if the encoder is frozen."""
+        return self.classifier.loss if self.method == "frozen" else self.encoder_training.loss
+
+    def ignores(self, path: str) -> bool:
+        """Return whether a field has no effect on this recipe, because its encoder is frozen."""
+        return self.method == "frozen" and is_idle(path)
+
+    def leaves(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield dotted name, field and value of each field. The regression counts only for the method that uses it.
+
+        So the hashes of the other methods are the same as before this section existed.
+        """
+        for path, field, value in words.leaves(self):
+            if self.method == "frozen" or not path.startswith("regression."):
+                yield path, field, value
+
     def content_hash(self) -> str:
         """Return the SHA-256 of all fields that change what is trained."""
         kept = {path: value for path, value in hashed_fields(self) if path not in UNHASHED_FIELDS}
@@ -372,7 +423,7 @@ class Recipe(Section):
 
 def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Yield dotted name and value of each field that a hash may cover, without unset ``LATER_FIELDS``."""
-    for path, _, value in words.leaves(recipe):
+    for path, _, value in recipe.leaves():
         if value is not None or path not in LATER_FIELDS:
             yield path, value
 
@@ -434,6 +485,19 @@ def _place(values: dict[str, Any], path: str, value: object) -> None:
     table[field] = value
 
 
+def is_idle(path: str) -> bool:
+    """Return whether a field has no effect with a frozen encoder."""
+    return path.startswith(_IDLE) and path not in _NOT_IDLE and not path.startswith("classifier.loss")
+
+
+def _check_used(changes: Mapping[str, Any]) -> None:
+    """Raise if a field is set that has no effect with a frozen encoder."""
+    for path in changes:
+        if is_idle(path):
+            do = "Use another recipe, such as from-scratch, to train an encoder."
+            raise InputError(f'{path} has no effect with method "frozen". {do}')
+
+
 def _shelf() -> resources.abc.Traversable:
     return resources.files("lopsided.recipe") / "named"
 
@@ -449,6 +513,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if data.held_out and data.scenario is None:
         do = "Set data.scenario, or remove data.held_out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
+    yield from _weights_conflicts(recipe)
     yield from _loss_conflicts(recipe)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
     if recipe.selection.patience is not None and data.val == 0:
@@ -459,8 +524,27 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
 
 
+def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence if the pixels or the method do not fit the encoder's weights."""
+    weights, scale = recipe.encoder.weights, recipe.augment.normalisation
+    if weights == "none" and recipe.method == "frozen" and recipe.encoder.name != "identity":
+        do = 'Set encoder.weights, such as "embedded".'
+        yield f'encoder.weights cannot be "none" with method "frozen": random features are of no use. {do}'
+    elif weights == "none" and scale == "weights":
+        do = 'Set encoder.weights, or augment.normalisation = "source".'
+        yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
+    elif weights == "embedded" and scale != "weights":
+        must = 'augment.normalisation must be "weights" with encoder.weights = "embedded"'
+        yield sentence(must, f'"{scale}"')
+
+
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for every loss that does not fit the method."""
+    if recipe.method == "frozen":
+        if recipe.classifier.loss.name not in FROZEN_LOSSES:
+            fit = ", ".join(FROZEN_LOSSES)
+            yield f'classifier.loss cannot be {recipe.classifier.loss.name} with method "frozen". Use one of {fit}.'
+        return
     need = "projections" if recipe.method == "two-stage" else "logits"
     other = "end-to-end" if recipe.method == "two-stage" else "two-stage"
     for path, loss, needed in (

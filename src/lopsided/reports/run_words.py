@@ -98,6 +98,8 @@ def source_name(recipe: Recipe) -> str:
 
 def title(recipe: Recipe) -> str:
     """Return the heading of the page of a run."""
+    if recipe.method == "frozen":
+        return f"Frozen features on {source_name(recipe)}"
     entry = recipe.encoder_training.loss.entry
     return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
 
@@ -107,18 +109,22 @@ def summary(facts: Facts) -> str:
     recipe, training = facts.recipe, facts.recipe.encoder_training
     names = [quoted(name) for name in facts.classes]
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else amount(len(names), "class", "classes")
-    start = {"none": "", "timm": " with pretrained weights of timm"}.get(
-        recipe.encoder.weights, " with weights from a file"
-    )
+    start = {
+        "none": "",
+        "embedded": " with the embedded pretrained weights",
+        "timm": " with pretrained weights of timm",
+    }.get(recipe.encoder.weights, " with weights from a file")
     how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
     if recipe.method == "two-stage":
         how += (
             f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
             f"{_loss(recipe.classifier.loss)}"
         )
+    elif recipe.method == "frozen":
+        how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
-    if facts.metrics.val:
+    if facts.metrics.val and recipe.method != "frozen":
         parts.append(f"selected on {amount(sum(facts.counts('val').values()), 'validation image')}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
         parts.append(f"evaluated on {amount(facts.figures.num_images, 'new image')}")

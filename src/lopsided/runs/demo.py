@@ -1,4 +1,4 @@
-"""The demo: compare three losses on the included images at 90:10, within minutes."""
+"""The demo: compare three losses and the recipe ``default`` on the included images at 90:10, within minutes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from lopsided.training.reporter import Reporter
 
 LOSSES = ("ce", "cl", "afcl")
+DEFAULT = "default"
 SUMMARY = "summary.json"
 
 
 def demo_recipes(seed: int = 0) -> dict[str, Recipe]:
-    """Return the recipe of each loss: ``demo`` (AFCL), the same with CL, and the CE baseline with equal epochs."""
+    """Return the recipe of each row: from scratch with CE, CL and AFCL and equal epochs, and ``default``.
+
+    All of them use the same images for training and test.
+    """
     base = named_recipe("demo").override(seed=seed)
-    return {loss: base.override(**{"encoder_training.loss": loss}) for loss in LOSSES}
+    recipes = {loss: base.override(**{"encoder_training.loss": loss}) for loss in LOSSES}
+    data = {f"data.{name}": value for name, value in base.data.model_dump().items()}
+    return {**recipes, DEFAULT: named_recipe(DEFAULT).override(seed=seed, **data)}
 
 
 def run_demo(
@@ -33,9 +39,9 @@ def run_demo(
     device: str | None = None,
     reporter: Callable[[str], Reporter | None] = lambda loss: None,
 ) -> dict[str, Run]:
-    """Train one run per loss in a sub-folder of ``out``. Finished runs are reused.
+    """Train one run per recipe in a sub-folder of ``out``. Finished runs are reused.
 
-    ``reporter`` returns the reporter for the run of a loss. ``summary.json`` is written at the end.
+    ``reporter`` returns the reporter for the run of a recipe. ``summary.json`` is written at the end.
     """
     runs = {}
     for loss, recipe in demo_recipes(seed).items():

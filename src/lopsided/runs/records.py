@@ -19,7 +19,7 @@ from lopsided import files
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
 from lopsided.losses import catalogue
-from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS, hashed_fields
+from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS, WEIGHT_NAMES, hashed_fields
 from lopsided.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def family_of(recipe: Recipe) -> str:
 
 def treatment_of(recipe: Recipe) -> Treatment:
     """Return the treatment of a recipe: runs of one treatment differ only in data, seed and proportions."""
-    losses = LossTable.of(recipe.encoder_training.loss), LossTable.of(recipe.classifier.loss)
+    losses = LossTable.of(recipe.loss), LossTable.of(recipe.classifier.loss)
     return recipe.method, *losses, family_of(recipe)
 
 
@@ -167,7 +167,9 @@ def _digest(content: Any) -> str:
 
 
 def epochs_of(recipe: Recipe) -> tuple[int, ...]:
-    """Return the epochs of each stage."""
+    """Return the epochs of each stage. A frozen encoder has no epochs."""
+    if recipe.method == "frozen":
+        return ()
     first = recipe.encoder_training.epochs
     return (first, recipe.classifier.epochs) if recipe.method == "two-stage" else (first,)
 
@@ -292,7 +294,7 @@ class Record:
             encoder=recipe.encoder.name,
             image_size=recipe.data.image_size,
             split=recipe.data.split,
-            weights=weights if weights in ("none", "timm") else "file",
+            weights=weights if weights in WEIGHT_NAMES else "file",
             test=Figures.from_metrics(metrics["test"], minority),
             held_out=None if held_out is None else Figures.from_metrics(held_out, minority),
             seconds=_short(metrics["seconds"]),
@@ -344,7 +346,7 @@ class Failure:
     @classmethod
     def of(cls, recipe: Recipe, error: str, arm: str | None = None) -> Failure:
         """Return the failure of a settled recipe. Characters that UTF-8 cannot encode are replaced."""
-        loss = LossTable.of(recipe.encoder_training.loss)
+        loss = LossTable.of(recipe.loss)
         return cls(cell_key(recipe), proportion(recipe.data.scenario), loss, recipe.seed, _writable(error), arm)
 
     @property

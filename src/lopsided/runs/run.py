@@ -35,7 +35,7 @@ from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.inference.use import Use, choose_use
 from lopsided.models.names import check_encoder_name
-from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
+from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.metrics import check_metrics
 
@@ -212,12 +212,14 @@ def run_recipe(
     reporter: Reporter | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    why: str = "",
 ) -> Run:
     """Train with a recipe, write the results to the folder ``out`` and return the finished run.
 
     ``data`` replaces the source of the recipe. ``resume`` continues a run of the same recipe, starts a run that does
     not exist, and returns a finished run unchanged. Nothing is written before the data have been read. An error before
-    the first checkpoint removes the folder again. ``progress`` receives the number of checked images.
+    the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` is the
+    reason for the choice of the recipe; it becomes a note of the run.
 
     With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
     same result.
@@ -244,7 +246,8 @@ def run_recipe(
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
-                _train(folder, recipe, *sources, resume=found == "unfinished", reporter=reporter, ranks=ranks)
+                resumes = found == "unfinished"
+                _train(folder, recipe, *sources, resume=resumes, reporter=reporter, ranks=ranks, why=why)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
     metrics = told(lambda: Run.open(folder).metrics)
@@ -255,7 +258,7 @@ def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes before images are read and torch is imported, which takes long."""
     check_encoder_name(recipe.encoder.name)
     weights = recipe.encoder.weights
-    if weights not in ("none", "timm") and not os.path.exists(weights):
+    if weights not in WEIGHT_NAMES and not os.path.exists(weights):
         got = f"{weights} (No such file or directory)"
         raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
     made = _make(folder)
@@ -290,6 +293,7 @@ def _train(
     resume: bool,
     reporter: Reporter | None,
     ranks: Ranks | None = None,
+    why: str = "",
 ) -> None:
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
@@ -298,7 +302,7 @@ def _train(
     try:
         if not resume and writes:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks)
+        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks, why=why)
         if writes:
             _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:
@@ -317,7 +321,7 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     changes = {"data.source": _absolute(source)}
-    if recipe.encoder.weights not in ("none", "timm"):
+    if recipe.encoder.weights not in WEIGHT_NAMES:
         changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
     return recipe.override(**changes)
 
@@ -347,7 +351,7 @@ def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
 
     from lopsided.models.machine import pick_device
 
-    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "pillow")
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "pillow", "onnxruntime")
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -418,7 +422,7 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "lopsided": __version__,
         "recipe": recipe.content_hash(),
         "method": recipe.method,
-        "loss": recipe.encoder_training.loss.name,
+        "loss": recipe.loss.name,
         "seed": recipe.seed,
         "source": recipe.data.source,
         "source_name": source.name,

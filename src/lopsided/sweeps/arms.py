@@ -40,11 +40,13 @@ class Arm:
             return base.override(**self.changes)
         shared = {path: value for path, _, value in leaves(base) if is_shared(path)}
         own = {path: value for path, _, value in leaves(self.recipe) if path in OWN_DATA and value is None}
+        if self.recipe.augment.normalisation == "weights":  # Size and channels then belong to the encoder's weights.
+            own = {}
         return self.recipe.override(**shared, **{path: _get(base, path) for path in own}).override(**self.changes)
 
     def label(self, base: Recipe) -> str:
         """Return the label of the arm's loss."""
-        return self.applied(base).encoder_training.loss.label
+        return self.applied(base).loss.label
 
 
 def is_shared(path: str) -> bool:
@@ -75,6 +77,8 @@ def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> l
 
 def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
     """Read one arm: a loss, a named recipe or a recipe file, optionally followed by a colon and changes.
+
+    ``sets`` that have no effect on a recipe with a frozen encoder are left out of it.
 
     A change without a dot sets a parameter of the loss; a change with a dot sets a field of the recipe.
 
@@ -107,7 +111,8 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
         must = "an arm must be a loss, a named recipe or a recipe's TOML file"
         do = suggest(what, known) or f"The losses are {', '.join(catalogue.names())}."
         raise InputError(sentence(must, shown(text), do))
-    return Arm(name, {**(sets or {}), **own, **fields}, recipe)
+    common = {path: value for path, value in (sets or {}).items() if not recipe.ignores(path)}
+    return Arm(name, {**common, **own, **fields}, recipe)
 
 
 def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:

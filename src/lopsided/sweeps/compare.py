@@ -289,7 +289,7 @@ def _traits(record: Record) -> tuple[str, ...]:
 
 
 def _epochs(record: Record) -> str:
-    return "" if record.epochs is None else f"{' + '.join(map(str, record.epochs))} epochs"
+    return "" if not record.epochs else f"{' + '.join(map(str, record.epochs))} epochs"
 
 
 def _about(record: Record) -> str:

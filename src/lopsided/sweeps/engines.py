@@ -41,7 +41,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell in words."""
-        what = self.arm or self.recipe.encoder_training.loss.label
+        what = self.arm or self.recipe.loss.label
         return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed)
 
 

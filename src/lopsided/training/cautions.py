@@ -25,9 +25,10 @@ _LEAST_FALL, _LEAST_LATE = 0.05, 0.01
 
 def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
     """Yield the warnings of a run."""
-    yield from _of_splits(prepared)
+    yield from _of_splits(recipe, prepared)
     yield from _of_leaks(leaks)
-    yield from _of_batches(recipe, prepared)
+    if recipe.method != "frozen":
+        yield from _of_batches(recipe, prepared)
 
 
 def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Iterator[str]:
@@ -75,13 +76,15 @@ def is_falling(losses: Sequence[float]) -> bool:
     return total > _LEAST_FALL * first and late > _LEAST_LATE * first and late >= STEEP * usual
 
 
-def _of_splits(prepared: Prepared) -> Iterator[str]:
+def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
     if prepared.test is None:
         yield "There is no test split: the run cannot estimate how well the model does on new images."
     else:
         few = _few(prepared, prepared.test, FEW_TEST)
         if few:
             yield f"The test split holds fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
+    if recipe.method == "frozen":  # It selects no epoch.
+        return
     if prepared.val is None:
         yield "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
     else:

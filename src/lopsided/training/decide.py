@@ -36,7 +36,8 @@ def settle(stages: Stages) -> None:
     held = None
     if prepared.val is not None:
         size = recipe.encoder_training.batch_size
-        probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks)
+        engine = stages.engine if recipe.method == "frozen" else None
+        probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
         held = HeldBack(probabilities, prepared.val.labels)
 
     def compute() -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""Fit a model from a recipe and a source: in two stages, or end to end.
+"""Fit a model from a recipe and a source: in two stages, end to end, or on frozen features.
 
 **Two stages.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
 drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
 ``classifier.augment`` is set, each image is encoded once. **End to end** trains the encoder and the linear layer
 together for ``encoder_training.epochs``. A baseline of the same budget (``Recipe.baseline``) sets this field to the
 epochs of both stages.
+
+**Frozen.** The encoder has pretrained weights and is not trained. Each image is encoded once, or its features come
+from a cache on disk. A logistic regression on the features (see ``regression``) becomes the linear layer. A killed run
+starts again and finds the features in the cache.
 
 **Selection of the epoch.** With a validation split, every stage keeps the epoch with the highest ``selection.metric``.
 If two epochs tie, the later one wins. Training stops early after ``selection.patience`` epochs without an improvement.
@@ -23,6 +27,7 @@ because each rank draws the masks for its own images. Each validation or test im
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +37,7 @@ import numpy as np
 import torch
 
 from lopsided import __version__
-from lopsided.data.inputs import Part, Prepared, check_trainable, prepare
+from lopsided.data.inputs import Part, Prepared, StreamedInputs, check_trainable, prepare
 from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
@@ -49,6 +54,7 @@ from lopsided.inference.probabilities import (
 )
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
+from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe
 from lopsided.training.baseline import compare
 from lopsided.training.cautions import cautions, falling_cautions, source_cautions
@@ -100,6 +106,7 @@ def fit(
     resume: bool = False,
     reporter: Reporter | None = None,
     ranks: Ranks | None = None,
+    why: str = "",
 ) -> Fitted:
     """Train a model on a source that is already verified and drawn by scenario.
 
@@ -113,6 +120,8 @@ def fit(
 
     With ``ranks``, every rank calls this function with the same arguments and gets the same result. Only the first rank
     reads and writes the folder and calls the reporter. A run may be resumed with another number of ranks.
+
+    ``why`` is the reason for the choice of the recipe. It becomes the first note of the run.
     """
     ranks = ranks or Ranks()
     device = pick_device(recipe.device, ranks)
@@ -123,15 +132,15 @@ def fit(
     log = Log(folder, reporter) if ranks.first else Log(None, None)
     with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
         splits = split_source(recipe, source)
-        prepared, notes = prepare(recipe, source, splits, ranks)
+        digests = source.images.digest(np.arange(len(source)))
+        prepared, notes = prepare(recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests)
         check_trainable(prepared)
         check_rule(recipe, prepared)
         notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
-        digests = source.images.digest(np.arange(len(source)))
         state = State(
             recipe=recipe.content_hash(),
             data=fingerprint(source, splits, digests),
-            stage="encoder" if recipe.method == "two-stage" else "end-to-end",
+            stage="encoder" if recipe.method == "two-stage" else recipe.method,
             threads=num_threads,
             ranks=ranks.size,
             fast=recipe.fast,
@@ -150,7 +159,7 @@ def fit(
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
-        for text in [*notes, *stages.notes()]:
+        for text in [*filter(None, [why]), *notes, *stages.notes()]:
             log.note(text)
         for text in [*cautions(recipe, prepared, leaks), *source_cautions(source, recipe, prepared.shape)]:
             log.warn(text)
@@ -195,6 +204,13 @@ def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], fo
     stages.checkpoint.save(state, {})
 
 
+def pixels_of(recipe: Recipe) -> Preprocessing | None:
+    """Return the preprocessing of the encoder's weights, if the recipe uses it."""
+    if recipe.augment.normalisation != "weights":
+        return None
+    return preprocessing_of(recipe.encoder.name, recipe.encoder.weights)
+
+
 def _saved(
     checkpoint: Checkpoint, folder: Path | None, ranks: Ranks, *, resume: bool
 ) -> tuple[State, dict[str, torch.Tensor]] | None:
@@ -227,7 +243,7 @@ def _stage_epochs(recipe: Recipe) -> dict[str, int]:
     epochs = recipe.encoder_training.epochs
     if recipe.method == "two-stage":
         return {"encoder": epochs, "classifier": recipe.classifier.epochs}
-    return {"end-to-end": epochs}
+    return {recipe.method: 0 if recipe.method == "frozen" else epochs}
 
 
 def _unused(source: Source, splits: Splits) -> list[str]:
@@ -292,8 +308,12 @@ def _announce(
 def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:
     if part is None:
         return None
-    size = stages.recipe.encoder_training.batch_size
-    probabilities, features = predict_inputs(stages.model, part.inputs, size, stages.ranks)
+    if stages.recipe.method == "frozen":
+        features = stages.frozen_features(part, "features of test images")
+        probabilities = stages.extractor.engine.probabilities(features)
+    else:
+        size = stages.recipe.encoder_training.batch_size
+        probabilities, features = predict_inputs(stages.model, part.inputs, size, stages.ranks, stages.engine)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
@@ -308,9 +328,14 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
 def _judged(stages: Stages, source: Source | None) -> Predictions | None:
     if source is None:
         return None
+    if stages.recipe.method == "frozen":
+        digests = tuple(source.images.digest(np.arange(len(source))))
+        inputs = StreamedInputs(source.images, stages.card.image_size, stages.card.channels, os.cpu_count() or 1)
+        part = Part(inputs, source.labels, source.groups, digests)
+        return _predictions(stages, source, np.arange(len(source)), part)
     size = stages.recipe.encoder_training.batch_size
     own, sizes = share_rows(len(source), stages.ranks)
-    found = predict(stages.model, stages.card, source.images.take(own), batch_size=size)
+    found = predict(stages.model, stages.card, source.images.take(own), batch_size=size, engine=stages.engine)
     return Predictions(
         names=source.names,
         classes=source.classes,

@@ -17,11 +17,13 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
     give a uniform prior, and both together give the inverse of the shares.
     """
     stage: EncoderTraining | Classifier = recipe.encoder_training
-    if recipe.method == "two-stage":
+    if recipe.method != "end-to-end":
         stage = recipe.classifier
     numbers = np.asarray(counts, dtype=np.int64)
     shares = numbers.astype(np.float64)
-    if stage.sampler in ("balanced", "m-per-class"):
+    if recipe.method == "frozen":
+        pass  # The regression uses each training image once.
+    elif stage.sampler in ("balanced", "m-per-class"):
         shares = (numbers > 0).astype(np.float64)
     elif stage.sampler == "sqrt":
         shares = np.sqrt(shares)

@@ -25,6 +25,9 @@ class Reporter:
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Called after an epoch. ``index`` counts from 1; ``facts`` are the values of its line in the log."""
 
+    def count(self, label: str, done: int, total: int) -> None:
+        """Called while images are processed that belong to no epoch, such as those whose features are computed."""
+
     def note(self, text: str) -> None:
         """Called with a sentence about a decision of the run."""
 
@@ -63,6 +66,10 @@ class Log(Reporter):
         """Write a line and call the other reporter."""
         self.event("epoch", **facts)
         self._inner.epoch(index, facts)
+
+    def count(self, label: str, done: int, total: int) -> None:
+        """Call the other reporter; counts are not logged."""
+        self._inner.count(label, done, total)
 
     def note(self, text: str) -> None:
         """Write a line and call the other reporter."""

@@ -7,6 +7,7 @@ from functools import partial
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,9 +16,12 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.errors import RunError
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.epochs import figure_of
-from lopsided.inference.probabilities import evaluating, share_rows
+from lopsided.inference.engine import Engine, evaluating
+from lopsided.inference.features import Extractor
+from lopsided.inference.probabilities import share_rows
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, ProjectionHead
@@ -34,6 +38,7 @@ from lopsided.training.checkpoint import (
 )
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import carried_prior
+from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, balanced_log_loss, centroid_logits, figures, probe_rows
 from lopsided.training.step import of_loss
@@ -60,6 +65,9 @@ class Stages:
         self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
         self.num_classes = len(prepared.classes)
         self._augment = self._choose_augment()
+        self._engine: Engine | None = None
+        self._extractor: Extractor | None = None
+        self._told = False
 
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
@@ -98,6 +106,8 @@ class Stages:
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each setting that changes how a batch is computed."""
         settings, num = self.recipe.encoder_training, self.ranks.size
+        if self.recipe.method == "frozen":
+            return
         norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
         if num > 1:
             yield f"{num} ranks share each batch of {settings.batch_size:,} images."
@@ -117,7 +127,10 @@ class Stages:
     def run(self, state: State, tensors: dict[str, Tensor]) -> None:
         """Run the remaining stages, starting at ``state``. ``state`` is updated in place."""
         self._begin = perf_counter() - state.seconds
-        if state.stage == "end-to-end":
+        if state.stage == "frozen":
+            self._regress()
+            state.seconds = perf_counter() - self._begin
+        elif state.stage == "end-to-end":
             self._run_stage(self._end_to_end(), state, tensors)
         else:
             if state.stage == "encoder":
@@ -129,6 +142,63 @@ class Stages:
                 load_strictly(self.model.encoder, self.checkpoint.load_weights(ENCODER_NAME))
             self._run_stage(self._classifier_stage(), state, tensors)
         self.model.eval()
+
+    @property
+    def engine(self) -> Engine:
+        """Computes the features of the finished model. After the first use, the model must not change."""
+        if self._engine is None:
+            self._engine = Engine(self.model, self.card.shape, fast=self.recipe.fast)
+        return self._engine
+
+    @property
+    def extractor(self) -> Extractor:
+        """Computes the features of the finished encoder. After the first use, the encoder must not change."""
+        if self._extractor is None:
+            self._extractor = Extractor(self.model, self.card, self.engine, self.ranks)
+        return self._extractor
+
+    def _regress(self) -> None:
+        """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks."""
+        settings, train = self.recipe.regression, self.prepared.train
+        self.model.eval()
+        if self.prepared.kind == "image":
+            space = self.extractor.space
+            where = "not cached" if space is None else f"cached in {space.root}"
+            engine = self.extractor.engine.name.split()[0]
+            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}. Features are {where}.")
+        features = self.frozen_features(train, "features of training images")
+        found: list[Regression] = []
+
+        def fit() -> dict[str, Tensor]:
+            fitted = fit_regression(
+                features,
+                train.labels,
+                self.num_classes,
+                groups=train.groups,
+                weighted=self.recipe.classifier.loss.name == "weighted-ce",
+                strength=settings.strength,
+                folds=settings.folds,
+                seed=self.recipe.seed,
+            )
+            found.append(fitted)
+            return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
+
+        if not np.isfinite(features).all():
+            raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
+        state = self.ranks.spread(fit)
+        self.model.classifier.load_state_dict(state)
+        for fitted in found:
+            self.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
+            self.log.note(_choice(fitted, self.recipe))
+
+    def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
+        """Return the features of a split through the finished encoder, from the cache if they are there."""
+        extractor = self.extractor
+        found = extractor.features(part.inputs, part.digests, lambda done, total: self.log.count(label, done, total))
+        if extractor.problem is not None and not self._told:
+            self._told = True
+            self.log.warn(extractor.problem)
+        return found
 
     def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
         epochs, minority = stage.settings.epochs, self.prepared.minority
@@ -340,6 +410,15 @@ class Stages:
             crop=section.crop,
             colour=section.colour,
         )
+
+
+def _choice(fitted: Regression, recipe: Recipe) -> str:
+    if recipe.regression.strength is not None:
+        return f"The regression has the strength C = {fitted.strength:g} of the recipe."
+    if not fitted.losses:
+        return f"A class has too few images for inner folds: the regression has the strength C = {fitted.strength:g}."
+    tried = f"{len(fitted.losses)} values on {fitted.folds} inner folds"
+    return f"The regression has the strength C = {fitted.strength:g}, the best of {tried}."
 
 
 def _plain(x: Tensor) -> Tensor:

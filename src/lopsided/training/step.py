@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, is_out_of_memory
-from lopsided.inference.probabilities import evaluating
+from lopsided.inference.engine import evaluating
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.machine import seeded

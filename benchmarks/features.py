@@ -1,0 +1,186 @@
+"""How fast are features of the embedded encoder, and how much memory do they need?
+
+    python benchmarks/features.py [speed] [predict] [memory] [--record FILE.json]
+
+speed     images per second at 224 px from JPEG files of 600 x 450 pixels, with decoding: lopsided against timm's model
+          in plain torch. Both decode in the same way, so that the ratio is that of the encoders. Also without decoding.
+predict   images per second of a ResNet-18 at 64 px through the engine of ``lopsided predict``, against torch with the
+          fast paths and memory layout of training. Decoded images.
+memory    peak memory of a process that computes features of 1,000 and of 10,000 files, in separate processes.
+
+The two variants run in turns, and the figures are medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lopsided.data.images import FileImages
+from lopsided.data.inputs import StreamedInputs, row_batches
+from lopsided.inference.engine import Engine, evaluating
+from lopsided.models.encoders import build_encoder
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.machine import arrange
+from lopsided.models.model import Model
+from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+
+RECORD = Path(__file__).parents[1] / "docs" / "records" / "features_speed.json"
+NUM, SIZE, BATCH, ROUNDS = 256, 224, 64, 3
+
+
+def write_photos(folder: Path, number: int) -> list[Path]:
+    """Write smooth random JPEGs of 600 x 450 pixels. Above 256 files, the same content repeats."""
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for i in range(number):
+        path = folder / f"{i:05d}.jpg"
+        if i < NUM:
+            generator = np.random.default_rng(i)
+            small = Image.fromarray(generator.integers(0, 256, (15, 20, 3), dtype=np.uint8))
+            small.resize((600, 450), Image.Resampling.BICUBIC).save(path, quality=90)
+        else:
+            path.hardlink_to(folder / f"{i % NUM:05d}.jpg")
+        paths.append(path)
+    return paths
+
+
+def make_model(name: str, weights: str, size: int) -> Model:
+    """Return a model in eval mode."""
+    encoder, width = build_encoder(name, channels=3, image_size=size, weights=weights)
+    pixels = preprocessing_of(EMBEDDED_ENCODER, "embedded")
+    return Model(encoder, ClassifierHead(width, 2), pixels.mean, pixels.std).eval()
+
+
+def in_turns(variants: dict[str, Callable[[], int]]) -> dict[str, float]:
+    """Return the median images per second of each variant, over rounds in which all of them run.
+
+    The rates by the time of the processor are returned, too, because other work on the machine hardly changes them.
+    """
+    rates: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        for name, run in variants.items():
+            begin, computed = time.perf_counter(), time.process_time()
+            number = run()
+            rates.setdefault(name, []).append(number / (time.perf_counter() - begin))
+            rates.setdefault(f"{name}, per CPU second", []).append(number / (time.process_time() - computed))
+    return {name: round(statistics.median(values), 1) for name, values in rates.items()}
+
+
+def by_torch(model: Model, batch: torch.Tensor) -> None:
+    """Compute features in plain torch."""
+    with evaluating(model):
+        model.features(batch.float() / 255)
+
+
+def speed() -> dict[str, Any]:
+    """Compare the engine with timm's model, with and without decoding."""
+    model = make_model(EMBEDDED_ENCODER, "embedded", SIZE)
+    begin = time.perf_counter()
+    engine = Engine(model, (3, SIZE, SIZE))
+    built = time.perf_counter() - begin
+    assert engine.is_fast
+    with tempfile.TemporaryDirectory() as folder:
+        images = FileImages(write_photos(Path(folder), NUM), 3)
+        inputs = StreamedInputs(images, SIZE, 3, torch.get_num_threads())
+
+        def from_files(compute: Callable[[torch.Tensor], object]) -> int:
+            for _, batch in inputs.batches(row_batches(NUM, BATCH)):
+                compute(batch)
+            return NUM
+
+        decoded = inputs.batch(np.arange(BATCH))
+
+        def in_memory(compute: Callable[[torch.Tensor], object]) -> int:
+            compute(decoded)
+            return BATCH
+
+        variants = {"lopsided": engine.features, "timm": lambda batch: by_torch(model, batch)}
+        found = {
+            "from files": in_turns({name: lambda c=compute: from_files(c) for name, compute in variants.items()}),
+            "decoded": in_turns({name: lambda c=compute: in_memory(c) for name, compute in variants.items()}),
+        }
+    for rates in found.values():
+        rates["ratio"] = round(rates["lopsided"] / rates["timm"], 2)
+    return {**found, "seconds to build the engine": round(built, 2)}
+
+
+def predict() -> dict[str, Any]:
+    """Compare the engine with torch and its fast paths for a ResNet-18 at 64 px."""
+    model = make_model("resnet18", "none", 64)
+    engine = Engine(model, (3, 64, 64))
+    assert engine.is_fast
+    arrange(model.encoder, torch.device("cpu"), (3, 64, 64))
+    batch = torch.randint(0, 256, (256, 3, 64, 64), dtype=torch.uint8)
+
+    def run(compute: Callable[[torch.Tensor], object]) -> int:
+        for part in batch.split(BATCH):
+            compute(part)
+        return len(batch)
+
+    rates = in_turns({"lopsided": lambda: run(engine.features), "torch": lambda: run(lambda b: by_torch(model, b))})
+    return {**rates, "ratio": round(rates["lopsided"] / rates["torch"], 2)}
+
+
+def memory() -> dict[str, Any]:
+    """Return the peak memory of processes that compute features of few and of many files, in MiB."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_photos(Path(folder) / "photos", 10_000)
+        for number in (1_000, 10_000):
+            command = [sys.executable, __file__, "--child", str(number), "--photos", str(Path(folder) / "photos")]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[f"{number} images"] = json.loads(done.stdout)
+    return found
+
+
+def child(number: int, photos: Path) -> None:
+    """Compute features batch by batch as ``lopsided predict`` does, and print the peak memory."""
+    model = make_model(EMBEDDED_ENCODER, "embedded", SIZE)
+    engine = Engine(model, (3, SIZE, SIZE))
+    inputs = StreamedInputs(FileImages(sorted(photos.iterdir())[:number], 3), SIZE, 3, torch.get_num_threads())
+    begin = time.perf_counter()
+    for _, batch in inputs.batches(row_batches(number, BATCH)):
+        engine.probabilities(engine.features(batch))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"peak MiB": round(peak), "seconds": round(time.perf_counter() - begin, 1)}))
+
+
+def main() -> None:
+    """Answer the questions and add the answers to the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="*", choices=["speed", "predict", "memory", []])
+    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--child", type=int)
+    parser.add_argument("--photos", type=Path)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, arguments.photos)
+        return
+    record = json.loads(arguments.record.read_text()) if arguments.record.exists() else {}
+    import onnxruntime
+
+    record["machine"] = {"processor": platform.machine(), "threads": torch.get_num_threads()}
+    record["machine"] |= {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+    for question in arguments.questions or ["speed", "predict", "memory"]:
+        record[question] = {"speed": speed, "predict": predict, "memory": memory}[question]()
+        print(question, json.dumps(record[question], indent=2), flush=True)
+        arguments.record.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Compute the features of images: through onnxruntime on a CPU, through torch elsewhere.
+
+onnxruntime computes an encoder that ``lopsided.models.graph`` can translate. Each new engine compares one image with
+torch, and uses torch if the results differ. Vectors, MLPs and encoders without a translation use torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lopsided.data.augment import to_float
+from lopsided.models.graph import INPUT, OUTPUT, to_onnx
+from lopsided.models.model import Model
+
+Features = npt.NDArray[np.float32]
+
+TOLERANCE = 1e-4
+"""Largest allowed difference between onnxruntime and torch, relative to the largest feature of the image."""
+
+_BATCH = 32
+"""Images per call of onnxruntime. The memory of a call grows with this number, and more images are not faster."""
+
+
+class Engine:
+    """Computes the features of one model, whose weights must not change while the engine is in use."""
+
+    def __init__(self, model: Model, shape: tuple[int, ...], *, fast: bool = True) -> None:
+        self._model = model
+        self._session = _session(model, shape) if fast else None
+
+    @property
+    def name(self) -> str:
+        """The library and the device, with the version. Two engines of one name give the same bits on one machine."""
+        if self._session is not None:
+            import onnxruntime
+
+            return f"onnxruntime {onnxruntime.__version__} cpu"
+        return f"torch {torch.__version__} {self._device.type}"
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether onnxruntime computes the features."""
+        return self._session is not None
+
+    def features(self, batch: Tensor) -> Features:
+        """Return features (n, f) of a batch: uint8 images, float images in [0, 1], or vectors."""
+        if self._session is None or batch.dtype != torch.uint8:
+            return self._by_torch(batch)
+        pixels = batch.numpy()
+        parts = [self._run(pixels[start : start + _BATCH]) for start in range(0, len(pixels), _BATCH)]
+        return np.concatenate(parts) if parts else self._by_torch(batch)
+
+    def probabilities(self, features: Features) -> npt.NDArray[np.float64]:
+        """Return the probabilities (n, K) of features by the classifier of the model."""
+        with torch.no_grad():
+            logits: Tensor = self._model.classifier(torch.from_numpy(features).to(self._device))
+        found: npt.NDArray[np.float64] = logits.double().softmax(dim=1).cpu().numpy()
+        return found
+
+    def _run(self, pixels: npt.NDArray[np.uint8]) -> Features:
+        assert self._session is not None
+        found: Features = self._session.run([OUTPUT], {INPUT: pixels})[0]
+        return found
+
+    def _by_torch(self, batch: Tensor) -> Features:
+        with evaluating(self._model):
+            x = batch.to(self._device)
+            features: Features = self._model.features(to_float(x) if x.ndim == 4 else x).float().cpu().numpy()
+        return features
+
+    @property
+    def _device(self) -> torch.device:
+        return self._model.classifier.weight.device
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode without gradients inside the block, then restore its mode."""
+    mode = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(mode)
+
+
+def _session(model: Model, shape: tuple[int, ...]) -> Any:
+    """Return a session of onnxruntime that agrees with torch, or None."""
+    convolves = any(isinstance(child, nn.Conv2d) for child in model.encoder.modules())
+    if len(shape) != 3 or not convolves or model.classifier.weight.device.type != "cpu":
+        return None
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # A thread that waits must not keep a core from the threads that decode the next batch.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # Only fatal errors. The caller sees every other error as an exception.
+    try:
+        content = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        example = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
+        (found,) = session.run([OUTPUT], {INPUT: example})
+    except Exception:  # The exceptions of onnxruntime have no common public class, and torch can compute any encoder.
+        return None
+    with evaluating(model):
+        expected = model.features(to_float(torch.from_numpy(example))).numpy()
+    agree = found.shape == expected.shape and _agrees(found, expected)
+    return session if agree else None
+
+
+def _agrees(found: Features, expected: Features) -> bool:
+    # Not finite numbers are the same error in both libraries, and the caller reports them.
+    if not np.isfinite(expected).all():
+        return False
+    return bool(np.abs(found - expected).max() <= TOLERANCE * max(float(np.abs(expected).max()), 1e-3))

@@ -1,0 +1,245 @@
+"""Features on disk, so that each image goes through a frozen encoder once.
+
+A feature vector is found by the SHA-256 of the image, in a folder for each combination of encoder, weights,
+preprocessing and engine. So runs, folds and arms share features, and a change of any of these never reads an old
+feature. A folder holds packs: safetensors files with up to ``PACK`` vectors and their keys. A pack is written under a
+temporary name, renamed, and never changed. So a kill leaves no half-written pack, and two writers do not disturb each
+other. Each pack holds a checksum; a damaged pack is removed and its features are computed again.
+
+The cache is in ``$LOPSIDED_CACHE``, by default the user's cache folder. If it is larger than its limit, the packs that
+were not used for the longest time are removed. A disk error never stops a run; it only disables the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, remove_leftovers
+
+Features = npt.NDArray[np.float32]
+
+FORMAT = 1
+PACK = 512
+"""Vectors in a pack. A killed run loses at most the vectors of one pack."""
+DEFAULT_GIB = 4.0
+_KEY, _SUFFIX = "lopsided", ".safetensors"
+
+
+@dataclass(frozen=True)
+class Space:
+    """The features of one encoder with one preprocessing. ``facts`` are all values that the features depend on."""
+
+    root: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the packs."""
+        text = json.dumps({"format": FORMAT, **self.facts}, sort_keys=True)
+        return self.root / f"features-{FORMAT}" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def fetch(self, digests: Sequence[str], width: int) -> tuple[Features, npt.NDArray[np.bool_]]:
+        """Return an array (n, width) with the features that are in the cache, and which rows these are."""
+        features = np.zeros((len(digests), width), dtype=np.float32)
+        found = np.zeros(len(digests), dtype=np.bool_)
+        wanted: dict[bytes, list[int]] = {}
+        for row, digest in enumerate(digests):
+            wanted.setdefault(bytes.fromhex(digest), []).append(row)
+        for path in _packs(self.folder):
+            keys = _read_keys(path)
+            if keys is None or wanted.keys().isdisjoint(keys):
+                continue
+            pack = _read_features(path, width)
+            if pack is None:
+                continue
+            for place, key in enumerate(keys):
+                for row in wanted.get(key, ()):
+                    features[row], found[row] = pack[place], True
+            with suppress(OSError):
+                os.utime(path)  # The time of the last use.
+        return features, found
+
+    def store(self, digests: Sequence[str], features: Features) -> None:
+        """Write one pack. Raise a RunError if the disk does not allow it."""
+        from safetensors.numpy import save
+
+        keys = np.frombuffer(b"".join(map(bytes.fromhex, digests)), dtype=np.uint8).reshape(len(digests), -1)
+        content: dict[str, npt.NDArray[Any]] = {"keys": keys, "features": np.ascontiguousarray(features, np.float32)}
+        about = {"format": FORMAT, "sha256": _checksum(content), **self.facts}
+        data = save(content, {_KEY: json.dumps(about, sort_keys=True)})
+        make_folder(self.folder)
+        atomic_write(self.folder / f"{hashlib.sha256(data).hexdigest()[:32]}{_SUFFIX}", data)
+
+
+def cache_root() -> Path | None:
+    """Return the folder of the cache; None if the cache is disabled by a limit of 0."""
+    if cache_limit() == 0:
+        return None
+    given = os.environ.get("LOPSIDED_CACHE")
+    if given:
+        return Path(given)
+    with suppress(RuntimeError):  # The user may have no home folder.
+        return _user_folder() / "lopsided"
+    return None
+
+
+def cache_limit() -> int:
+    """Return the largest size of the cache in bytes, from ``$LOPSIDED_CACHE_GIB``."""
+    text = os.environ.get("LOPSIDED_CACHE_GIB", "")
+    try:
+        number = float(text) if text else DEFAULT_GIB
+    except ValueError:
+        number = -1.0
+    if not (math.isfinite(number) and number >= 0):
+        must = "LOPSIDED_CACHE_GIB must be a number >= 0"
+        raise InputError(sentence(must, f"{text!r:.80}", "Use 0 to disable the cache."))
+    return int(number * 2**30)
+
+
+def trim(root: Path, limit: int) -> int:
+    """Remove the packs that were not used for the longest time until the cache fits. Return their number."""
+    sizes: list[tuple[float, int, Path]] = []
+    for path in _all_packs(root):
+        with suppress(OSError):
+            facts = path.stat()
+            sizes.append((facts.st_mtime, facts.st_size, path))
+    total, removed = sum(size for _, size, _ in sizes), 0
+    for _, size, path in sorted(sizes):
+        if total <= limit:
+            break
+        with suppress(OSError):
+            path.unlink()
+            total, removed = total - size, removed + 1
+    return removed
+
+
+def list_cache(root: Path) -> list[dict[str, Any]]:
+    """Describe the content of the cache: encoder, engine, number of images and bytes of each space."""
+    found = []
+    for folder in _folders(root):
+        number, size = 0, 0
+        about: dict[str, Any] = {}
+        for path in _packs(folder):
+            keys = _read_keys(path)
+            about = about or _about(path)
+            with suppress(OSError):
+                size += path.stat().st_size
+            number += len(keys or ())
+        if number:
+            names = ("encoder", "image_size", "engine")
+            found.append({**{name: about.get(name) for name in names}, "images": number, "bytes": size})
+    return found
+
+
+def empty_cache(root: Path) -> int:
+    """Remove all features, including those of other versions. Return the number of removed bytes."""
+    freed = 0
+    for folder in sorted(root.glob("features-*")):
+        for path in [*folder.glob(f"*/*{_SUFFIX}"), *folder.glob("*/.*.tmp")]:
+            try:
+                size = path.stat().st_size
+                path.unlink()
+                freed += size
+            except FileNotFoundError:  # Another process was faster.
+                continue
+            except OSError as error:
+                raise RunError(f"cannot remove {path} ({error.strerror}). Change its permissions.") from None
+        for part in (*folder.glob("*"), folder):
+            with suppress(OSError):
+                part.rmdir()
+    return freed
+
+
+def tidy(space: Space) -> None:
+    """Remove temporary files that killed processes left."""
+    if space.folder.is_dir():
+        remove_leftovers(space.folder)
+
+
+def _user_folder() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob(f"features-{FORMAT}/*") if path.is_dir())
+
+
+def _packs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if not path.name.startswith("."))
+
+
+def _all_packs(root: Path) -> Iterator[Path]:
+    """Yield the packs of all versions: the size limit counts all of them."""
+    yield from root.glob(f"features-*/*/*{_SUFFIX}")
+
+
+def _checksum(content: Mapping[str, npt.NDArray[Any]]) -> str:
+    digest = hashlib.sha256(content["keys"].tobytes())
+    digest.update(content["features"].tobytes())
+    return digest.hexdigest()
+
+
+def _about(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    with suppress(OSError, ValueError, RecursionError), reading_tensors(), safe_open(path, framework="np") as file:
+        content = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _read_keys(path: Path) -> list[bytes] | None:
+    """Return the keys of a pack, or None if the file is missing or damaged. A damaged file is removed."""
+    from safetensors import safe_open
+
+    try:
+        check_regular(path)
+        with reading_tensors(), safe_open(path, framework="np") as file:
+            keys = file.get_tensor("keys")
+        if keys.dtype == np.uint8 and keys.ndim == 2 and keys.shape[1] == hashlib.sha256().digest_size:
+            return [row.tobytes() for row in keys]
+    except OSError:
+        return None
+    except ValueError:
+        pass
+    _remove(path)
+    return None
+
+
+def _read_features(path: Path, width: int) -> Features | None:
+    """Return the features of a pack, or None if the file is missing or damaged. A damaged file is removed."""
+    from safetensors.numpy import load
+
+    try:
+        with reading_tensors():
+            content = load(path.read_bytes())
+        keys, features = content["keys"], content["features"]
+        right = features.shape == (len(keys), width) and features.dtype == np.float32
+        if right and _checksum(content) == _about(path).get("sha256") and np.isfinite(features).all():
+            return features
+    except OSError:
+        return None
+    except (ValueError, KeyError):
+        pass
+    _remove(path)
+    return None
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

@@ -1,0 +1,155 @@
+"""Pretrained weights: the file in the package, and the preprocessing that belongs to weights.
+
+The package holds the ImageNet weights of EfficientNet-Lite0 without the classifier. ``scripts/make_encoder.py`` makes
+the file from a public package and checks it. The header of the file holds the preprocessing. So the preprocessing stays
+with the weights, and the model card takes it from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.files import check_regular, reading_tensors, reason
+from lopsided.recipe import MAX_SIDE
+
+EMBEDDED = "embedded"
+EMBEDDED_ENCODER = "tf_efficientnet_lite0"
+EMBEDDED_SHA256 = "6bde559698f7a6d3b1945b52ac87fc265d61087b222b273090118c2253356a55"
+"""SHA-256 of the embedded file, as ``scripts/make_encoder.py`` prints it."""
+
+HEADER_KEY = "lopsided"
+"""Name of the metadata entry that holds the preprocessing as JSON."""
+
+_SCALE = 1e30
+"""Largest absolute value of a mean or a deviation, and of the inverse of a deviation."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images must be prepared for the weights of an encoder.
+
+    Images are resized to ``image_size`` pixels per side, and divided by 255. Then ``mean`` is subtracted, and the
+    result is divided by ``std``, one number per channel. ``small_size`` is the side for images that are much smaller
+    than ``image_size``; None: there is no such rule.
+    """
+
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    small_size: int | None = None
+    interpolation: str = "bilinear"
+
+    def side(self, longest: int) -> int:
+        """Return the side to which images are resized whose longer side has ``longest`` pixels.
+
+        >>> ImageNet = Preprocessing(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), small_size=112)
+        >>> ImageNet.side(28), ImageNet.side(600)
+        (112, 224)
+        """
+        is_small = self.small_size is not None and 2 * longest <= self.small_size
+        return self.small_size if is_small and self.small_size is not None else self.image_size
+
+    def to_json(self) -> str:
+        """Return the fields as JSON, for the header of a file of weights."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Preprocessing:
+        """Read the result of ``to_json``. Raise a ValueError if a value is not possible."""
+        try:
+            content = json.loads(text)
+            found = cls(
+                image_size=content["image_size"],
+                mean=tuple(content["mean"]),
+                std=tuple(content["std"]),
+                small_size=content["small_size"],
+                interpolation=content["interpolation"],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(reason(error)) from None
+        sides = [found.image_size] if found.small_size is None else [found.image_size, found.small_size]
+        numbers = [*found.mean, *found.std]
+        if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
+            raise ValueError(f"the image size is {sides!r:.80}")
+        if not len(found.mean) == len(found.std) == 3 or not all(isinstance(n, int | float) for n in numbers):
+            raise ValueError("mean and std must have 3 numbers each")
+        if not all(math.isfinite(n) and abs(n) < _SCALE for n in numbers) or min(found.std) < 1 / _SCALE:
+            raise ValueError(f"mean {found.mean!r:.80} and std {found.std!r:.80} cannot be used")
+        if found.interpolation != "bilinear":
+            raise ValueError(f"the interpolation is {found.interpolation!r:.40}, but only bilinear is supported")
+        return found
+
+
+def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
+    """Return the preprocessing of an encoder's weights: "embedded", "timm", or a path of a safetensors file.
+
+    A file of another program has no preprocessing in its header. For such a file, and for timm's weights, timm's
+    configuration of the encoder is used.
+    """
+    if weights == EMBEDDED:
+        return _embedded_preprocessing()
+    header = "" if weights == "timm" else _header(Path(weights))
+    if header:
+        try:
+            return Preprocessing.from_json(header)
+        except ValueError as error:
+            raise InputError(f"{weights} has a header with an invalid preprocessing: {error}.") from None
+    return _timm_preprocessing(encoder)
+
+
+def embedded_file() -> Path:
+    """Return the path of the embedded weights. Raise if the file is missing or damaged."""
+    path = Path(str(resources.files("lopsided.models") / "embedded" / "efficientnet_lite0.safetensors"))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        got = f"cannot be read ({error.strerror})"
+    else:
+        if hashlib.sha256(content).hexdigest() == EMBEDDED_SHA256:
+            return path
+        got = "is damaged"
+    raise RunError(f"The file of the embedded weights {got}: {path}. Install lopsided again.")
+
+
+def check_embedded(encoder: str) -> None:
+    """Raise unless the embedded weights are weights of this encoder."""
+    if encoder != EMBEDDED_ENCODER:
+        must = f'encoder.name must be {EMBEDDED_ENCODER} with encoder.weights = "embedded"'
+        raise InputError(sentence(must, f"{encoder!r:.100}", "Set encoder.name, or use other weights."))
+
+
+@cache
+def _embedded_preprocessing() -> Preprocessing:
+    return Preprocessing.from_json(_header(embedded_file()))
+
+
+def _header(path: Path) -> str:
+    """Return the entry of the header with the preprocessing, or "" if there is none."""
+    from safetensors import safe_open
+
+    try:
+        check_regular(path)
+        with reading_tensors(), safe_open(path, framework="np") as file:
+            return str((file.metadata() or {}).get(HEADER_KEY, ""))
+    except (OSError, ValueError) as error:
+        got = f"{path} ({reason(error)})"
+        raise InputError(sentence("encoder.weights must be a readable safetensors file", got)) from None
+
+
+def _timm_preprocessing(encoder: str) -> Preprocessing:
+    from lopsided.models.encoders import is_mlp, timm_config
+
+    config: Any = None if is_mlp(encoder) else timm_config(encoder)
+    if config is None:
+        do = "Write it into the header of the file, or set augment.normalisation to another value."
+        raise InputError(f"The weights of {encoder} have no preprocessing. {do}")
+    mean, std = (tuple(float(n) for n in values) for values in (config.mean, config.std))
+    return Preprocessing(int(config.input_size[-1]), mean, std)  # type: ignore[arg-type]

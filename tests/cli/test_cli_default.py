@@ -1,0 +1,112 @@
+"""What ``lopsided fit`` does when nobody says otherwise: the embedded encoder, frozen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lopsided import cli
+from lopsided.runs.run import Run
+from tiny import write_photos
+from tiny_command import Call
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 12})
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    run = tmp_path_factory.mktemp("frozen") / "run"
+    assert cli.run(["fit", str(photos), "--out", str(run), "--quiet", "--test", "0.3", "--device", "cpu"]) == 0
+    return run
+
+
+def notes(run: Path) -> list[str]:
+    return [event["text"] for event in Run.open(run).events() if event["event"] == "note"]
+
+
+def test_without_a_recipe_fit_takes_the_default_and_gives_the_reason(frozen: Path) -> None:
+    metrics = json.loads((frozen / "metrics.json").read_text())
+    assert (metrics["method"], metrics["loss"], metrics["val"]) == ("frozen", "ce", None)
+    assert metrics["test"]["figures"]["uwa"]["value"] > 0.9
+    assert notes(frozen)[0] == (
+        "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds. "
+        "Use --recipe from-scratch to train an encoder."
+    )
+    card = json.loads((frozen / "model.json").read_text())
+    assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 112)
+
+
+def test_all_other_verbs_take_a_frozen_run(frozen: Path, photos: Path, call: Call, tmp_path: Path) -> None:
+    evaluated = call("evaluate", frozen, photos, "--json", "--device", "cpu")
+    assert json.loads(evaluated.out)["num_images"] == 42
+    predicted = call("predict", frozen, photos, "--out", tmp_path / "answers.csv", "--device", "cpu")
+    assert predicted.code == 0
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 43
+    reported = call("report", frozen)
+    assert (reported.code, reported.err) == (0, "")
+    page = (frozen / "report.html").read_text()
+    assert "Frozen features on photos" in page
+    assert "logistic regression on its features, which were not trained" in page
+    resumed = call("fit", "--out", frozen, "--resume", "--json")
+    assert json.loads(resumed.out)["method"] == "frozen"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            "--epochs 1 --encoder mlp --classifier-epochs 1",
+            "encoder_training.epochs is set, which has an effect only if an encoder is trained.",
+        ),
+        ("--encoder mlp --image-size 4", "the encoder has no pretrained weights (--weights)."),
+        ("--encoder mlp --weights none --image-size 4", "the encoder has no pretrained weights (--weights)."),
+        (
+            "--set method=end-to-end --set encoder_training.loss=ce --set encoder_training.epochs=1 --encoder mlp",
+            "method is set, which has an effect only if an encoder is trained.",
+        ),
+    ],
+)
+def test_an_option_that_trains_an_encoder_selects_the_recipe_from_scratch(
+    flags: str, reason: str, photos: Path, call: Call, tmp_path: Path
+) -> None:
+    ended = call("fit", photos, "--out", tmp_path / "run", *flags.split(), "--device", "cpu")
+    assert ended.code == 0
+    assert notes(tmp_path / "run")[0] == f"Recipe: from-scratch, because {reason}"
+    assert f"Recipe: from-scratch, because {reason}\n" in ended.err
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["method"] != "frozen"
+
+
+def test_a_named_recipe_needs_no_reason_and_refuses_options_without_an_effect(
+    photos: Path, call: Call, tmp_path: Path
+) -> None:
+    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "default", "--epochs", "3")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        'lopsided: --epochs has no effect with method "frozen". Use another recipe, such as '
+        "from-scratch, to train an encoder.\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
+    photos: Path, call: Call, tmp_path: Path
+) -> None:
+    from lopsided.models.pretrained import embedded_file
+
+    content = embedded_file().read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(content[:-1000])
+    (tmp_path / "lite.safetensors").write_bytes(content)
+    for flags, text in (
+        (("--weights", tmp_path / "cut.safetensors"), "--weights must be a readable safetensors file, got "),
+        (("--weights", tmp_path / "lite.safetensors", "--encoder", "resnet18"), "does not fit resnet18: it has no "),
+        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be tf_efficientnet_lite0 with "),
+    ):
+        ended = call("fit", photos, "--out", tmp_path / "run", *flags, "--quiet")
+        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+        assert text in ended.err
+        assert not (tmp_path / "run").exists()

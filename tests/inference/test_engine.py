@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lopsided.inference import engine as engines
+from lopsided.inference.engine import Engine
+from lopsided.models.encoders import build_encoder
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import Model
+from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+
+
+def make(name: str, size: int, weights: str = "none") -> Model:
+    encoder, features = build_encoder(name, channels=3, image_size=size, weights=weights)
+    pixels = preprocessing_of(EMBEDDED_ENCODER, "embedded")
+    return Model(encoder, ClassifierHead(features, 2), pixels.mean, pixels.std).eval()
+
+
+def photos(number: int, size: int) -> torch.Tensor:
+    """Smooth images, which an encoder does not see as noise."""
+    noise = torch.rand(number, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    large = torch.nn.functional.interpolate(noise, size=(size, size), mode="bicubic")
+    return (large.clamp(0, 1) * 255).to(torch.uint8)
+
+
+def test_onnxruntime_and_torch_agree_on_the_embedded_encoder() -> None:
+    model = make(EMBEDDED_ENCODER, 96, "embedded")
+    fast, plain = Engine(model, (3, 96, 96)), Engine(model, (3, 96, 96), fast=False)
+    assert (fast.is_fast, plain.is_fast) == (True, False)
+    assert (fast.name.split()[0], plain.name.split()[0]) == ("onnxruntime", "torch")
+    batch = photos(5, 96)
+    found, expected = fast.features(batch), plain.features(batch)
+    assert found.dtype == np.float32
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_features_of_an_image_do_not_depend_on_the_other_images_of_a_batch() -> None:
+    engine = Engine(make(EMBEDDED_ENCODER, 64, "embedded"), (3, 64, 64))
+    batch = photos(67, 64)
+    whole = engine.features(batch)
+    apart = np.concatenate([engine.features(batch[:1]), engine.features(batch[1:50]), engine.features(batch[50:])])
+    assert np.array_equal(whole, apart)
+    assert engine.features(batch[:0]).shape == (0, 1280)
+
+
+def test_floats_vectors_and_untranslated_encoders_use_torch() -> None:
+    model = make("test_resnet", 32)
+    engine = Engine(model, (3, 32, 32))
+    batch = photos(3, 32)
+    assert np.abs(engine.features(batch.float() / 255) - engine.features(batch)).max() < 1e-4
+    assert not Engine(make("test_vit", 32), (3, 32, 32)).is_fast
+    assert not Engine(make("mlp", 8), (3, 8, 8)).is_fast
+
+
+def test_a_graph_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("test_resnet", 32)
+    right = engines.to_onnx
+    monkeypatch.setattr(engines, "to_onnx", lambda encoder, channels, mean, std: right(encoder, channels, std, std))
+    assert not Engine(model, (3, 32, 32)).is_fast
+    monkeypatch.setattr(engines, "to_onnx", lambda *_: b"no graph")
+    assert not Engine(model, (3, 32, 32)).is_fast

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lopsided.errors import InputError
+from lopsided.inference.feature_cache import (
+    Space,
+    cache_limit,
+    cache_root,
+    empty_cache,
+    list_cache,
+    tidy,
+    trim,
+)
+
+FACTS = {"encoder": "small", "image_size": 8, "engine": "none"}
+
+
+def digests(*numbers: int) -> list[str]:
+    return [hashlib.sha256(bytes([number])).hexdigest() for number in numbers]
+
+
+def rows(*numbers: int) -> np.ndarray:
+    return np.array([[number, number + 0.5, -number] for number in numbers], dtype=np.float32)
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    return Space(tmp_path, FACTS)
+
+
+def packs(space: Space) -> list[Path]:
+    return sorted(space.folder.glob("*.safetensors"))
+
+
+def test_what_was_stored_is_found_by_content_in_any_order(space: Space) -> None:
+    space.store(digests(1, 2), rows(1, 2))
+    space.store(digests(3), rows(3))
+    found, there = space.fetch(digests(3, 7, 1, 3), 3)
+    assert there.tolist() == [True, False, True, True]
+    assert np.array_equal(found[there], rows(3, 1, 3))
+    assert not found[1].any()
+
+
+def test_other_encoders_preprocessings_and_engines_have_other_features(space: Space) -> None:
+    space.store(digests(1), rows(1))
+    for name, value in (("encoder", "large"), ("image_size", 16), ("engine", "other")):
+        other = Space(space.root, {**FACTS, name: value})
+        assert not other.fetch(digests(1), 3)[1].any()
+
+
+def test_two_writers_of_the_same_images_do_not_disturb_each_other(space: Space) -> None:
+    for _ in range(2):
+        Space(space.root, FACTS).store(digests(1, 2), rows(1, 2))
+    Space(space.root, FACTS).store(digests(2, 3), rows(2, 3))
+    assert np.array_equal(space.fetch(digests(1, 2, 3), 3)[0], rows(1, 2, 3))
+    assert len(packs(space)) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty", "keys"])
+def test_a_damaged_pack_is_removed_and_the_others_are_used(space: Space, damage: str) -> None:
+    space.store(digests(1), rows(1))
+    (path,) = packs(space)
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        del content[-4:]
+    elif damage == "empty":
+        content.clear()
+    elif damage == "changed":
+        content[content.index(rows(1).tobytes())] ^= 1
+    else:  # A key that is that of another image must not give that image these features.
+        place = content.index(bytes.fromhex(digests(1)[0]))
+        content[place : place + 32] = bytes.fromhex(digests(5)[0])
+    path.write_bytes(content)
+    space.store(digests(2), rows(2))
+    found, there = space.fetch(digests(1, 2, 5), 3)
+    assert there.tolist() == [False, True, False]
+    assert np.array_equal(found[1:2], rows(2))
+    assert not path.exists()
+
+
+def test_a_file_that_a_killed_writer_left_is_not_read_and_goes_away(space: Space) -> None:
+    space.store(digests(1), rows(1))
+    (path,) = packs(space)
+    left = path.with_name(f".{path.name}.12345.tmp")
+    left.write_bytes(path.read_bytes()[:-10])
+    assert space.fetch(digests(1), 3)[1].all()
+    tidy(space)
+    assert not left.exists()
+    assert packs(space) == [path]
+
+
+def test_a_cache_of_another_version_is_neither_read_nor_kept_beyond_the_limit(space: Space) -> None:
+    space.store(digests(1), rows(1))
+    old = space.root / "features-0" / space.folder.name
+    old.parent.mkdir()
+    space.folder.rename(old)
+    assert not space.fetch(digests(1), 3)[1].any()
+    assert trim(space.root, 0) == 1
+    assert not list(old.iterdir())
+
+
+def test_the_packs_used_last_are_kept(space: Space) -> None:
+    for number in (1, 2, 3):
+        space.store(digests(number), rows(number))
+        newest = max(packs(space), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(newest, (number, number))
+    assert space.fetch(digests(1), 3)[1].all()  # Its time of use is now the latest.
+    size = packs(space)[0].stat().st_size
+    assert trim(space.root, 2 * size) == 1
+    assert space.fetch(digests(1, 2, 3), 3)[1].tolist() == [True, False, True]
+    assert trim(space.root, 2 * size) == 0
+
+
+def test_the_cache_is_listed_and_emptied(space: Space) -> None:
+    space.store(digests(1, 2), rows(1, 2))
+    size = sum(path.stat().st_size for path in packs(space))
+    assert list_cache(space.root) == [{**FACTS, "images": 2, "bytes": size}]
+    kept = space.root / "other"
+    kept.write_text("of somebody else")
+    assert empty_cache(space.root) == size
+    assert list_cache(space.root) == []
+    assert list(space.root.iterdir()) == [kept]
+    assert empty_cache(space.root) == 0
+
+
+def test_the_folder_and_the_limit_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path))
+    assert (cache_root(), cache_limit()) == (tmp_path, 4 * 2**30)
+    monkeypatch.setenv("LOPSIDED_CACHE_GIB", "0.5")
+    assert cache_limit() == 2**29
+    monkeypatch.setenv("LOPSIDED_CACHE_GIB", "0")
+    assert cache_root() is None
+    for text in ("-1", "much", "nan"):
+        monkeypatch.setenv("LOPSIDED_CACHE_GIB", text)
+        with pytest.raises(InputError, match=r"^LOPSIDED_CACHE_GIB must be a number >= 0, got '.*'\. Use 0 to disable"):
+            cache_limit()
+    monkeypatch.delenv("LOPSIDED_CACHE_GIB")
+    monkeypatch.delenv("LOPSIDED_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert cache_root() == tmp_path / "home" / "lopsided"
+
+
+def test_the_verb_shows_and_empties_the_cache(
+    space: Space, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lopsided.cli.app import run
+
+    monkeypatch.setenv("LOPSIDED_CACHE", str(space.root))
+    space.store(digests(1, 2), rows(1, 2))
+    assert run(["cache", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spaces"][0]["images"] == 2
+    assert run(["cache"]) == 0
+    assert "small" in capsys.readouterr().out
+    assert run(["cache", "--empty"]) == 0
+    assert capsys.readouterr().out.startswith("Removed 0.0 MB from ")
+    assert run(["cache"]) == 0
+    assert capsys.readouterr().out == f"0.0 MB of at most 4,295 MB in {space.root}.\n"

@@ -1,0 +1,18 @@
+"""The page on pretrained encoders has the figures of the committed records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_table_of_the_page_is_the_summary_of_the_records() -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "frozen.py", "summary"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    page = (ROOT / "docs" / "pretrained.md").read_text()
+    table = page.partition("<!-- summary -->\n")[2].partition("<!-- end -->")[0]
+    assert shown.count("\n") > 3
+    assert table == shown
