@@ -339,13 +339,14 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     threshold = float(np.clip(own[missed] * (1 - 1e-6), 1e-12, 1 - 1e-12))
     sure = recall_confidence(len(own), missed, rule.least)
     needed = images_for_recall(rule.least)
+    name = _short(rule.target, 40)
     note = (
         f"The threshold {threshold:.3g} finds {(len(own) - missed) / len(own):.0%} of {len(own):,} {held.what} of "
-        f"{rule.target}. With so many images, the confidence that it finds at least {rule.least:.0%} of new images is "
+        f"{name}. With so many images, the confidence that it finds at least {rule.least:.0%} of new images is "
         f"{sure:.0%}."
     )
     if sure < CONFIDENCE:
-        note += f" A confidence of {CONFIDENCE:.0%} needs at least {needed:,} images of {rule.target}."
+        note += f" A confidence of {CONFIDENCE:.0%} needs at least {needed:,} images of {name}."
     return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=threshold, notes=(note,))
 
 
@@ -424,13 +425,14 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     >>> explain(Decision(rule="balanced", offsets=(0.1, 2.3)), ["mel", "df"])
     'The decision is the class with the highest p / prior (balanced): mel x 1.11, df x 9.97.'
     """
+    classes, rule = [_short(name, 40) for name in classes], _short(decision.rule, 100)
     if decision.target is not None and decision.threshold is not None:
         return (
             f"The decision is {classes[decision.target]} if its probability is at least {decision.threshold:.3g} "
-            f"({decision.rule}), otherwise the best other class."
+            f"({rule}), otherwise the best other class."
         )
     if decision.costs:
-        return f"The decision is the class with the least expected cost ({decision.rule})."
+        return f"The decision is the class with the least expected cost ({rule})."
     if not decision.offsets:
         return "The decision is the most probable class (plain)."
     factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
@@ -438,7 +440,13 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     if decision.rule == "balanced":
         return f"The decision is the class with the highest p / prior (balanced): {factors}{more}."
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
-    return f"The decision is the class with the highest weighted probability{power} ({decision.rule}): {factors}{more}."
+    return f"The decision is the class with the highest weighted probability{power} ({rule}): {factors}{more}."
+
+
+def _short(text: str, length: int) -> str:
+    """Return a text of at most ``length`` printable characters."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return clean if len(clean) <= length else f"{clean[: length - 1]}…"
 
 
 def figures_by_rule(
