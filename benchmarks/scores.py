@@ -97,7 +97,7 @@ def _jobs(study: str, seeds: int) -> Iterator[tuple[str, Recipe]]:
                     )
                     yield f"rules-{arm}-{scenario.replace(':', '-')}-{seed}", recipe
         else:
-            scratch = Recipe().override(**SCRATCH, seed=seed)
+            scratch = named_recipe("from-scratch").override(**SCRATCH, seed=seed)
             for scenario in SCENARIOS[:2]:
                 for arm in ("afcl", "ce"):
                     recipe = scratch.override(**{"encoder_training.loss": arm}).override(
