@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lopsided.data.inputs import Part, prepare
 from lopsided.data.prepare import open_sources, split_source
-from lopsided.inference.probabilities import evaluating
+from lopsided.inference.engine import evaluating
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, threads
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
