@@ -56,9 +56,9 @@ class ModelCard(BaseModel):
     prior: tuple[float, ...] | None = None
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
     the loss. None in models of earlier versions."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """The temperature by which calibration divided the logits. The weights of the classifier contain it."""
-    calibrated_on: int = Field(0, ge=0)
+    calibrated_on: int = Field(default=0, ge=0)
     """The number of validation images that the temperature is fitted to; 0: the probabilities are not calibrated."""
     decision: Decision = Decision()
     """How the model decides for a class."""
