@@ -4,8 +4,8 @@ Run as ``python benchmarks/decisions.py --scores FOLDER --record docs/records/de
 of the record. Runs that are in the record already are kept, also if their scores are gone. The command then prints two
 tables of Markdown, in per cent with Student's 95 % intervals.
 
-Of a run of the study ``rules``, the line has the UWA on the held-out images by ``plain``; by ``balanced`` without and with
-calibration; by ``tuned``; by the threshold with the highest UWA on the test images; and by the best threshold in
+Of a run of the study ``rules``, the line has the UWA on the held-out images by ``plain``; by ``balanced`` without and
+with calibration; by ``tuned``; by the threshold with the highest UWA on the test images; and by the best threshold in
 hindsight, which is the ceiling. Calibration, ``tuned`` and the highest UWA use the 300 test images, on which the model
 was not trained. Of a run of the study ``epochs``, it has the UWA by ``balanced`` for every rule that selects an epoch.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.evaluation.decision import HeldBack, cooled, fit_temperature, prior_of, resolve
+from lopsided.evaluation.decision import HeldBack, fit_calibration, prior_of, resolve
 from lopsided.evaluation.intervals import mean_interval, paired_difference
 
 Floats = npt.NDArray[np.float64]
@@ -76,14 +76,17 @@ def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
 def _by_rule(content: dict[str, Any], prior: Sequence[float]) -> dict[str, float]:
     test, held = _softmax(content["test_logits"]), _softmax(content["held_logits"])
     known, labels = content["test_labels"], content["held_labels"]
-    temperature = fit_temperature(HeldBack(test, known), prior)
+    known_scores = HeldBack(test, known)
+    cooled = fit_calibration(known_scores, prior, biases=False)
+    change = fit_calibration(known_scores, prior)
     balanced = resolve("balanced", CLASSES, prior)
-    tuned = resolve("tuned", CLASSES, prior, HeldBack(cooled(test, temperature), known))
+    tuned = resolve("tuned", CLASSES, prior, HeldBack(change(test), known))
     return {
         "plain": _uwa(held.argmax(axis=1), labels),
         "balanced": _uwa(balanced.decide(held), labels),
-        "balanced, calibrated": _uwa(balanced.decide(cooled(held, temperature)), labels),
-        "tuned": _uwa(tuned.decide(cooled(held, temperature)), labels),
+        "balanced, temperature": _uwa(balanced.decide(cooled(held)), labels),
+        "balanced, calibrated": _uwa(balanced.decide(change(held)), labels),
+        "tuned": _uwa(tuned.decide(change(held)), labels),
         "highest test UWA": _uwa(
             _odds(content["held_logits"]) >= _best_cut(_odds(content["test_logits"]), known), labels
         ),

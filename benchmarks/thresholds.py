@@ -14,18 +14,20 @@ import argparse
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
 from lopsided.evaluation import decision
-from lopsided.evaluation.decision import HeldBack, resolve
+from lopsided.evaluation.decision import Calibration, HeldBack, fit_calibration, resolve
 
 APART, SHARE = 2.1, 0.1
 RARE = (5, 10, 20, 30, 100)
 DISTORTIONS = {"calibrated": (1.0, 0.0), "too sure": (2.0, 0.0), "shifted": (1.0, 1.0)}
 WIDTHS = tuple(itertools.product((0.25, 0.5, 1.0), (0.25, 0.5, 1.0, 2.0)))
 PRIOR = (1 - SHARE, SHARE)
+WIDTHS_OF_THE_PACKAGE = (decision.SCALE_SPREAD, decision.OFFSET_SPREAD)
 
 
 def main() -> None:
@@ -41,16 +43,29 @@ def main() -> None:
     ]
     means: dict[str, float] = {}
     for row in rows:
-        print("{distortion:<11} {rare:>4} {rule:<16} loses {loses:5.2f}  flatters {flatters:5.2f}".format(**row))
+        print("{distortion:<11} {rare:>4} {rule:<20} loses {loses:5.2f}  flatters {flatters:5.2f}".format(**row))
         means[row["rule"]] = means.get(row["rule"], 0.0) + row["loses"] / (len(DISTORTIONS) * len(RARE))
     for rule, mean in sorted(means.items(), key=lambda item: item[1]):
-        print(f"{rule:<16} loses {mean:.3f} on average")
+        print(f"{rule:<20} loses {mean:.3f} on average")
+    print(table(rows))
     if given.record is not None:
         content = {"repeats": given.repeats, "rows": rows, "mean_loss": means}
         given.record.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def simulate(name: str, scale: float, shift: float, rare: int, repeats: int) -> list[dict[str, object]]:
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the mean loss over the distortions as a table of Markdown."""
+    chosen = f"tuned {WIDTHS_OF_THE_PACKAGE[0]:g} {WIDTHS_OF_THE_PACKAGE[1]:g}"
+    shown = {"plain": "`plain`", "best threshold": "highest validation UWA", "balanced": "`balanced`",
+             "balanced, calibrated": "`balanced`, calibrated", chosen: "`tuned`"}  # fmt: skip
+    lines = ["| rare validation images | " + " | ".join(map(str, RARE)) + " |", "|---" * (len(RARE) + 1) + "|"]
+    for rule, words in shown.items():
+        means = [np.mean([r["loses"] for r in rows if (r["rule"], r["rare"]) == (rule, rare)]) for rare in RARE]
+        lines.append(f"| {words} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
+    return "\n".join(lines)
+
+
+def simulate(name: str, scale: float, shift: float, rare: int, repeats: int) -> list[dict[str, Any]]:
     """Return a row per rule with the mean over the repeats."""
     rng = np.random.default_rng(0)
     lost: dict[str, list[float]] = {}
@@ -63,6 +78,7 @@ def simulate(name: str, scale: float, shift: float, rare: int, repeats: int) -> 
         held = HeldBack(p, labels)
         cuts = {"best threshold": highest_uwa(x, labels)}
         cuts |= {rule: cut_of(rule, held, scale, shift) for rule in ("plain", "balanced")}
+        cuts["balanced, calibrated"] = cut_of("balanced", held, scale, shift, fit_calibration(held, PRIOR))
         for a, b in WIDTHS:
             decision.SCALE_SPREAD, decision.OFFSET_SPREAD = a, b
             cuts[f"tuned {a:g} {b:g}"] = cut_of("tuned", held, scale, shift)
@@ -90,11 +106,12 @@ def probabilities(x: np.ndarray, scale: float, shift: float) -> np.ndarray:
     return np.stack([1 - rare, rare], axis=1)
 
 
-def cut_of(rule: str, held: HeldBack, scale: float, shift: float) -> float:
+def cut_of(rule: str, held: HeldBack, scale: float, shift: float, change: Calibration | None = None) -> float:
     """Return the score from which on a rule decides for the rare class. All rules are monotonic in the score."""
     found = resolve(rule, ("common", "rare"), PRIOR, held)
     grid = np.linspace(-8, 10, 3601)
-    return float(grid[np.argmax(found.decide(probabilities(grid, scale, shift)) == 1)])
+    p = probabilities(grid, scale, shift)
+    return float(grid[np.argmax(found.decide(p if change is None else change(p)) == 1)])
 
 
 def highest_uwa(x: np.ndarray, labels: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -243,3 +244,22 @@ def test_ranks_that_cannot_find_each_other_are_told_how(
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message), joined():
         pass
+
+
+def test_the_pages_say_how_far_ranks_lie_apart_as_the_record_does() -> None:
+    root = Path(__file__).parents[1]
+    record = json.loads((root / "docs" / "records" / "ranks.json").read_text("utf-8"))
+    page, readme = ((root / name).read_text("utf-8") for name in ("docs/scaling.md", "README.md"))
+    two, again = record["two ranks"], record["again"]
+    losses = two["relative_difference_of_loss"]
+    largest = max((key for key in losses if key.startswith("encoder")), key=lambda key: losses[key])
+    assert set(again["relative_difference_of_loss"].values()) == {0.0}
+    assert f"| loss of epoch 1, relative difference | 0 | {losses['encoder 1']:.5f} |" in page
+    assert f"| loss of epoch 4 | 0 | {losses['encoder 4']:.4f} |" in page
+    shown = f"{largest.removeprefix('encoder ')}, the largest of the encoder | 0 | {losses[largest]:.3f} |"
+    assert f"| loss of epoch {shown}" in page
+    assert f"| 0 | {two['largest_difference_of_a_probability']:.2f} |" in page
+    assert f"of {two['test_images']} test images | 0 | {two['predictions_that_differ']} |" in page
+    one, other = (f"{record['uwa'][name]:.3f}" for name in ("one process", "two ranks"))
+    assert f"| UWA ({one} for one process) | {one} | {other} |" in page
+    assert f"{two['predictions_that_differ']} of {two['test_images']} predictions differ" in readme

@@ -1,4 +1,4 @@
-"""Which Python the Makefile takes for the environment, of those on the path, and what it says where there is none."""
+"""Which Python the Makefile takes for the environment and what it says where there is none; what it installs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from lopsided.data.sources.fashion import DEBIAN
 
 ROOT = Path(__file__).parents[1]
 MAKE = shutil.which("make")
@@ -78,3 +80,32 @@ def test_without_a_recent_python_one_sentence_says_what_is_needed(arguments: tup
     assert ended.stderr.startswith(f"{sentence}Install one, or name it: make PYTHON=/path/to/python.\n")
     assert ended.stderr.count("\n") == 2  # The second line is make's own.
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "installed"),
+    [(("chromium", "pdflatex"), False), (("chromium", "images"), False), (("chromium", "pdflatex", "images"), True)],
+    ids=["no images", "no latex", "all"],
+)
+def test_programs_and_images_for_tests_are_installed_if_one_is_missing(
+    there: tuple[str, ...], installed: bool, tmp_path: Path
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    scripts = {"id": "echo 0", "apt-get": 'echo "$@" > asked', **dict.fromkeys(("chromium", "pdflatex"), ":")}
+    for name in {"id", "apt-get", *there} & scripts.keys():
+        (programs / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
+        (programs / name).chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    images = tmp_path if "images" in there else tmp_path / "missing"
+    command = [str(MAKE), "programs", f"FASHION={images}"]
+    ended = subprocess.run(command, cwd=tmp_path, env={"PATH": str(programs)}, capture_output=True, check=False)
+    assert ended.returncode == 0
+    assert (tmp_path / "asked").exists() != installed
+    if not installed:
+        asked = (tmp_path / "asked").read_text().split()
+        assert {"install", "chromium", "texlive-latex-recommended", "dataset-fashion-mnist"} <= set(asked)
+
+
+def test_the_images_are_looked_for_where_the_tests_look_for_them() -> None:
+    assert f"FASHION = {DEBIAN}\n" in (ROOT / "Makefile").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import email
+import functools
 import json
 import re
 import shutil
@@ -49,6 +50,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield str(node.args[0].value).partition(".")[0]
 
 
+@functools.cache
 def imports_by_file() -> dict[str, set[str]]:
     """What each file imports that is neither of the standard library nor of this package."""
     known = sys.stdlib_module_names | {"lopsided"}

@@ -7,12 +7,14 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from lopsided.cli import output
 from lopsided.recipe import Recipe
 from lopsided.runs.run import Run
 from tiny import write_photos
@@ -88,6 +90,16 @@ def test_fit_says_how_it_split_and_how_long_all_of_it_took(call: Call, photos: P
     assert said in notes_of(tmp_path / "run")
     assert f"Written to {tmp_path / 'run'} in " in ended.out
     assert " s of training; the rest is start-up, reading images and evaluation)." in ended.out
+
+
+def test_the_time_of_a_command_counts_the_start_of_its_process() -> None:
+    begin = time.monotonic()
+    code = "import time; time.sleep(0.3); from lopsided.cli.output import process_age; print(process_age())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    if Path("/proc/uptime").exists():
+        assert 0.25 < float(ended.stdout) < time.monotonic() - begin + 0.05
+    output.begin(100.0)
+    assert output.elapsed() >= 100.0
 
 
 @pytest.mark.parametrize("how", ["random", "stratified"])
@@ -198,12 +210,15 @@ def test_a_file_that_is_replaced_is_named(call: Call, model: Path, photos: Path,
 
 
 MISTAKES = {
-    "missing column": ["{photos}/t.csv", "--out", "{tmp}/run", "--group", "patient"],
-    "unknown encoder": ["{photos}", "--out", "{tmp}/run", "--encoder", "resnet19"],
-    "output below a file": ["{photos}", "--out", "{photos}/t.csv/run"],
-    "missing weights": ["{photos}", "--out", "{tmp}/run", "--weights", "{tmp}/gone.safetensors"],
-    "missing data": ["{tmp}/gone", "--out", "{tmp}/run"],
-    "groups of a folder": ["{photos}", "--out", "{tmp}/run", "--group", "patient"],
+    "missing column": ["fit", "{photos}/t.csv", "--out", "{tmp}/run", "--group", "patient"],
+    "unknown encoder": ["fit", "{photos}", "--out", "{tmp}/run", "--encoder", "resnet19"],
+    "output below a file": ["fit", "{photos}", "--out", "{photos}/t.csv/run"],
+    "missing weights": ["fit", "{photos}", "--out", "{tmp}/run", "--weights", "{tmp}/gone.safetensors"],
+    "missing data": ["fit", "{tmp}/gone", "--out", "{tmp}/run"],
+    "missing column of an evaluation": ["evaluate", "{tmp}", "{photos}/t.csv", "--group", "patient"],
+    "no run to predict with": ["predict", "{tmp}", "{photos}"],
+    "no run to export": ["export", "{tmp}"],
+    "groups of a folder": ["fit", "{photos}", "--out", "{tmp}/run", "--group", "patient"],
 }
 
 
@@ -218,7 +233,7 @@ def test_a_simple_mistake_is_found_before_heavy_imports_and_before_images_are_re
     arguments = [text.format(photos=folder, tmp=tmp_path) for text in MISTAKES[mistake]]
     code = (
         "import sys, lopsided.cli\n"
-        f"code = lopsided.cli.run({['fit', *arguments]!r})\n"
+        f"code = lopsided.cli.run({arguments!r})\n"
         "heavy = [name for name in ('torch', 'timm', 'torchvision') if name in sys.modules]\n"
         "print(code, heavy)"
     )

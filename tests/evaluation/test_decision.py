@@ -10,15 +10,15 @@ from scipy.stats import beta, norm
 
 from lopsided.errors import InputError
 from lopsided.evaluation.decision import (
+    Calibration,
     Decision,
     HeldBack,
     at_prevalence,
-    cooled,
     crossed,
     decide,
     explain,
     figures_by_rule,
-    fit_temperature,
+    fit_calibration,
     images_for_recall,
     prior_of,
     recall_confidence,
@@ -169,30 +169,43 @@ def test_tuned_repairs_a_shift_with_many_images_and_stays_near_balanced_with_few
     assert gaps[0] < gaps[1] / 2
 
 
-def test_temperature_restores_probabilities_that_are_too_sure() -> None:
+def test_calibration_restores_probabilities_that_were_distorted() -> None:
     true, labels = draw(20_000, seed=3)
-    for temperature in (0.4, 1.0, 2.5):
-        found = fit_temperature(HeldBack(cooled(true, temperature), labels), PRIOR)
-        assert found * temperature == pytest.approx(1, abs=0.05)
-    assert np.allclose(cooled(cooled(true, 0.4), 2.5), true)
+    for temperature, bias in ((0.4, (0.0, 0.0, 0.0)), (1.0, (0.5, 0.3, -0.8)), (2.5, (0.0, 0.0, 0.0))):
+        distorted = Calibration(temperature, bias)(true)
+        found = fit_calibration(HeldBack(distorted, labels), PRIOR)
+        assert found.temperature * temperature == pytest.approx(1, abs=0.05)
+        np.testing.assert_allclose(found(distorted), true, atol=0.05)
+        if not any(bias):
+            alone = fit_calibration(HeldBack(distorted, labels), PRIOR, biases=False)
+            assert alone.temperature * temperature == pytest.approx(1, abs=0.05)
+            assert alone.bias == (0.0, 0.0, 0.0)
 
 
-def test_temperature_weights_the_images_by_the_prior_that_the_probabilities_carry() -> None:
+def test_calibration_weights_the_images_by_the_prior_that_the_probabilities_carry() -> None:
     _, labels = draw(30_000, seed=5)
     x = np.random.default_rng(6).normal(np.array(MEANS)[labels])
     rare = np.flatnonzero(labels == 2)
     x[rare[::2]] -= 3  # Half of the rare images look like the most frequent class.
     p = posteriors(x, (1 / 3, 1 / 3, 1 / 3))
     equal = np.concatenate([np.flatnonzero(labels == c)[: len(rare)] for c in range(3)])
-    expected = fit_temperature(HeldBack(p[equal], labels[equal]), [1 / 3] * 3)
-    assert fit_temperature(HeldBack(p, labels), [1 / 3] * 3) == pytest.approx(expected, rel=0.05)
-    assert fit_temperature(HeldBack(p, labels), PRIOR) < 0.8 * expected
+
+    def temperature(rows: np.ndarray, prior: tuple[float, ...]) -> float:
+        return fit_calibration(HeldBack(p[rows], labels[rows]), prior, biases=False).temperature
+
+    everything = np.arange(len(labels))
+    expected = temperature(equal, (1 / 3,) * 3)
+    assert temperature(everything, (1 / 3,) * 3) == pytest.approx(expected, rel=0.05)
+    assert temperature(everything, PRIOR) < 0.8 * expected
 
 
-def test_a_temperature_is_finite_for_perfect_scores() -> None:
+def test_a_calibration_is_finite_for_perfect_scores_and_for_a_class_without_images() -> None:
     p = np.array([[0.99, 0.01], [0.01, 0.99]] * 5)
-    found = fit_temperature(HeldBack(p, np.array([0, 1] * 5)), (0.5, 0.5))
-    assert 0.1 < found < 1
+    found = fit_calibration(HeldBack(p, np.array([0, 1] * 5)), (0.5, 0.5))
+    assert 0.1 < found.temperature < 1
+    q, labels = draw(300)
+    kept = labels != 2
+    assert fit_calibration(HeldBack(q[kept], labels[kept]), PRIOR).bias[2] == 0.0
 
 
 def test_priors_of_batches_and_weights() -> None:

@@ -127,6 +127,7 @@ class Trained(nn.Module):
         return self.loss.total_and_values(self.layer(x), y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", ["auto", 4, None])
 def test_a_compiled_model_gives_the_same_total_values_and_gradient_in_one_graph(tile):
     torch._dynamo.reset()

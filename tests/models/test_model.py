@@ -78,8 +78,8 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"format": 2, "lopsided": "9.1"}, r"must have format 1, got 2\. It was written by lopsided 9\.1; use that"),
-        ({"format": None}, r"must have format 1, got None"),
+        ({"format": 3, "lopsided": "9.1"}, r"must have format 2, got 3\. It was written by lopsided 9\.1; use that"),
+        ({"format": None}, r"must have format 2, got None"),
         ({"classes": ["one"]}, r"is not a valid model card: classes: "),
         ({"extra": 1}, r"is not a valid model card: extra: extra inputs are not permitted"),
         (

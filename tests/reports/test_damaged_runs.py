@@ -53,6 +53,7 @@ def only_held_out(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_report_fetches_nothing_and_loads_no_torch_where_the_files_of_its_source_are_gone(tmp_path: Path) -> None:
     make_run(tmp_path / "run", recipe={"data.source": "fashion-mnist"})
     code = (

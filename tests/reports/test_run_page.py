@@ -79,9 +79,9 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     text = text_of(run_page(run))
     assert f"{by_rule} of 20 images found by the rule of the model, one class per image" in text
     assert f"By that rule the recall of “c” is {by_rule / 20:.3f} ({by_rule} of 20 images)" in text
-    assert f"With the threshold 0.5, the model finds {at_half} of 20 images of “c”" in text
-    assert f"rule of the model {DASH} {by_rule / 20:.3f}" in text
-    assert f"one half 0.500 {at_half / 20:.3f}" in text
+    assert f"By its own rule, the model finds {by_rule} of 20 images of “c”" in text
+    assert f"rule of the model (plain) {DASH} {by_rule / 20:.3f}" in text
+    assert f"half 0.500 {at_half / 20:.3f}" in text
 
 
 def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_run_is_the_same_whatever_its_process_did_before_fresh_and_resumed(
     other = recipe.override(**{"encoder_training.loss": "cl", "encoder_training.batch_size": 5, "fast": not fast})
     assert forked(run, recipe.to_toml(), tmp_path / "fresh") == 0
     assert forked(run, recipe.to_toml(), tmp_path / "later", 0, other.to_toml()) == 0
-    assert forked(run, recipe.to_toml(), tmp_path / "resumed", 40) == -signal.SIGKILL
+    assert forked(run, recipe.to_toml(), tmp_path / "resumed", 48) == -signal.SIGKILL
     assert (tmp_path / "resumed" / "checkpoint" / "state.safetensors").exists()
     assert forked(run, recipe.to_toml(), tmp_path / "resumed") == 0
     run_recipe(recipe, tmp_path / "here")

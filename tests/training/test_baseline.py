@@ -39,7 +39,7 @@ def test_a_model_below_the_baseline_is_told_so_and_a_better_one_is_not() -> None
     assert found.number == 70
     text = found.words("test")
     assert text.startswith("On the test images, the unweighted accuracy of the model (0.333) is below that of a simple")
-    assert "logistic regression on images of 16 x 16 pixels" in text
+    assert "a linear classifier on images of 16 x 16 pixels" in text
     right = compare(prepared, prepared.test, prepared.test.labels, 0)
     assert right is not None
     assert right.words("test") == ""

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from lopsided.data.samplers import BatchSampler
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
-from lopsided.evaluation.decision import HeldBack, cooled, fit_temperature
+from lopsided.evaluation.decision import HeldBack, fit_calibration
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.model import CARD_NAME, load_model
@@ -79,12 +79,12 @@ def test_calibration_becomes_part_of_the_weights_and_the_card_says_so(tmp_path: 
     assert found.val is not None
     assert raw.card.temperature == 1
     assert raw.card.calibrated_on == 0
-    held = HeldBack(raw.val.probabilities, raw.val.y_true)
-    assert found.card.temperature == pytest.approx(fit_temperature(held, found.card.prior), rel=1e-6)
+    change = fit_calibration(HeldBack(raw.val.probabilities, raw.val.y_true), found.card.prior)
+    assert found.card.temperature == pytest.approx(change.temperature, rel=1e-6)
+    assert found.card.bias == pytest.approx(change.bias, rel=1e-6)
     assert abs(found.card.temperature - 1) > 0.01
     assert found.card.calibrated_on == len(found.val.names)
-    expected = cooled(raw.val.probabilities, found.card.temperature)
-    np.testing.assert_allclose(found.val.probabilities, expected, atol=1e-6)
+    np.testing.assert_allclose(found.val.probabilities, change(raw.val.probabilities), atol=1e-6)
     model, card = load_model(tmp_path / "run")
     assert card == found.card
     torch.testing.assert_close(model.classifier.weight, found.model.classifier.weight)

@@ -15,7 +15,7 @@ import typer
 
 from lopsided import __version__
 from lopsided.cli import cache, compare, look, report, reproduce, train, use
-from lopsided.cli.output import StoppedError, begin
+from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
 
@@ -81,7 +81,7 @@ for verb in (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit. A user error prints one line and exits with code 2, an interruption with code 130."""
-    code = run(arguments)
+    code = run(arguments, process_age())
     if code and _is_joined():
         # After an error the process group is still initialized. A normal exit was seen to end a rank with SIGABRT,
         # probably during the teardown of the group. The launcher then reported a signal instead of the exit code.
@@ -97,9 +97,9 @@ def _is_joined() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    begin()
+def run(arguments: list[str] | None = None, age: float = 0.0) -> int:
+    """Run the command and return its exit code. ``age`` is the time that the process has already taken."""
+    begin(age)
     _open_streams()
     if arguments is None:
         arguments = sys.argv[1:]

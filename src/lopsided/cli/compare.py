@@ -184,8 +184,9 @@ def _about(
             then, now = ({"data.scenario": each[name]} for each in (old_scenarios, scenarios))
             _check_same(out, f"runs at {name}", then, now)
         changes, scenarios = {**old_changes, **changes}, {**old_scenarios, **scenarios}
-    arms = dict.fromkeys([*recipes, *there.get("arms", ())])
-    return {"kind": KIND, "arms": [*arms], "settings": settings, "changes": changes, "scenarios": scenarios}
+    before = there["arms"] if isinstance(there.get("arms"), list) else []
+    arms = [*recipes, *(arm for arm in before if isinstance(arm, str) and arm not in recipes)]
+    return {"kind": KIND, "arms": arms, "settings": settings, "changes": changes, "scenarios": scenarios}
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

@@ -68,9 +68,19 @@ _RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
 _BEGAN = [time.monotonic()]
 
 
-def begin() -> None:
-    """Start to count the seconds of a command."""
-    _BEGAN[0] = time.monotonic()
+def begin(age: float = 0.0) -> None:
+    """Start to count the seconds of a command. ``age`` is the time that the process has already taken."""
+    _BEGAN[0] = time.monotonic() - age
+
+
+def process_age() -> float:
+    """Return the seconds since this process started, or 0 if the system does not tell."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        age = float(Path("/proc/uptime").read_text().split()[0]) - started
+        if 0 <= age < 600:  # In some containers the two clocks differ.
+            return age
+    return 0.0
 
 
 def elapsed() -> float:

@@ -99,7 +99,7 @@ def evaluate(
     from lopsided import files
     from lopsided.data.sources.names import twins
     from lopsided.evaluation.decision import explain
-    from lopsided.inference.evaluate import evaluate_model, open_labelled
+    from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
     from lopsided.progress import counter
     from lopsided.runs.run import open_model, open_own_split, open_use, trained_on
 
@@ -121,19 +121,18 @@ def evaluate(
         model, card = open_model(run, device)
         source, seed = source.relabel(card.classes), recipe.seed
     else:
+        source = list_labelled(  # Before the model, whose import of torch takes seconds.
+            data,
+            group=group,
+            split=split,
+            skip_unreadable=skip_unreadable,
+            allow_outside=allow_outside,
+            include=include,
+            exclude=exclude,
+        )
         model, card = open_model(run, device)
         with counter("checking images", quiet=quiet) as progress:
-            source = open_labelled(
-                data,
-                card,
-                group=group,
-                split=split,
-                skip_unreadable=skip_unreadable,
-                allow_outside=allow_outside,
-                include=include,
-                exclude=exclude,
-                progress=progress,
-            )
+            source = check_labelled(source, card, skip_unreadable=skip_unreadable, progress=progress)
         _warn_of_twins(twins(source.names))
     use = open_use(run, card, rules.read_rule(decide), prevalence)
     if data is None and split == "val":

@@ -36,10 +36,10 @@ TINY = 1e-300
 """The smallest probability of which a logarithm is taken."""
 NEVER = -1e4
 """The offset of a class without training images, which no rule that divides by the prior decides for."""
-SCALE_SPREAD, OFFSET_SPREAD = 0.5, 0.5
+SCALE_SPREAD, OFFSET_SPREAD = 0.25, 1.0
 """Standard deviations of the penalty of ``tuned``: of log a, and of each offset."""
-TEMPERATURE_SPREAD = 1.0
-"""Standard deviation of the penalty on the logarithm of a temperature."""
+TEMPERATURE_SPREAD, BIAS_SPREAD = 1.0, 1.0
+"""Standard deviations of the penalty of a calibration: of the logarithm of its temperature, and of each bias."""
 CONFIDENCE = 0.95
 """The confidence for which a note says how many images a recall rule would need."""
 
@@ -183,33 +183,34 @@ def prior_of(shares: ArrayLike, weights: ArrayLike | None = None) -> tuple[float
     return tuple((mass / mass.sum()).round(15).tolist())
 
 
-def fit_temperature(held: HeldBack, prior: Sequence[float]) -> float:
-    """Return the temperature that calibrates the probabilities of held-back images.
+@dataclass(frozen=True)
+class Calibration:
+    """An affine change of logits: divided by ``temperature``, then ``bias`` added per class."""
 
-    The images are weighted as if their classes had the shares ``prior``, because the probabilities carry it. A weak
-    penalty keeps the temperature finite if all images are classified correctly.
+    temperature: float
+    bias: tuple[float, ...]
+
+    def __call__(self, probabilities: ArrayLike) -> Floats:
+        """Return calibrated probabilities (n, K)."""
+        z = np.log(np.maximum(np.asarray(probabilities, dtype=np.float64), TINY)) / self.temperature + self.bias
+        p = np.exp(z - z.max(axis=-1, keepdims=True))
+        calibrated: Floats = p / p.sum(axis=-1, keepdims=True)
+        return calibrated
+
+
+def fit_calibration(held: HeldBack, prior: Sequence[float], *, biases: bool = True) -> Calibration:
+    """Return the temperature, and with ``biases`` one bias per class, that calibrate held-back images.
+
+    The images are weighted as if their classes had the shares ``prior``, because the probabilities carry it. A penalty
+    keeps both finite if all images are classified correctly, and keeps the bias of a class without images at 0.
     """
-    from scipy.optimize import minimize_scalar
-
-    logs = np.log(np.maximum(held.probabilities, TINY))
-    rows = np.arange(len(held.labels))
+    num_classes = held.probabilities.shape[1]
     weights = _weights(held, np.asarray(prior, dtype=np.float64))
-
-    def cost(log_temperature: float) -> float:
-        z = logs * math.exp(-log_temperature)
-        loss = np.logaddexp.reduce(z, axis=1) - z[rows, held.labels]
-        return float(weights @ loss + (log_temperature / TEMPERATURE_SPREAD) ** 2 / 2)
-
-    found = minimize_scalar(cost, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-6})
-    return float(math.exp(found.x))
-
-
-def cooled(probabilities: ArrayLike, temperature: float) -> Floats:
-    """Return probabilities whose logits are divided by a temperature."""
-    logs = np.log(np.maximum(np.asarray(probabilities, dtype=np.float64), TINY)) / temperature
-    p = np.exp(logs - logs.max(axis=-1, keepdims=True))
-    scaled: Floats = p / p.sum(axis=-1, keepdims=True)
-    return scaled
+    free = held.counts() > 0 if biases else np.zeros(num_classes, dtype=bool)
+    spreads = np.where(free, BIAS_SPREAD, 0.0)
+    log_scale, shift = _fit_affine(held, weights, np.zeros(num_classes), TEMPERATURE_SPREAD, spreads)
+    shift = np.where(free, shift - shift[free].mean(), 0.0) if free.any() else np.zeros(num_classes)
+    return Calibration(float(math.exp(-log_scale)), tuple(shift.tolist()))
 
 
 def at_prevalence(probabilities: ArrayLike, prior: Sequence[float], shares: Sequence[float]) -> Floats:
@@ -282,35 +283,45 @@ def _weights(held: HeldBack, shares: Floats) -> Floats:
     return scaled
 
 
-def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
+def _fit_affine(
+    held: HeldBack, weights: Floats, start: Floats, scale_spread: float, spreads: Floats
+) -> tuple[float, Floats]:
+    """Fit log a and shifts d of the logits a log p + start + d by weighted log-likelihood less two penalties.
+
+    A shift whose penalty has the spread 0 stays 0.
+    """
     from scipy.optimize import minimize
 
     logs = np.log(np.maximum(held.probabilities, TINY))
     num_classes = logs.shape[1]
     rows = np.arange(len(held.labels))
-    weights = _weights(held, np.full(num_classes, 1 / num_classes))
     truth = np.zeros_like(logs)
     truth[rows, held.labels] = 1
+    widths = np.concatenate([[scale_spread], np.where(spreads > 0, spreads, 1.0)])
 
     def cost(x: Floats) -> tuple[float, Floats]:
-        scale, shift = math.exp(x[0]), x[1:]
-        z = scale * logs + balance + shift
+        scale = math.exp(x[0])
+        z = scale * logs + start + x[1:]
         total = np.logaddexp.reduce(z, axis=1)
-        penalty = (x[0] / SCALE_SPREAD) ** 2 / 2 + np.square(shift / OFFSET_SPREAD).sum() / 2
         slope = weights[:, None] * (np.exp(z - total[:, None]) - truth)
-        gradient = np.concatenate([[scale * (slope * logs).sum()], slope.sum(axis=0)])
-        gradient += x / np.square([SCALE_SPREAD, *[OFFSET_SPREAD] * num_classes])
-        return float(weights @ (total - z[rows, held.labels]) + penalty), gradient
+        gradient = np.concatenate([[scale * (slope * logs).sum()], slope.sum(axis=0)]) + x / np.square(widths)
+        return float(weights @ (total - z[rows, held.labels]) + np.square(x / widths).sum() / 2), gradient
 
-    bounds = [(-3.0, 3.0), *[(-20.0, 20.0)] * num_classes]
+    bounds = [(-3.0, 3.0), *((-20.0, 20.0) if spread > 0 else (0.0, 0.0) for spread in spreads)]
     found = minimize(cost, np.zeros(num_classes + 1), jac=True, method="L-BFGS-B", bounds=bounds)
-    counts = held.counts()
+    return float(found.x[0]), found.x[1:]
+
+
+def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
+    num_classes = len(balance)
+    weights = _weights(held, np.full(num_classes, 1 / num_classes))
+    log_scale, shift = _fit_affine(held, weights, balance, SCALE_SPREAD, np.full(num_classes, OFFSET_SPREAD))
     note = (
         f"The weights of the rule tuned are fitted to {len(held.labels):,} {held.what} "
-        f"({counts.min():,} of the rarest class)."
+        f"({held.counts().min():,} of the rarest class)."
     )
-    offsets = _offsets(np.maximum(balance + found.x[1:], NEVER))
-    return Decision(rule=text, scale=float(math.exp(found.x[0])), offsets=offsets, notes=(note,))
+    offsets = _offsets(np.maximum(balance + shift, NEVER))
+    return Decision(rule=text, scale=float(math.exp(log_scale)), offsets=offsets, notes=(note,))
 
 
 def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held: HeldBack) -> Decision:
@@ -328,13 +339,14 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     threshold = float(np.clip(own[missed] * (1 - 1e-6), 1e-12, 1 - 1e-12))
     sure = recall_confidence(len(own), missed, rule.least)
     needed = images_for_recall(rule.least)
+    name = _short(rule.target, 40)
     note = (
         f"The threshold {threshold:.3g} finds {(len(own) - missed) / len(own):.0%} of {len(own):,} {held.what} of "
-        f"{rule.target}. With so many images, the confidence that it finds at least {rule.least:.0%} of new images is "
+        f"{name}. With so many images, the confidence that it finds at least {rule.least:.0%} of new images is "
         f"{sure:.0%}."
     )
     if sure < CONFIDENCE:
-        note += f" A confidence of {CONFIDENCE:.0%} needs at least {needed:,} images of {rule.target}."
+        note += f" A confidence of {CONFIDENCE:.0%} needs at least {needed:,} images of {name}."
     return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=threshold, notes=(note,))
 
 
@@ -413,13 +425,14 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     >>> explain(Decision(rule="balanced", offsets=(0.1, 2.3)), ["mel", "df"])
     'The decision is the class with the highest p / prior (balanced): mel x 1.11, df x 9.97.'
     """
+    classes, rule = [_short(name, 40) for name in classes], _short(decision.rule, 100)
     if decision.target is not None and decision.threshold is not None:
         return (
             f"The decision is {classes[decision.target]} if its probability is at least {decision.threshold:.3g} "
-            f"({decision.rule}), otherwise the best other class."
+            f"({rule}), otherwise the best other class."
         )
     if decision.costs:
-        return f"The decision is the class with the least expected cost ({decision.rule})."
+        return f"The decision is the class with the least expected cost ({rule})."
     if not decision.offsets:
         return "The decision is the most probable class (plain)."
     factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
@@ -427,7 +440,13 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     if decision.rule == "balanced":
         return f"The decision is the class with the highest p / prior (balanced): {factors}{more}."
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
-    return f"The decision is the class with the highest weighted probability{power} ({decision.rule}): {factors}{more}."
+    return f"The decision is the class with the highest weighted probability{power} ({rule}): {factors}{more}."
+
+
+def _short(text: str, length: int) -> str:
+    """Return a text of at most ``length`` printable characters."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return clean if len(clean) <= length else f"{clean[: length - 1]}…"
 
 
 def figures_by_rule(

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 
-def open_labelled(
+def list_labelled(
     data: str | os.PathLike[str],
-    card: ModelCard,
     *,
     group: str | None = None,
     split: str | None = None,
@@ -29,10 +28,8 @@ def open_labelled(
     allow_outside: bool = False,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
-    workers: int = 0,
-    progress: Progress | None = None,
 ) -> Source:
-    """Open data whose labels are classes of the model. ``split`` selects one split of data that have splits."""
+    """List labelled data without reading images. ``split`` selects one split of data that have splits."""
     source = open_source(
         data,
         group=group,
@@ -42,14 +39,26 @@ def open_labelled(
         include=include,
         exclude=exclude,
     )
-    if split is not None:
-        if source.splits is None:
-            raise DataError(f"{os.fspath(data)} has no splits, so --split {split} cannot be used. Omit --split.")
-        rows = np.flatnonzero(source.splits == split)
-        if not len(rows):
-            known = ", ".join(sorted(set(source.splits.tolist())))
-            raise DataError(sentence(f"--split must be one of {known}", f"{split} for {os.fspath(data)}"))
-        source = source.subset(rows)
+    if split is None:
+        return source
+    if source.splits is None:
+        raise DataError(f"{os.fspath(data)} has no splits, so --split {split} cannot be used. Omit --split.")
+    rows = np.flatnonzero(source.splits == split)
+    if not len(rows):
+        known = ", ".join(sorted(set(source.splits.tolist())))
+        raise DataError(sentence(f"--split must be one of {known}", f"{split} for {os.fspath(data)}"))
+    return source.subset(rows)
+
+
+def check_labelled(
+    source: Source,
+    card: ModelCard,
+    *,
+    skip_unreadable: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Source:
+    """Check that labels are classes of the model and that images are readable. Return the source of the model."""
     source = source.relabel(card.classes)
     workers = workers or (os.cpu_count() or 1)
     same_size = card.image_size is None
@@ -66,7 +75,7 @@ def evaluate_model(
     use: Use | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics of a model on a source from ``open_labelled``, for JSON. By default its own rule decides."""
+    """Return the metrics of a model on a source from ``check_labelled``, for JSON. By default its own rule decides."""
     from lopsided.inference.probabilities import predict
 
     p = predict(model, card, source.images, batch_size=batch_size, progress=progress)

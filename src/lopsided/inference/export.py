@@ -79,7 +79,7 @@ def facts(card: ModelCard) -> dict[str, str]:
         "decision": card.decision.rule,
         "decision_text": explain(card.decision, card.classes),
         "prior": json.dumps(card.prior),
-        "calibration": f"temperature {card.temperature:.6g}, inside the graph" if card.calibrated_on else "none",
+        "calibration": "inside the graph" if card.calibrated_on else "none",
     }
 
 

@@ -73,7 +73,8 @@ def asymmetric_focal_contrastive_loss(
         eta: Weight of the second term, which pushes the anchor away from other classes. See :func:`parity_eta`.
         gamma: Focusing exponent of the first term.
         temperature: Divides the similarities. A tensor of one element gets its gradient.
-        reference: ``(z_ref, y_ref)``, extra contrast samples that are not anchors, from a queue or from other ranks.
+        reference: ``(z_ref, y_ref)``, extra contrast samples that are not anchors, such as a queue. For other ranks use
+            ``DistributedLoss`` or ``gather_reference``: a plain gather loses a part of the gradient.
         positive: Boolean (n, m) mask that replaces the labels: pass None for ``y`` and ``y_ref``. Its m columns are the
             samples, then the reference. An entry on the diagonal applies to the other views of the same sample.
         contrast: The contrast samples. "all" are the batch and the reference, "reference" is the reference alone. A

@@ -187,7 +187,7 @@ class _Gather(torch.autograd.Function):
         return _gather_rows(rows.detach(), sizes, group)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The sum over the ranks, of which each takes its own rows."""
         total, rank = grads[0].contiguous().clone(), dist.get_rank(ctx.group)
@@ -211,7 +211,7 @@ class _Whole(torch.autograd.Function):
         return sums[0] / divisor
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of this rank's part."""
         return grads[0] * ctx.saved_tensors[0], *[None] * 5

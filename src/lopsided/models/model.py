@@ -58,8 +58,10 @@ class ModelCard(BaseModel):
     the loss. None in models of earlier versions."""
     temperature: float = Field(default=1.0, gt=0)
     """The temperature by which calibration divided the logits. The weights of the classifier contain it."""
+    bias: tuple[float, ...] | None = None
+    """The bias per class that calibration added to the logits. The bias of the classifier contains it."""
     calibrated_on: int = Field(default=0, ge=0)
-    """The number of validation images that the temperature is fitted to; 0: the probabilities are not calibrated."""
+    """The number of validation images that calibration is fitted to; 0: the probabilities are not calibrated."""
     decision: Decision = Decision()
     """How the model decides for a class."""
     sha256: str = ""

@@ -316,6 +316,7 @@ def print_table(comparison: Comparison, console: Console) -> None:
     if not comparison.is_of_paper:
         console.print(Text(_NO_CLAIMS, style="dim"))
         return
+    _print_list(console, "The rule of the verdicts", [*RULE, BLIND])
     console.print(Text("Verdicts on the paper's claims", style="bold"))
     for text in dict.fromkeys(verdict.text for verdict in comparison.verdicts):
         console.print(Text(f"  {text}"))
@@ -323,9 +324,7 @@ def print_table(comparison: Comparison, console: Console) -> None:
             if verdict.text == text:
                 style = COLOURS[verdict.decision] + (" bold" if verdict.decides else "")
                 line = Text.assemble((verdict.decision, style), f"  {verdict.where}: {verdict.reason()}")
-                console.print(Padding(line, (0, 0, 0, 4)))
-    console.print()
-    _print_list(console, "The rule of the verdicts", [*RULE, BLIND])
+                console.print(Padding(line, (0, 0, 0, 4), expand=False))
 
 
 def _print_list(console: Console, heading: str, items: Sequence[str]) -> None:
@@ -340,4 +339,5 @@ def _print_list(console: Console, heading: str, items: Sequence[str]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for item in items:
         table.add_row("-", Text(printable(item), style="dim"))
-    console.print(Padding(table, (0, 0, 1, 2)))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    console.print()

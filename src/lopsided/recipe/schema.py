@@ -261,8 +261,10 @@ class Decision(Section):
         "balanced: the class with the highest probability divided by its prior; plain: the most probable class; "
         "prevalence:A=0.02,B=0.98; cost:A=10,B=1; recall:A>=0.95; tuned.",
     )
-    calibration: Literal["temperature", "none"] = _field(
-        "temperature", "Divide the logits by a temperature that is fitted to the validation images, if there are any."
+    calibration: Literal["affine", "temperature", "none"] = _field(
+        "affine",
+        "Calibrate the probabilities on the validation images, if there are any: by a temperature and a bias per "
+        "class, or by a temperature alone.",
     )
 
 

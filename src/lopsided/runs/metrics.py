@@ -86,6 +86,7 @@ class DecisionFacts(_Content):
     model_config = ConfigDict(frozen=True, strict=False, allow_inf_nan=False)
     prior: tuple[float, ...] | None
     temperature: float
+    bias: tuple[float, ...] | None = None
     calibrated_on: int
     decision: Decision
 

@@ -52,7 +52,7 @@ FORMAT = 1
 
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
-DECISION_FIELDS = ("prior", "temperature", "calibrated_on", "decision")
+DECISION_FIELDS = ("prior", "temperature", "bias", "calibrated_on", "decision")
 """The fields of a model card that say how the model decides. ``metrics.json`` repeats them."""
 MAX_TABLE = 1 << 30
 """Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
@@ -129,13 +129,15 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
 
     The model must be an image model. The estimator has its own method to load models, including vector models.
     """
-    from lopsided.models.machine import pick_device
-    from lopsided.models.model import load_model
-
     path = Path(folder)
     if (path / RECIPE).is_file() and not (path / CARD).is_file():
         do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
         raise RunError(f"The run in {path} is not finished. {do}")
+    if not (path / CARD).is_file():
+        raise RunError(f"{path} holds no {CARD}. Give the folder of a finished run.")
+    from lopsided.models.machine import pick_device
+    from lopsided.models.model import load_model
+
     model, card = load_model(path, pick_device(device))
     if card.kind != "image":
         do = "Load it with lopsided.TwoStageClassifier."

@@ -1,12 +1,12 @@
-"""A cheap baseline for a run: logistic regression on very small images. It shows whether the model learned more.
+"""A cheap baseline for a run: linear discriminant analysis of very small images.
 
-The baseline takes about a second. It reads a bounded number of images and uses its own random numbers, so it does not
-change the training or its results. The same run always gets the same baseline.
+The baseline shows whether the model learned more than that. It takes about a second. It reads a bounded number of
+images and uses its own random numbers, so it does not change the training or its results. The same run always gets the
+same baseline.
 """
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ MOST_CLASSES = 50
 LEAST_TRAIN, LEAST_JUDGED, LEAST_PER_CLASS = 100, 60, 5
 """With fewer training images, evaluated images, or evaluated images of a class, the comparison would be noise."""
 _BATCH = 256
+_SHRINKAGE = 0.1
+"""Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Compared:
             return ""
         return (
             f"On the {split} images, the unweighted accuracy of the model ({self.model:.3f}) is below that of a simple "
-            f"baseline ({self.baseline:.3f}): logistic regression on images of {SIDE} x {SIDE} pixels. Train for more "
+            f"baseline ({self.baseline:.3f}): a linear classifier on images of {SIDE} x {SIDE} pixels. Train for more "
             "epochs, use pretrained weights (--weights), or try another loss."
         )
 
@@ -59,7 +61,7 @@ def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], 
         return None
     train = _sample(prepared.train.labels, MOST_TRAIN, derive_seed(seed, "baseline", "train"))
     rows = _sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
-    answers = _logistic(_small(prepared.train.inputs, train), prepared.train.labels[train], _small(judged.inputs, rows))
+    answers = _linear(_small(prepared.train.inputs, train), prepared.train.labels[train], _small(judged.inputs, rows))
     truth = judged.labels[rows]
     return Compared(_uwa(truth, predicted[rows], num_classes), _uwa(truth, answers, num_classes), len(rows))
 
@@ -87,19 +89,22 @@ def _small(inputs: Inputs, rows: Indices) -> npt.NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def _logistic(
+def _linear(
     x: npt.NDArray[np.float64], y: npt.NDArray[np.int64], queries: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
+    """Classify queries by linear discriminant analysis with equal priors and a shrunken covariance.
 
-    mean, scale = x.mean(axis=0), x.std(axis=0).mean() or 1.0
-    model = LogisticRegression(C=0.1, class_weight="balanced", max_iter=100)
-    with warnings.catch_warnings():
-        # A hundred iterations bound the time. A baseline does not need the exact optimum.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit((x - mean) / scale, y)
-    answers: npt.NDArray[np.int64] = model.predict((queries - mean) / scale)
+    It solves one linear system, however many classes there are. Logistic regression takes several times as long.
+    """
+    classes, codes = np.unique(y, return_inverse=True)
+    means = np.stack([x[codes == code].mean(axis=0) for code in range(len(classes))])
+    inner = x - means[codes]
+    covariance = inner.T @ inner / len(x)
+    scale = float(np.trace(covariance)) / len(covariance) or 1.0
+    covariance = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * scale * np.eye(len(covariance))
+    weights = np.linalg.solve(covariance, means.T)
+    scores = queries @ weights - 0.5 * (means.T * weights).sum(axis=0)
+    answers: npt.NDArray[np.int64] = classes[scores.argmax(axis=1)]
     return answers
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lopsided.data.inputs import Prepared
-from lopsided.evaluation.decision import Decision, HeldBack, cooled, explain, fit_temperature, resolve
+from lopsided.evaluation.decision import Calibration, Decision, HeldBack, explain, fit_calibration, resolve
 from lopsided.inference.probabilities import predict_inputs
 from lopsided.recipe import Recipe
 from lopsided.training.prior import carried_prior
@@ -28,8 +28,8 @@ def check_rule(recipe: Recipe, prepared: Prepared) -> None:
 def settle(stages: Stages) -> None:
     """Calibrate the model on the validation images and write its prior, temperature and decision rule on its card.
 
-    The temperature becomes part of the linear layer, so that every program that uses the weights returns calibrated
-    probabilities.
+    Temperature and biases become part of the linear layer, so that every program that uses the weights returns
+    calibrated probabilities.
     """
     recipe, prepared = stages.recipe, stages.prepared
     prior = carried_prior(recipe, prepared.counts())
@@ -41,23 +41,26 @@ def settle(stages: Stages) -> None:
         held = HeldBack(probabilities, prepared.val.labels)
 
     def compute() -> dict[str, Any]:
-        temperature, scores = 1.0, held
-        if held is not None and recipe.decision.calibration == "temperature":
-            temperature = fit_temperature(held, prior)
-            scores = HeldBack(cooled(held.probabilities, temperature), held.labels)
+        scores, change = held, Calibration(1.0, (0.0,) * len(prepared.classes))
+        if held is not None and recipe.decision.calibration != "none":
+            change = fit_calibration(held, prior, biases=recipe.decision.calibration == "affine")
+            scores = HeldBack(change(held.probabilities), held.labels)
         decision = resolve(recipe.decision.rule, prepared.classes, prior, scores)
-        return {"temperature": temperature, "decision": decision.model_dump()}
+        return {"temperature": change.temperature, "bias": list(change.bias), "decision": decision.model_dump()}
 
     found = stages.ranks.told(compute)  # All ranks must decide alike despite rounding.
-    temperature, decision = float(found["temperature"]), Decision.model_validate(found["decision"])
+    temperature, bias = float(found["temperature"]), tuple(map(float, found["bias"]))
+    decision = Decision.model_validate(found["decision"])
     with torch.no_grad():
         for parameter in stages.model.classifier.parameters():
             parameter.div_(temperature)
-    calibrated = held is not None and recipe.decision.calibration == "temperature"
+        stages.model.classifier.bias.add_(torch.tensor(bias).to(stages.model.classifier.bias))
+    calibrated = held is not None and recipe.decision.calibration != "none"
     stages.card = stages.card.model_copy(
         update={
             "prior": prior,
             "temperature": temperature,
+            "bias": bias if any(bias) else None,
             "calibrated_on": len(held.labels) if calibrated and held is not None else 0,
             "decision": decision,
         }
@@ -72,8 +75,9 @@ def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> list[str]:
     if calibrated:
         notes.append(
             f"The probabilities are calibrated on {card.calibrated_on:,} validation images: temperature "
-            f"{card.temperature:.3g}."
+            f"{card.temperature:.3g}"
+            + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
         )
-    elif recipe.decision.calibration == "temperature":
+    elif recipe.decision.calibration != "none":
         notes.append("The probabilities are not calibrated, because there are no validation images.")
     return notes

@@ -1,0 +1,45 @@
+"""The figures on docs/decisions.md are those of its records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+ROWS = json.loads((ROOT / "docs" / "records" / "thresholds.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("plain", "`plain`"),
+        ("best threshold", "highest validation UWA"),
+        ("balanced", "`balanced`"),
+        ("balanced, calibrated", "`balanced`, calibrated"),
+        ("tuned 0.25 1", "`tuned`"),
+    ],
+)
+def test_the_simulation_is_told_as_it_was_recorded(rule: str, words: str) -> None:
+    means = [
+        np.mean([row["loses"] for row in ROWS if (row["rule"], row["rare"]) == (rule, n)]) for n in (5, 10, 20, 30, 100)
+    ]
+    assert f"| {words} | {' | '.join(f'{mean:.1f}' for mean in means)} |" in PAGE
+
+
+def test_how_much_the_highest_uwa_flatters_itself_is_told_as_it_was_recorded() -> None:
+    found = np.mean([row["flatters"] for row in ROWS if (row["rule"], row["rare"]) == ("best threshold", 5)])
+    assert f"{found:.1f} points higher than on new ones" in PAGE.replace("\n", " ")
+
+
+def test_the_widths_of_the_penalty_have_the_lowest_loss_of_all_that_were_tried() -> None:
+    from lopsided.evaluation import decision
+
+    means: dict[str, float] = {}
+    for row in ROWS:
+        if row["rule"].startswith("tuned"):
+            means[row["rule"]] = means.get(row["rule"], 0.0) + row["loses"]
+    assert min(means, key=lambda rule: means[rule]) == f"tuned {decision.SCALE_SPREAD:g} {decision.OFFSET_SPREAD:g}"
