@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_bad_input import assert_refused
+from cli.test_cli_bad_input import assert_refused
 
 from lopsided.runs.records import Failure, LossTable, append_record, read_records
 from lopsided.sweeps import sweep

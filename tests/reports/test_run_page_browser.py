@@ -667,8 +667,8 @@ LONG = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [6, 12])
-def test_six_to_twelve_classes_with_long_names_fit_into_a_page_of_1300_pixels(
+@pytest.mark.parametrize("number", [2, 3, 6, 10, 12])
+def test_two_to_twelve_classes_with_long_names_fit_into_a_page_of_1300_pixels(
     number: int, tmp_path: Path, show: Open
 ) -> None:
     run = make_run(tmp_path / "run", LONG[:number], (9,) * number, (4,) * number, pictures=False)
@@ -695,6 +695,11 @@ def test_six_to_twelve_classes_with_long_names_fit_into_a_page_of_1300_pixels(
     assert seen["cut"] == []
     for name, lines in seen["lines"]:
         assert lines <= (1 if len(name) < 16 else 3), name
+    if number < 4:
+        for width in (1000, 700, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            wide = "(() => { const e = document.querySelector('.matrix-box'); return e.scrollWidth - e.clientWidth; })()"
+            assert page.evaluate(wide) <= 0, width
 
 
 def test_more_than_four_classes_have_shapes_and_two_of_one_colour_have_two_shapes(tmp_path: Path, show: Open) -> None:
