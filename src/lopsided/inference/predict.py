@@ -72,14 +72,15 @@ def find_images(
     """Return the number of images in files and folders, and an iterator over them that does not hold all of them.
 
     A file in ``paths`` counts as an image with any suffix. No file or folder is read twice, even if a path is below
-    another path or several links lead to one folder. ``patterns`` select images by their paths. ``twins`` counts pairs
-    of images that differ only in the suffix.
+    another path or several links lead to one folder. ``patterns`` select images by their paths below the given folder,
+    as in training, and given files by their paths as they are given. ``twins`` counts pairs of images that differ only
+    in the suffix.
     """
     given, patterns = _distinct(paths), patterns or Patterns()
     number, found = 0, 0
-    for path in _images(given):
+    for path, name in _images(given):
         found += 1
-        if patterns.keep(path.as_posix()):
+        if patterns.keep(name):
             number += 1
             if twins is not None:
                 twins.add(str(path))
@@ -88,13 +89,17 @@ def find_images(
             raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
     if not number:
         raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
-    return number, (path for path in _images(given) if patterns.keep(path.as_posix()))
+    return number, (path for path, name in _images(given) if patterns.keep(name))
 
 
-def _images(paths: Iterable[Path]) -> Iterator[Path]:
+def _images(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield each image with the name that patterns are compared with."""
     seen: set[FolderId] = set()
     for path in paths:
-        yield from walk_images(path, seen=seen) if path.is_dir() else (path,)
+        if path.is_dir():
+            yield from ((image, image.relative_to(path).as_posix()) for image in walk_images(path, seen=seen))
+        else:
+            yield path, path.as_posix()
 
 
 def predict_images(
