@@ -40,8 +40,19 @@ def test_what_fit_would_stumble_over_is_listed(call: Call, tmp_path: Path) -> No
     assert facts["duplicates"] == [{"names": ["cat/000.png", "dog/copy.png"], "labels": ["cat", "dog"]}]
     assert [item["name"] for item in facts["unreadable"]] == ["cat/text.jpg"]
     words = call("data", folder).out
+    assert "2 byte-identical images in one set:\n  cat/000.png = dog/copy.png" in words
+    assert "One unreadable image:\n  cat/text.jpg" in words
     assert "Sets of byte-identical images with different labels: 1, the first " in words
     assert "cat/text.jpg (not an image of a supported format)" in words
+
+
+def test_byte_identical_images_are_counted_by_image_and_by_set(call: Call, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 4, "dog": 3})
+    for name in ("a", "b", "c"):
+        shutil.copy(folder / "cat" / "000.png", folder / "cat" / f"{name}.png")
+    shutil.copy(folder / "dog" / "000.png", folder / "dog" / "d.png")
+    words = call("data", folder).out
+    assert "6 byte-identical images in 2 sets:\n  cat/000.png = cat/a.png = cat/b.png = cat/c.png\n  dog/" in words
 
 
 def test_groups_and_splits_of_a_table_are_counted(call: Call, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_masks_beside_photographs_are_warned_about_and_can_be_left_out(
     ended = call("fit", masked, "--out", tmp_path / "run", *SMALL, "--exclude", "*.bmp", "--exclude", "cat/013.*")
     assert ended.code == 0
     assert pairs not in ended.err
-    assert "data.include and data.exclude left out 25 images." in ended.err
+    assert "--include and --exclude (data.include, data.exclude) left out 25 images." in ended.err
     counts = json.loads((tmp_path / "run" / "metrics.json").read_text())["counts"]
     assert sum(sum(split.values()) for split in counts.values()) == 23
     assert Recipe.load(tmp_path / "run" / "recipe.toml").data.exclude == ("*.bmp", "cat/013.*")

@@ -194,10 +194,15 @@ def _in_words(facts: Mapping[str, Any]) -> str:
     if facts["groups"] is not None:
         groups = facts["groups"]
         parts.append(f"{groups['number']:,} groups; the largest has {groups['largest']:,} images.")
-    for key, what in (("duplicates", "byte-identical images"), ("unreadable", "unreadable images")):
-        listed = facts[key]
+    same, broken = facts["duplicates"], facts["unreadable"]
+    sets = "one set" if len(same) == 1 else f"{len(same):,} sets"
+    titles = (
+        f"{sum(len(item['names']) for item in same):,} byte-identical images in {sets}:",
+        "One unreadable image:" if len(broken) == 1 else f"{len(broken):,} unreadable images:",
+    )
+    for title, listed in zip(titles, (same, broken), strict=True):
         if listed:
-            lines = [f"{len(listed):,} {what}:", *(f"  {_line(item)}" for item in listed[:10])]
+            lines = [title, *(f"  {_line(item)}" for item in listed[:10])]
             parts.append("\n".join(lines + (["  ..."] if len(listed) > 10 else [])))
     return "\n\n".join([*parts, *(shortened(note, LONGEST) for note in facts["notes"])])
 

@@ -254,7 +254,8 @@ def _unused(source: Source, splits: Splits) -> list[str]:
 def _left_out(source: Source) -> list[str]:
     if not source.left_out:
         return []
-    return [f"data.include and data.exclude left out {source.left_out:,} images."]
+    number = "one image" if source.left_out == 1 else f"{source.left_out:,} images"
+    return [f"--include and --exclude (data.include, data.exclude) left out {number}."]
 
 
 def _below_baseline(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
