@@ -37,6 +37,7 @@ from lopsided.data.augment import Augment
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks, joined
+from lopsided.losses import FeatureQueue
 from lopsided.models.encoders import build_encoder
 from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.heads import ProjectionHead
@@ -44,7 +45,6 @@ from lopsided.models.machine import arrange
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.loop import Stage
-from lopsided.training.queue import FeatureQueue
 from lopsided.training.shares import cut
 from lopsided.training.step import Step
 

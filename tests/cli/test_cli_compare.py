@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.test_cli_bad_input import assert_refused
 
+from cli.test_cli_bad_input import assert_refused
 from lopsided.runs.records import Failure, LossTable, append_record, read_records
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import Cell

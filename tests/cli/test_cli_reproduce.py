@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.test_cli_bad_input import assert_refused
 
+from cli.test_cli_bad_input import assert_refused
 from lopsided.paper.protocol import CL, Setting, base_recipe
 from lopsided.runs.records import LossTable, Record, epochs_of, family_of
 from synthetic_records import make_records

@@ -51,6 +51,11 @@ dist.destroy_process_group()
 """
 
 
+def test_the_page_imports_nothing_of_this_package_but_the_losses() -> None:
+    imported = re.findall(r"^\s*(?:from|import) (lopsided[\w.]*)", "\n".join(CODE), flags=re.MULTILINE)
+    assert set(imported) == {"lopsided.losses"}
+
+
 def test_the_code_for_one_process_runs() -> None:
     names: dict[str, Any] = {}
     exec("\n".join(CODE[:ALONE]), names)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.splits import Leaks
-from lopsided.errors import RunError
+from lopsided.losses import FeatureQueue
 from lopsided.training.cautions import cautions
-from lopsided.training.queue import FeatureQueue
 from training.conftest import tiny
 
 Pushes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=6)
@@ -83,8 +82,10 @@ def test_a_queue_is_kept_and_taken_up_again() -> None:
     assert again.tensors() == {}
     again.restore(queue.tensors(), torch.device("cpu"))
     assert content(again) == content(queue)
-    with pytest.raises(RunError, match=r"must hold both the features and the labels of its queue, got only one\."):
+    with pytest.raises(ValueError, match=r"^tensors must hold both the features and the labels of the queue, got only"):
         again.restore({"queue.labels": torch.zeros(2)}, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"^tensors must hold one label for each feature of the queue, got shapes"):
+        again.restore({"queue.features": torch.zeros(3, 2), "queue.labels": torch.zeros(2)}, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("size", "views", "warned"), [(100, 1, False), (101, 1, True), (101, 2, False)])

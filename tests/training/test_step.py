@@ -17,7 +17,7 @@ from lopsided.data.augment import Augment
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.losses import asymmetric_focal_contrastive_loss
+from lopsided.losses import FeatureQueue, asymmetric_focal_contrastive_loss
 from lopsided.models.encoders import build_encoder
 from lopsided.models.fast.small_maps import use_fast_paths
 from lopsided.models.heads import ProjectionHead
@@ -27,7 +27,6 @@ from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.precision import Precision
-from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
 from lopsided.training.shares import cut
 from lopsided.training.step import Step

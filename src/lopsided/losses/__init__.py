@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         parity_eta,
     )
     from lopsided.losses.objective import Objective, Samples
+    from lopsided.losses.queue import FeatureQueue
     from lopsided.losses.ranks import DistributedLoss, Gathered, gather_reference
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "AsymmetricLoss",
     "ContrastiveLoss",
     "DistributedLoss",
+    "FeatureQueue",
     "FocalContrastiveLoss",
     "FocalLoss",
     "Gathered",
@@ -49,6 +51,7 @@ __all__ = [
 _ROOMS = {
     "classification": {"AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"},
     "objective": {"Objective", "Samples"},
+    "queue": {"FeatureQueue"},
     "ranks": {"DistributedLoss", "Gathered", "gather_reference"},
 }
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lopsided.errors import RunError, sentence
-
 _FEATURES, _LABELS = "queue.features", "queue.labels"
 
 
@@ -61,12 +59,12 @@ class FeatureQueue:
         return {} if found is None else {_FEATURES: found[0], _LABELS: found[1]}
 
     def restore(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Load the result of ``tensors``."""
+        """Load the result of ``tensors`` onto a device."""
         if (_FEATURES in tensors) != (_LABELS in tensors):
-            raise RunError("The checkpoint must hold both the features and the labels of its queue, got only one.")
+            raise ValueError("tensors must hold both the features and the labels of the queue, got only one.")
         if _FEATURES in tensors:
             features, labels = tensors[_FEATURES], tensors[_LABELS]
             if features.ndim != 2 or labels.shape != features.shape[:1] or labels.dtype != torch.int64:
                 got = f"shapes {tuple(features.shape)} and {tuple(labels.shape)} of {labels.dtype}"
-                raise RunError(sentence("The checkpoint must hold one label for each feature of its queue", got))
+                raise ValueError(f"tensors must hold one label for each feature of the queue, got {got}.")
             self.features, self.labels = features.to(device), labels.to(device)

@@ -168,7 +168,7 @@ def _sizes(z: Tensor, y: Tensor | None, group: Group) -> list[int]:
 
 
 def _gather_rows(rows: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
-    """The rows of all ranks. They are padded for the exchange, because all its shapes must be equal."""
+    """The rows of all ranks. They are padded, because all ranks must exchange equal shapes."""
     if not any(sizes):
         return rows
     padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
@@ -189,7 +189,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The sum over the ranks, of which each takes its own rows."""
+        """Sum over the ranks; each rank returns its own rows."""
         total, rank = grads[0].contiguous().clone(), dist.get_rank(ctx.group)
         dist.all_reduce(total, group=ctx.group)
         before = sum(ctx.sizes[:rank])

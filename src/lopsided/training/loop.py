@@ -18,13 +18,13 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.losses.objective import Objective
+from lopsided.losses.queue import FeatureQueue
 from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.machine import seeded
 from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
 from lopsided.training.precision import Precision
-from lopsided.training.queue import FeatureQueue
 from lopsided.training.reporter import Reporter
 from lopsided.training.shares import Batch, Indices, cut
 from lopsided.training.step import Found, Step

@@ -31,11 +31,11 @@ from lopsided.errors import InputError, is_out_of_memory
 from lopsided.inference.engine import evaluating
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
+from lopsided.losses.queue import FeatureQueue
 from lopsided.models.machine import seeded
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.precision import Precision
-from lopsided.training.queue import FeatureQueue
 from lopsided.training.shares import Batch
 
 if TYPE_CHECKING:
