@@ -82,6 +82,9 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     assert f"By its own rule, the model finds {by_rule} of 20 images of “c”" in text
     assert f"rule of the model (plain) {DASH} {by_rule / 20:.3f}" in text
     assert f"half 0.500 {at_half / 20:.3f}" in text
+    assert "If you choose a threshold by looking at test images, the figures of these images are too high." in text
+    assert "In practice, use the rule of the model." in text
+    assert "use the validation threshold" not in text
 
 
 def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ def test_a_run_without_any_test_image_shows_its_validation_and_says_so(tmp_path:
     assert "it needs validation images" not in text
     assert "the figures are already for the validation images" in text
     assert "With the validation threshold" not in text
-    assert "use the validation threshold" not in text
+    assert "use the rule of the model" not in text
     assert "evaluate the threshold on images that were not used for training or model selection." in text
 
 

@@ -341,7 +341,10 @@ def threshold_advice(split: str) -> str:
     text = f"If you choose a threshold by looking at {SPLITS[split]} images, the figures of these images are too high. "
     if split == "val":
         return f"{text}Before use, evaluate the threshold on images that were not used for training or model selection."
-    return f"{text}In practice, use the validation threshold, or choose a threshold on other images."
+    return (
+        f"{text}In practice, use the rule of the model. The validation threshold has the best UWA on the validation "
+        "images, so its UWA there is too high. If you need another threshold, choose it on other images."
+    )
 
 
 def learning_words(stages: Sequence[Stage], metric: str) -> str:
