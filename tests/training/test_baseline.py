@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.sources import source_from_arrays
+from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.training import baseline
 from lopsided.training import fit as fitting
 from lopsided.training.baseline import Compared, compare
@@ -37,13 +39,58 @@ def test_a_model_below_the_baseline_is_told_so_and_a_better_one_is_not() -> None
     assert found.model == pytest.approx(1 / 3)
     assert found.baseline > 0.95, "The classes differ in brightness, which any linear model sees."
     assert found.number == 70
-    text = found.words("test")
-    assert text.startswith("On the test images, the unweighted accuracy of the model (0.333) is below that of a simple")
+    assert found.difference.value == pytest.approx(found.model - found.baseline)
+    assert found.difference.high < 0
+    text = found.words("validation", "two-stage")
+    assert text.startswith(
+        "On the validation images, the unweighted accuracy of the model (0.333) is below that of a simple baseline ("
+    )
     assert "a linear classifier on images of 16 x 16 pixels" in text
+    assert f"The 95 % interval of the difference is {str(found.difference).partition(' ')[2]}." in text
+    assert text.endswith("Train for more epochs, use pretrained weights (--weights), or try another loss.")
+    assert found.words("validation", "frozen").endswith("or train an encoder (--recipe from-scratch).")
     right = compare(prepared, prepared.test, prepared.test.labels, 0)
     assert right is not None
-    assert right.words("test") == ""
-    assert Compared(0.5, 0.5, 70).words("test") == ""
+    assert right.words("validation", "two-stage") == ""
+
+
+def test_a_warning_of_test_images_gives_no_advice_to_tune_on_them() -> None:
+    found = Compared(0.4, 0.9, 70, Figure(-0.5, -0.6, -0.4))
+    text = found.words("test", "two-stage")
+    assert text.endswith(
+        "Do not tune the model on test images: hold out validation images (--val) to compare settings."
+    )
+    assert "another loss" not in text
+
+
+def test_a_difference_that_chance_explains_is_no_warning() -> None:
+    prepared = made((100, 30, 20), (40, 20, 10))
+    assert prepared.test is not None
+    almost = prepared.test.labels.copy()
+    almost[-2:] = 0
+    found = compare(prepared, prepared.test, almost, 0)
+    assert found is not None
+    assert found.model < found.baseline
+    assert found.words("validation", "two-stage") == ""
+
+
+@pytest.mark.parametrize("sizes", [(50, 10), (40, 20, 5), (5,) * 12])
+def test_two_models_that_are_equally_good_are_rarely_told_apart(sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    number = np.array(sizes)
+    found = []
+    for _ in range(2000):
+        won, lost, _ = rng.multinomial(number, (0.15, 0.15, 0.7)).T.astype(float)
+        found.append(paired_shares_interval(won, lost, number.astype(float), 0.95).leaves_out_0)
+    assert 0.005 < np.mean(found) < 0.055
+
+
+def test_the_paired_interval_of_one_class_adds_an_image_to_each_kind_of_disagreement() -> None:
+    found = paired_shares_interval(np.array([3.0]), np.array([9.0]), np.array([20.0]), 0.95)
+    share, other = 4 / 22, 10 / 22
+    half = 1.959964 * math.sqrt((share + other - (share - other) ** 2) / 21)
+    assert found.value == pytest.approx(-0.3)
+    assert (found.low, found.high) == pytest.approx((share - other - half, share - other + half), abs=1e-6)
 
 
 def test_the_same_run_has_the_same_baseline_and_the_global_states_are_left_alone() -> None:
@@ -81,15 +128,17 @@ def test_small_images_that_are_no_multiple_of_the_side_are_shrunk_by_means() -> 
     assert small[0, 0] == pytest.approx(pixels[0, 0, :2, 0].double().mean() / 255)
 
 
+@pytest.mark.parametrize(("val", "split"), [(0.3, "validation"), (0.1, "test"), (0.0, "test")])
 def test_a_run_below_the_baseline_keeps_the_warning_and_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    val: float, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = part((200, 100), 0, 8)
     assert isinstance(train.inputs, MemoryInputs)
     source = source_from_arrays(train.inputs.tensor, train.labels, classes=["many", "few"])
-    recipe = tiny(encoder_training__lr=1e-12, classifier__lr=1e-12, data__test=0.3, data__val=0.1)
+    recipe = tiny(encoder_training__lr=1e-12, classifier__lr=1e-12, data__test=0.3, data__val=val)
     found = fitting.fit(recipe, source, tmp_path / "with")
-    assert any("is below that of a simple baseline" in text for text in found.warnings)
+    (text,) = [text for text in found.warnings if "is below that of a simple baseline" in text]
+    assert text.startswith(f"On the {split} images, ")
     monkeypatch.setattr(fitting, "compare", lambda *_: None)
     without = fitting.fit(recipe, source, tmp_path / "without")
     assert not any("baseline" in text for text in without.warnings)

@@ -90,6 +90,22 @@ def mean_of_shares_interval(shares: Floats, sizes: Floats, level: float) -> Figu
     return around(float(shares.mean()), moved.mean() - half, moved.mean() + half)
 
 
+def paired_shares_interval(won: Floats, lost: Floats, sizes: Floats, level: float) -> Figure:
+    """Return an interval for the mean over m classes of the difference of two shares of the same images.
+
+    ``won`` and ``lost`` count the images of each class that only the first or only the second model has right. As
+    Bonett and Price (2012) do for one class, one image is added to both counts; over m classes, 1/m. The variance of a
+    class is the unbiased one, because five images of a class would otherwise give intervals that are too short.
+    """
+    extra = 1 / len(sizes)
+    first, second, moved = won + extra, lost + extra, sizes + 2 * extra
+    difference = (first - second) / moved
+    variance = ((first + second) / moved - difference**2) / (moved - 1)
+    half = quantile(level) * math.sqrt(variance.sum()) / len(sizes)
+    centre = float(difference.mean())
+    return around(float(((won - lost) / sizes).mean()), centre - half, centre + half, (-1.0, 1.0))
+
+
 def auroc_interval(auroc: float, num_positive: float, num_negative: float, level: float) -> Figure:
     """Return the interval of Newcombe (2006, method 5) for the area under the ROC curve.
 

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from lopsided.data.inputs import Indices, Inputs, Part, Prepared
+from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.seeds import derive_seed
 
@@ -25,6 +26,12 @@ MOST_TRAIN, MOST_JUDGED = 2_000, 2_000
 MOST_CLASSES = 50
 LEAST_TRAIN, LEAST_JUDGED, LEAST_PER_CLASS = 100, 60, 5
 """With fewer training images, evaluated images, or evaluated images of a class, the comparison would be noise."""
+LEVEL = 0.95
+"""Level of the interval of the difference. A difference that chance can explain is no reason for a warning."""
+_ADVICE = {
+    "two-stage": "Train for more epochs, use pretrained weights (--weights), or try another loss.",
+    "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
+}
 _BATCH = 256
 _SHRINKAGE = 0.1
 """Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
@@ -32,20 +39,31 @@ _SHRINKAGE = 0.1
 
 @dataclass(frozen=True)
 class Compared:
-    """The unweighted accuracy of the model and of the baseline on the same ``number`` images."""
+    """The unweighted accuracy of the model and of the baseline on the same ``number`` images.
+
+    ``difference`` is model - baseline with a paired interval.
+    """
 
     model: float
     baseline: float
     number: int
+    difference: Figure
 
-    def words(self, split: str) -> str:
-        """Return a warning if the model is worse than the baseline, otherwise an empty text."""
-        if not self.model < self.baseline:
+    def words(self, split: str, method: str) -> str:
+        """Return a warning if the interval of the difference is below 0, otherwise an empty text.
+
+        Test images must not choose settings, so the warning about them gives no advice to change settings.
+        """
+        if not self.difference.high < 0:
             return ""
+        advice = _ADVICE.get(method, _ADVICE["two-stage"])
+        if split == "test":
+            advice = "Do not tune the model on test images: hold out validation images (--val) to compare settings."
         return (
             f"On the {split} images, the unweighted accuracy of the model ({self.model:.3f}) is below that of a simple "
-            f"baseline ({self.baseline:.3f}): a linear classifier on images of {SIDE} x {SIDE} pixels. Train for more "
-            "epochs, use pretrained weights (--weights), or try another loss."
+            f"baseline ({self.baseline:.3f}): a linear classifier on images of {SIDE} x {SIDE} pixels. The "
+            f"{100 * LEVEL:g} % interval of the difference is [{self.difference.low:.3f}, {self.difference.high:.3f}]. "
+            f"{advice}"
         )
 
 
@@ -63,7 +81,17 @@ def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], 
     rows = _sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
     answers = _linear(_small(prepared.train.inputs, train), prepared.train.labels[train], _small(judged.inputs, rows))
     truth = judged.labels[rows]
-    return Compared(_uwa(truth, predicted[rows], num_classes), _uwa(truth, answers, num_classes), len(rows))
+    right, other = predicted[rows] == truth, answers == truth
+    won, lost, sizes = (
+        np.bincount(truth[chosen], minlength=num_classes).astype(np.float64)
+        for chosen in (right & ~other, other & ~right, np.ones_like(right))
+    )
+    return Compared(
+        _uwa(truth, predicted[rows], num_classes),
+        _uwa(truth, answers, num_classes),
+        len(rows),
+        paired_shares_interval(won, lost, sizes, LEVEL),
+    )
 
 
 def _sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:

@@ -259,15 +259,18 @@ def _left_out(source: Source) -> list[str]:
 
 
 def _below_baseline(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
-    """Return a warning if the model is worse than the baseline on the test split, or on val if there is no test."""
-    split, part, found = "test", prepared.test, fitted.test
-    if part is None or found is None:
-        split, part, found = "validation", prepared.val, fitted.val
-    if part is None or found is None:
-        return []
-    compared = compare(prepared, part, found.y_pred, recipe.seed)
-    text = "" if compared is None else compared.words(split)
-    return [text] if text else []
+    """Return a warning if the model is worse than the baseline on validation images, or on test images without them.
+
+    Test images are also used if there are too few validation images to compare.
+    """
+    for split, part, found in (("validation", prepared.val, fitted.val), ("test", prepared.test, fitted.test)):
+        if part is None or found is None:
+            continue
+        compared = compare(prepared, part, found.y_pred, recipe.seed)
+        if compared is not None:
+            text = compared.words(split, recipe.method)
+            return [text] if text else []
+    return []
 
 
 def fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
