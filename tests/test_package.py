@@ -181,5 +181,15 @@ def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
 def test_the_page_of_the_citation_has_the_version_and_licence_of_the_package() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {lopsided.__version__}\n" in citation
-    own = PROJECT["license"].partition(" AND ")[0]  # The rest is the licence of the embedded weights.
-    assert f"\nlicense: {own}\n" in citation
+    code, weights = PROJECT["license"].split(" AND ")
+    assert f"\nlicense: {code}\n" in citation, "A list would mean that a user may choose one of the licences."
+    (abstract,) = re.findall(r"^abstract: >-\n((?:  .*\n)+)", citation, flags=re.MULTILINE)
+    assert f"under the licence {code}, the embedded weights of the encoder are under {weights}." in " ".join(
+        abstract.split()
+    )
+
+
+def test_no_two_conftest_modules_have_one_name() -> None:
+    # Doctests import each of them as a module. Outside of a package, the name of the module is `conftest`.
+    folders = [path.parent for path in (ROOT / "tests").glob("*/conftest.py")]
+    assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
