@@ -114,7 +114,7 @@ def _decision(
 def _val_counts(stages: Stages) -> list[int]:
     val = stages.prepared.val
     labels = np.empty(0, dtype=np.int64) if val is None else val.labels
-    return np.bincount(labels, minlength=len(stages.prepared.classes)).tolist()
+    return [int(number) for number in np.bincount(labels, minlength=len(stages.prepared.classes))]
 
 
 def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> list[str]:
