@@ -23,6 +23,7 @@ from lopsided.evaluation.decision import (
     prior_of,
     recall_confidence,
     resolve,
+    through,
 )
 
 CLASSES = ("a", "b", "c")
@@ -135,15 +136,53 @@ def test_recall_takes_the_highest_threshold_that_finds_enough() -> None:
     assert found.decide([[0.4, 0.6]]) == 1
 
 
-def test_recall_says_how_sure_it_is_and_how_many_images_it_would_need() -> None:
-    p, labels = draw(600, seed=4)
-    found = resolve("recall:c>=0.95", CLASSES, PRIOR, HeldBack(p, labels))
-    num = int((labels == 2).sum())
-    missed = int(num * 0.05)
-    sure = f"{beta.sf(0.95, num - missed, missed + 1):.0%}"
-    assert f"confidence that it finds at least 95% of new images is {sure}." in found.notes[0]
-    assert "at least 59 images of c" in found.notes[0]
-    assert explain(found, CLASSES).startswith("The decision is c if its probability is at least")
+@pytest.mark.parametrize("num", [5, 30, 59, 100, 400])
+def test_recall_is_as_sure_as_the_images_allow_and_never_asks_for_fewer_than_there_are(num: int) -> None:
+    rng = np.random.default_rng(num)
+    scores = rng.random(num)
+    p = np.stack([1 - scores, scores], axis=1)
+    found = resolve("recall:r>=0.95", ("c", "r"), (0.5, 0.5), HeldBack(p, np.ones(num, dtype=np.int64)))
+    missed = int(np.sum(scores < found.threshold))
+    sure = beta.sf(0.95, num - missed, missed + 1)
+    assert (
+        f"With {num} images, the confidence that it finds at least 95% of new images is {sure:.0%}." in found.notes[0]
+    )
+    if num >= 59:
+        assert sure >= 0.95
+        assert beta.sf(0.95, num - missed - 1, missed + 2) < 0.95, "A higher threshold would do."
+        assert "needs at least" not in found.notes[0]
+    else:
+        assert missed == int(num * 0.05)
+        assert "needs at least 59 images of r" in found.notes[0]
+
+
+def test_groups_count_once_in_a_recall_and_stay_together_in_folds() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.repeat(rng.random(20), 3)
+    p = np.stack([1 - scores, scores], axis=1)
+    groups = np.repeat([f"g{i}" for i in range(20)], 3)
+    found = resolve("recall:r>=0.95", ("c", "r"), (0.5, 0.5), HeldBack(p, np.ones(60, dtype=np.int64), groups))
+    assert "With 20 groups" in found.notes[0]
+    alone = resolve("recall:r>=0.95", ("c", "r"), (0.5, 0.5), HeldBack(p[::3], np.ones(20, dtype=np.int64)))
+    assert found.threshold == pytest.approx(alone.threshold)
+
+
+def test_images_of_one_group_move_a_fit_as_one_image_does() -> None:
+    p, labels = draw(60, seed=9)
+    single = HeldBack(p, labels)
+    tripled = HeldBack(np.repeat(p, 3, axis=0), np.repeat(labels, 3), np.repeat(np.arange(60), 3))
+    for rule in (fit_calibration(single, PRIOR), fit_calibration(tripled, PRIOR)):
+        assert rule.temperature == pytest.approx(fit_calibration(single, PRIOR).temperature, rel=1e-4)
+    assert resolve("tuned", CLASSES, PRIOR, tripled).offsets == pytest.approx(
+        resolve("tuned", CLASSES, PRIOR, single).offsets, abs=1e-3
+    )
+
+
+def test_a_decision_through_a_calibration_is_the_decision_before_it() -> None:
+    p, labels = draw(500, seed=11)
+    change = Calibration(1.7, (0.3, -0.2, 0.9))
+    before = resolve("tuned", CLASSES, PRIOR, HeldBack(p, labels))
+    np.testing.assert_array_equal(through(before, change).decide(change(p)), before.decide(p))
 
 
 def test_the_confidence_of_a_recall_is_what_a_simulation_gives() -> None:
@@ -280,7 +319,7 @@ def test_rules_that_are_fitted_need_images_of_the_class() -> None:
 
 def test_a_model_without_a_prior_decides_only_by_rules_that_need_none() -> None:
     for rule in ("balanced", "prevalence:a=0.2,b=0.2,c=0.6", "tuned"):
-        with pytest.raises(InputError, match="which prior"):
+        with pytest.raises(InputError, match="states no prior"):
             resolve(rule, CLASSES, None)
     assert resolve("plain", CLASSES, None) == Decision()
 

@@ -148,3 +148,20 @@ def test_a_card_with_an_impossible_decision_is_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(Exception, match=words):
         load_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize("val", [0.0, 0.3])
+def test_probabilities_carry_the_class_shares_whatever_trained_them(val: float) -> None:
+    source = stripes({"many": 120, "few": 40})
+    changes = {"encoder_training__loss": "weighted-ce", "encoder_training__epochs": 4, "data__val": val}
+    raw = fit(tiny(**changes, decision__calibration="none"), source)
+    found = fit(tiny(**changes), source)
+    assert raw.card.prior == (0.5, 0.5)
+    counts = np.bincount(source.labels[found.splits.train])
+    assert found.card.prior == pytest.approx(counts / counts.sum())
+    assert raw.test is not None
+    assert found.test is not None
+    if val == 0:
+        moved = raw.test.probabilities * found.card.prior / 0.5
+        np.testing.assert_allclose(found.test.probabilities, moved / moved.sum(axis=1, keepdims=True), atol=1e-6)
+        np.testing.assert_array_equal(found.test.y_pred, raw.test.y_pred)  # balanced does not depend on the prior.

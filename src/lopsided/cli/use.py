@@ -135,7 +135,8 @@ def evaluate(
             source = check_labelled(source, card, skip_unreadable=skip_unreadable, progress=progress)
         _warn_of_twins(twins(source.names))
     use = open_use(run, card, rules.read_rule(decide), prevalence)
-    if data is None and split == "val":
+    own_val = data is None and split == "val"
+    if own_val:
         say("warning: the validation split selected the model, so the figures are too high.")
     elif split != "test" and (data is None or trained_on(run, data)):
         say(
@@ -143,7 +144,9 @@ def evaluate(
             "Use the test figures of the run instead."
         )
     with counter("evaluating", quiet=quiet) as progress:
-        result = evaluate_model(model, card, source, batch_size=batch_size, seed=seed, use=use, progress=progress)
+        result = evaluate_model(
+            model, card, source, batch_size=batch_size, seed=seed, use=use, fitted_to=own_val, progress=progress
+        )
     result = {"run": str(run), **result}
     if not quiet:
         say_replaced(out)
@@ -155,7 +158,7 @@ def evaluate(
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
     what = f"{split} split of {run}" if data is None else result["data"]
-    rule = explain(use.decision, card.classes)
+    rule = " ".join([explain(use.decision, card.classes), *use.decision.notes])
     show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}\n\n{rule}")
     if out is not None:
         show(f"\nWritten to {out}.")
@@ -195,6 +198,7 @@ def predict(
       lopsided predict run inbox | sort -t, -k3 -g
     """
     from lopsided.data.sources.names import Patterns, Twins
+    from lopsided.evaluation.decision import explain
     from lopsided.inference import predict as stream
     from lopsided.progress import counter
     from lopsided.runs.run import open_model, open_use
@@ -207,6 +211,8 @@ def predict(
     model, card = open_model(run, device)
     use = open_use(run, card, rules.read_rule(decide), prevalence)
     _warn_of_formulas(card.classes)
+    if not quiet and (decide is not None or prevalence is not None):
+        say(" ".join([explain(use.decision, card.classes), *use.decision.notes]))
     answers = stream.predict_images(model, card, paths, batch_size=batch_size, use=use)
     with counter("predicting", quiet=quiet) as progress:
         if out is None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,12 @@ CONFIDENCE = 0.95
 
 
 class Decision(BaseModel):
-    """A rule that is ready to decide: a rule's text, and the numbers that it came to for one model.
+    """A rule that is ready to decide: the text of a rule, and its numbers for one model.
 
     The score of class c is ``scale`` log p_c + ``offsets``[c]. With ``costs`` it is minus the expected cost of deciding
-    for c. With ``target``, the score of the target is logit(p) - logit(``threshold``), and the best of the other
-    classes has the score 0. The class with the highest score is decided; the first one if classes tie.
+    for c, in units of the largest cost. With ``target``, the score of the target is logit(p) - logit(``threshold``),
+    and the best of the other classes has the score 0. The class with the highest score is decided; the first one if
+    classes tie.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -81,7 +82,8 @@ class Decision(BaseModel):
         """Return a score per class, (n, K), of probabilities (n, K) or (K,). The highest score is decided."""
         p = np.asarray(probabilities, dtype=np.float64)
         if self.costs:
-            expected: Floats = -(p @ np.asarray(self.costs))
+            costs = np.asarray(self.costs)
+            expected: Floats = -(p @ (costs / costs.max()))
             return expected
         logs = self.scale * np.log(np.maximum(p, TINY))
         if self.offsets:
@@ -122,7 +124,18 @@ class HeldBack:
 
     probabilities: Floats
     labels: Codes
+    groups: NDArray[Any] | None = None
+    """The group of each image, such as its lesion; images of one group are not independent."""
     what: str = "validation images"
+
+    def moved(self, probabilities: Floats) -> HeldBack:
+        """Return the same images with other probabilities."""
+        return replace(self, probabilities=probabilities)
+
+    def rows(self, rows: NDArray[Any]) -> HeldBack:
+        """Return some of the images."""
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(self, probabilities=self.probabilities[rows], labels=self.labels[rows], groups=groups)
 
     def counts(self) -> Codes:
         """Return the number of images of each class."""
@@ -145,8 +158,8 @@ def resolve(
         return Decision(rule=text, costs=_costs(parsed, classes))
     if prior is None:
         raise InputError(
-            f"The decision rule {parsed.kind} needs to know which prior the probabilities of the model carry, and its "
-            "model card does not say it. Use plain or cost, or train the model again."
+            f"The decision rule {parsed.kind} needs the prior that the probabilities of the model carry, but its model "
+            "card states no prior. Use plain or cost, or train the model again."
         )
     balance = _balance(prior)
     if parsed.kind == "balanced":
@@ -158,7 +171,7 @@ def resolve(
     if held is None or not len(held.labels):
         raise InputError(
             f"The decision rule {text} is fitted to images that the model was not trained on, but there are no "
-            "validation images. Set data.val above 0 (--val 0.15), or use balanced."
+            "validation images. Train with --val 0.15 (in Python val=0.15), or use balanced."
         )
     absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
     if parsed.kind == "recall":
@@ -211,6 +224,16 @@ def fit_calibration(held: HeldBack, prior: Sequence[float], *, biases: bool = Tr
     log_scale, shift = _fit_affine(held, weights, np.zeros(num_classes), TEMPERATURE_SPREAD, spreads)
     shift = np.where(free, shift - shift[free].mean(), 0.0) if free.any() else np.zeros(num_classes)
     return Calibration(float(math.exp(-log_scale)), tuple(shift.tolist()))
+
+
+def through(decision: Decision, change: Calibration) -> Decision:
+    """Return the decision on calibrated probabilities that equals ``decision`` on the original ones.
+
+    It is for decisions by offsets: a log p + b is a T (log q - d) + b up to a constant, with q = calibrated p.
+    """
+    scale = decision.scale * change.temperature
+    offsets = np.asarray(decision.offsets) - scale * np.asarray(change.bias)
+    return decision.model_copy(update={"scale": scale, "offsets": _offsets(np.maximum(offsets, NEVER))})
 
 
 def at_prevalence(probabilities: ArrayLike, prior: Sequence[float], shares: Sequence[float]) -> Floats:
@@ -274,12 +297,20 @@ def _named_costs(table: Mapping[str, Mapping[str, float]], classes: Sequence[str
 
 
 def _weights(held: HeldBack, shares: Floats) -> Floats:
-    """Return weights with which the classes have these shares. They sum to the effective number of images."""
+    """Return weights with which the classes have these shares. They sum to the effective number of images.
+
+    Images of one group count as copies of each other, as in the intervals of metrics.
+    """
     counts = held.counts()
     per_class = np.divide(shares, counts, out=np.zeros(len(counts)), where=counts > 0)
     weights = per_class[held.labels]
     total = weights.sum()
-    scaled: Floats = weights * total / np.square(weights).sum() if total > 0 else weights
+    if not total > 0:
+        return weights
+    sums = weights
+    if held.groups is not None:
+        sums = np.bincount(np.unique(held.groups, return_inverse=True)[1], weights=weights)
+    scaled: Floats = weights * total / np.square(sums).sum()
     return scaled
 
 
@@ -328,26 +359,40 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     if rule.target not in classes:
         raise InputError(f"The decision rule {text} names no class of the model; the classes are {', '.join(classes)}.")
     target = list(classes).index(rule.target)
-    own = np.sort(held.probabilities[held.labels == target, target])
-    if not len(own):
+    rows = held.labels == target
+    scores = held.probabilities[rows, target]
+    if not len(scores):
         raise InputError(
             f"The decision rule {text} needs {held.what} of {rule.target}, but there are none. "
             "Hold back more images (--val), or use balanced."
         )
-    missed = math.floor(len(own) * (1 - rule.least) + 1e-9)
+    # Images of one group are not independent, so that the lowest score of each group counts.
+    own, units = scores, "images"
+    if held.groups is not None:
+        _, places = np.unique(held.groups[rows], return_inverse=True)
+        own, units = np.full(places.max() + 1, np.inf), "groups"
+        np.minimum.at(own, places, scores)
+    own = np.sort(own)
+    num, enough = len(own), images_for_recall(rule.least)
+    missed = math.floor(num * (1 - rule.least) + 1e-9)
+    if num >= enough:
+        missed = max(m for m in range(missed + 1) if recall_confidence(num, m, rule.least) >= CONFIDENCE)
+    sure = recall_confidence(num, missed, rule.least)
     # A little below the score of the last image to find, so that rounding in another program does not lose it.
-    threshold = float(np.clip(own[missed] * (1 - 1e-6), 1e-12, 1 - 1e-12))
-    sure = recall_confidence(len(own), missed, rule.least)
-    needed = images_for_recall(rule.least)
+    threshold = float(np.clip(own[missed] * (1 - 1e-6), TINY, 1 - 1e-12))
     name = _short(rule.target, 40)
     note = (
-        f"The threshold {threshold:.3g} finds {(len(own) - missed) / len(own):.0%} of {len(own):,} {held.what} of "
-        f"{name}. With so many images, the confidence that it finds at least {rule.least:.0%} of new images is "
+        f"The threshold {threshold:.3g} finds {np.mean(scores >= threshold):.0%} of {len(scores):,} {held.what} of "
+        f"{name}. With {num:,} {units}, the confidence that it finds at least {_percent(rule.least)} of new {units} is "
         f"{sure:.0%}."
     )
-    if sure < CONFIDENCE:
-        note += f" A confidence of {CONFIDENCE:.0%} needs at least {needed:,} images of {name}."
+    if num < enough:
+        note += f" A confidence of {CONFIDENCE:.0%} needs at least {enough:,} {units} of {name}."
     return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=threshold, notes=(note,))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.6g}%"
 
 
 def recall_confidence(num: int, missed: int, least: float) -> float:
@@ -395,27 +440,35 @@ def threshold_of(decision: Decision, label: int, num_classes: int) -> float | No
 
 
 def crossed(rule: str, classes: Sequence[str], prior: Sequence[float], held: HeldBack, seed: int = 0) -> Codes | None:
-    """Return the classes that a fitted rule decides for images of which it did not see the labels, by five folds.
+    """Return the classes that a fitted rule decides for images whose labels it did not see, by up to five folds.
 
-    None if a class has fewer than two images, so that not every part could be fitted.
+    Images of one group are in one fold. None if a class has fewer than two images or groups, so that some fold could
+    not be fitted.
     """
     parsed = parse_rule(rule)
     if not parsed.fitted:
         return resolve(parsed, classes, prior).decide(held.probabilities)
-    counts = held.counts()
+    names = np.arange(len(held.labels)) if held.groups is None else held.groups
+    _, groups = np.unique(names, return_inverse=True)
     needed = [list(classes).index(parsed.target)] if parsed.kind == "recall" else list(range(len(classes)))
-    if min(counts[c] for c in needed) < 2:
+    fewest = min(len(np.unique(groups[held.labels == c])) for c in needed)
+    if fewest < 2:
         return None
-    fold = np.empty(len(held.labels), dtype=np.int64)
+    fold_of = np.full(groups.max() + 1, -1)
     rng = np.random.default_rng(seed)
-    for c in range(len(classes)):
-        rows = rng.permutation(np.flatnonzero(held.labels == c))
-        fold[rows] = np.arange(len(rows)) % min(5, counts[needed].min())
+    for c in np.argsort(held.counts()):  # The groups of the rarest class are spread evenly over the folds.
+        own = rng.permutation(np.unique(groups[held.labels == c]))
+        own = own[fold_of[own] < 0]
+        fold_of[own] = np.arange(len(own)) % min(5, fewest)
+    fold = fold_of[groups]
     decided = np.empty(len(held.labels), dtype=np.int64)
     for number in np.unique(fold):
-        rest, own = fold != number, fold == number
-        part = HeldBack(held.probabilities[rest], held.labels[rest], held.what)
-        decided[own] = resolve(parsed, classes, prior, part).decide(held.probabilities[own])
+        rest, here = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        try:
+            found = resolve(parsed, classes, prior, held.rows(rest))
+        except InputError:  # A group with two labels can leave a class without images.
+            return None
+        decided[here] = found.decide(held.probabilities[here])
     return decided
 
 
@@ -450,13 +503,21 @@ def _short(text: str, length: int) -> str:
 
 
 def figures_by_rule(
-    rules: Sequence[str], classes: Sequence[str], prior: Sequence[float] | None, p: Floats, labels: Codes
+    rules: Sequence[str],
+    classes: Sequence[str],
+    prior: Sequence[float] | None,
+    p: Floats,
+    labels: Codes,
+    held: HeldBack | None = None,
 ) -> dict[str, Any]:
-    """Return UWA and the recall of each class by several rules that need no fit, as far as they can be resolved."""
+    """Return UWA and the recall of each class by several rules, as far as they can be resolved.
+
+    ``held`` are other images than those of ``p``, for rules that are fitted.
+    """
     found: dict[str, Any] = {}
     for rule in rules:
         try:
-            decided = resolve(rule, classes, prior).decide(p)
+            decided = resolve(rule, classes, prior, held).decide(p)
         except InputError:
             continue
         hits = np.bincount(labels[decided == labels], minlength=len(classes))

@@ -10,9 +10,10 @@ import numpy as np
 
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import DataError, sentence
-from lopsided.evaluation.decision import figures_by_rule
+from lopsided.evaluation.decision import HeldBack, crossed, figures_by_rule, resolve
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.use import Use, choose_use
+from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -73,9 +74,14 @@ def evaluate_model(
     batch_size: int = 64,
     seed: int = 0,
     use: Use | None = None,
+    fitted_to: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics of a model on a source from ``check_labelled``, for JSON. By default its own rule decides."""
+    """Return the metrics of a model on a source from ``check_labelled``, for JSON. By default its own rule decides.
+
+    With ``fitted_to``, the source holds the images that a fitted rule was fitted to. Folds then decide for each of
+    them without its label.
+    """
     from lopsided.inference.probabilities import predict
 
     p = predict(model, card, source.images, batch_size=batch_size, progress=progress)
@@ -83,6 +89,11 @@ def evaluate_model(
     rules = figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, source.labels)
     p = use.probabilities(p)
     decided = use.decision.decide(p)
+    prior = use.shares or use.prior
+    if fitted_to and prior is not None and parse_rule(use.decision.rule).fitted:
+        held = HeldBack(p, source.labels, source.groups)
+        found = crossed(use.decision.rule, card.classes, prior, held, seed)
+        decided = resolve("balanced", card.classes, prior).decide(p) if found is None else found
     evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
     rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}

@@ -45,13 +45,18 @@ def choose_use(
         decision = card.decision if rule is None else resolve(rule, card.classes, card.prior, held)
         return Use(decision, card.prior)
     parsed = parse_rule(prevalence if prevalence.startswith("prevalence:") else f"prevalence:{prevalence}")
+    if rule is not None and parse_rule(rule).kind == "prevalence":
+        raise InputError("--decide prevalence:... and --prevalence both state class shares. Remove one of the two.")
     if card.prior is None:
         raise InputError(
-            "--prevalence needs to know which prior the probabilities of the model carry, and its model card does not "
-            "say it. Train the model again."
+            "--prevalence needs the prior that the probabilities of the model carry, but its model card states no "
+            "prior. Train the model again."
         )
     resolve(parsed, card.classes, card.prior)  # Checks the names of the classes.
     shares = tuple(parsed.values[name] for name in card.classes)
     if held is not None:
-        held = HeldBack(at_prevalence(held.probabilities, card.prior, shares), held.labels, held.what)
-    return Use(resolve(rule or card.decision.rule, card.classes, shares, held), card.prior, shares)
+        held = held.moved(at_prevalence(held.probabilities, card.prior, shares))
+    wanted = rule or card.decision.rule
+    if parse_rule(wanted).kind == "prevalence":  # The shares of the option replace those of the model's rule.
+        return Use(resolve("plain", card.classes, shares).model_copy(update={"rule": str(parsed)}), card.prior, shares)
+    return Use(resolve(wanted, card.classes, shares, held), card.prior, shares)

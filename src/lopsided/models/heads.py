@@ -51,7 +51,8 @@ class DecisionHead(nn.Module):
         if decision.threshold is not None:
             self.odds = math.log(decision.threshold) - math.log1p(-decision.threshold)
         self.register_buffer("offsets", torch.tensor(decision.offsets or (0.0,) * num_classes))
-        self.register_buffer("costs", torch.tensor(decision.costs) if self.by_cost else torch.zeros(0, 0))
+        costs = torch.tensor(decision.costs, dtype=torch.float64) if self.by_cost else torch.ones(1, 1)
+        self.register_buffer("costs", (costs / costs.max()).float())
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return logits, probabilities and scores, (n, K), and the index of the decided class, (n,)."""

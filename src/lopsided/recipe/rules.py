@@ -47,7 +47,7 @@ class Rule:
 
     def __str__(self) -> str:
         if self.kind == "recall":
-            return f"recall:{self.target}>={self.least:g}"
+            return f"recall:{self.target}>={_written(self.least)}"
         if self.table:
             return f"cost:{json.dumps(self.table, ensure_ascii=False)}"
         if self.matrix:
@@ -56,7 +56,7 @@ class Rule:
             return self.kind
         if any(set(name) & set(',="{[') or name != name.strip() for name in self.values):
             return f"{self.kind}:{json.dumps(dict(self.values), ensure_ascii=False)}"
-        return f"{self.kind}:" + ",".join(f"{name}={value:g}" for name, value in self.values.items())
+        return f"{self.kind}:" + ",".join(f"{name}={_written(value)}" for name, value in self.values.items())
 
     @property
     def fitted(self) -> bool:
@@ -65,7 +65,7 @@ class Rule:
 
 
 def parse_rule(text: str) -> Rule:
-    """Parse the text of a rule. Raise an InputError of one or two sentences if it is none.
+    """Parse the text of a rule. Raise an InputError of one or two sentences if the text is not a rule.
 
     >>> parse_rule("recall:df>=0.95"), str(parse_rule("cost:df=10, mel=1"))
     (Rule(kind='recall', values={}, matrix=(), table={}, target='df', least=0.95), 'cost:df=10,mel=1')
@@ -83,9 +83,10 @@ def parse_rule(text: str) -> Rule:
         return _recall(text, rest)
     if rest.lstrip().startswith(("{", "[")):
         try:
-            found = json.loads(rest)
+            found = json.loads(rest, object_pairs_hook=_pairs)
         except (ValueError, RecursionError):
-            text = f"The values of the decision rule {name} are not valid JSON, got {_shown(rest)}."
+            text = f"The values of the decision rule {name} are not valid JSON with one value per class"
+            text = f"{text}, got {_shown(rest)}."
             raise InputError(text) from None
         if name == "cost" and isinstance(found, list):
             return Rule("cost", matrix=_matrix(found))
@@ -185,6 +186,18 @@ def _number(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return None if math.isnan(number) else number
+
+
+def _written(number: float) -> str:
+    """Return a number as text that gives the same number again, as short as possible."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object. Raise a ValueError if a key is repeated."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is repeated")
+    return dict(pairs)
 
 
 def _shown(text: str) -> str:

@@ -15,7 +15,7 @@ import platform
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -200,7 +200,8 @@ def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         text = f"{path} is not a valid table of predictions ({files.reason(error)})."
         raise RunError(f"{text} Restore the file, or train the run again.") from None
-    return HeldBack(p, labels) if rows else None
+    groups = np.array([row["group"] for row in rows])
+    return HeldBack(p, labels, groups if any(groups) else None) if rows else None
 
 
 def run_recipe(
@@ -414,7 +415,12 @@ def _make(folder: Path) -> list[Path]:
 
 def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, num_ranks: int) -> None:
     parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
-    files.atomic_write(folder / PREDICTIONS, _table(parts, source.classes))
+    decided = {name: part.y_pred for name, part in parts.items() if part is not None}
+    val = fitted.val
+    if val is not None and val.y_true is not None and parse_rule(fitted.card.decision.rule).fitted:
+        held = HeldBack(val.probabilities, val.y_true, val.groups)
+        decided["val"] = decided_without_labels(fitted.card, held, recipe.seed)
+    files.atomic_write(folder / PREDICTIONS, _table(parts, decided, source.classes))
     features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
     files.atomic_write(folder / FEATURES, save(features))
     record = {
@@ -429,7 +435,7 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "classes": list(source.classes),
         "counts": {name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
         "decision": fitted.card.model_dump(mode="json", include=set(DECISION_FIELDS)),
-        **{name: _figures(name, predictions, recipe.seed, fitted.card) for name, predictions in parts.items()},
+        **{name: _figures(name, parts, decided, recipe.seed, fitted.card) for name in parts},
         "leaks": {
             "groups": list(fitted.leaks.groups),
             "duplicates": [list(pair) for pair in fitted.leaks.duplicates],
@@ -443,30 +449,48 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
     files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
-def _figures(split: str, predictions: Predictions | None, seed: int, card: ModelCard) -> dict[str, Any] | None:
-    """Return the figures of a split by the rule of the model, and its UWA by the rules that need no fit.
-
-    A rule that is fitted to the validation images decides for each of them without its label, by folds. If that is
-    impossible, the figures of the validation images are those of ``balanced``.
-    """
-    if predictions is None or predictions.y_true is None:
+def _figures(
+    split: str,
+    parts: Mapping[str, Predictions | None],
+    decided: Mapping[str, npt.NDArray[np.int64]],
+    seed: int,
+    card: ModelCard,
+) -> dict[str, Any] | None:
+    """Return the figures of a split by the rule of the model, and its UWA by several rules."""
+    part = parts[split]
+    if part is None or part.y_true is None:
         return None
-    p, labels, decided, notes = predictions.probabilities, predictions.y_true, predictions.y_pred, []
-    rule = card.decision.rule
-    if split == "val" and card.prior is not None and parse_rule(rule).fitted:
-        held = HeldBack(p, labels)
-        crossed_out = crossed(rule, card.classes, card.prior, held, seed)
-        notes.append("The decision rule was fitted to these images. Each was decided without its own label, by folds.")
-        if crossed_out is None:
-            crossed_out = resolve("balanced", card.classes, card.prior).decide(p)
-            notes[0] = "The decision rule was fitted to these images, so these figures are those of the rule balanced."
-        decided = crossed_out
-    figures = evaluate(labels, p, decided, classes=predictions.classes, seed=seed, groups=predictions.groups).to_dict()
-    figures["notes"] += notes
-    return {**figures, "rules": figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, labels)}
+    p, labels = part.probabilities, part.y_true
+    val = parts["val"]
+    held = None
+    if val is not None and val.y_true is not None and split != "val":
+        held = HeldBack(val.probabilities, val.y_true, val.groups)
+    figures = evaluate(labels, p, decided[split], classes=part.classes, seed=seed, groups=part.groups).to_dict()
+    if split == "val" and parse_rule(card.decision.rule).fitted:
+        figures["notes"].append(FITTED_NOTE)
+    rules = ("plain", "balanced", "tuned")
+    return {**figures, "rules": figures_by_rule(rules, card.classes, card.prior, p, labels, held)}
 
 
-def _table(parts: dict[str, Predictions | None], classes: Sequence[str]) -> bytes:
+FITTED_NOTE = (
+    "The decision rule was fitted to these images. By folds, each image was decided by a rule that was fitted without "
+    "it."
+)
+
+
+def decided_without_labels(card: ModelCard, held: HeldBack, seed: int) -> npt.NDArray[np.int64]:
+    """Return the decisions for the images that a rule is fitted to, each by a rule that did not see its label.
+
+    If that is impossible, the rule ``balanced`` decides.
+    """
+    assert card.prior is not None
+    found = crossed(card.decision.rule, card.classes, card.prior, held, seed)
+    return resolve("balanced", card.classes, card.prior).decide(held.probabilities) if found is None else found
+
+
+def _table(
+    parts: Mapping[str, Predictions | None], decided: Mapping[str, npt.NDArray[np.int64]], classes: Sequence[str]
+) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
@@ -474,7 +498,7 @@ def _table(parts: dict[str, Predictions | None], classes: Sequence[str]) -> byte
         if part is None or part.y_true is None:
             continue
         groups = [""] * len(part.names) if part.groups is None else part.groups.tolist()
-        rows = zip(part.names, groups, part.y_true, part.y_pred, part.probabilities, strict=True)
+        rows = zip(part.names, groups, part.y_true, decided[split], part.probabilities, strict=True)
         for name, group, label, predicted, p in rows:
             numbers = (f"{value:.9g}" for value in p)
             writer.writerow([split, name, group, classes[label], classes[predicted], *numbers])

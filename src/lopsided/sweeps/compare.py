@@ -26,8 +26,8 @@ from lopsided.recipe.words import listed, shown
 from lopsided.runs.records import ROUNDING, Record, Treatment
 
 SPLITS = ("test", "held_out")
-FIGURES = ("uwa", "uwa_balanced", "uwa_plain", "accuracy", "auroc")
-BY_RULE = {"uwa_balanced": "balanced", "uwa_plain": "plain"}
+FIGURES = ("uwa", "uwa_balanced", "uwa_tuned", "uwa_plain", "accuracy", "auroc")
+BY_RULE = {"uwa_balanced": "balanced", "uwa_tuned": "tuned", "uwa_plain": "plain"}
 """The figures of one model by another decision rule than its own."""
 RECALL, SECONDS = "recall:", "seconds"
 """``recall:0`` is the recall of the first class. The seconds of a run are an entry of the split ``test``."""
@@ -35,6 +35,7 @@ RECALL, SECONDS = "recall:", "seconds"
 WORDS = {
     "uwa": "UWA",
     "uwa_balanced": "UWA by the rule balanced",
+    "uwa_tuned": "UWA by the rule tuned",
     "uwa_plain": "UWA by the rule plain",
     "accuracy": "accuracy",
     "auroc": "AUROC",

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lopsided.data.inputs import Prepared
-from lopsided.evaluation.decision import Calibration, Decision, HeldBack, explain, fit_calibration, resolve
+from lopsided.evaluation.decision import (
+    Calibration,
+    Decision,
+    HeldBack,
+    explain,
+    fit_calibration,
+    prior_of,
+    resolve,
+    through,
+)
 from lopsided.inference.probabilities import predict_inputs
 from lopsided.recipe import Recipe
+from lopsided.recipe.rules import parse_rule
 from lopsided.training.prior import carried_prior
 from lopsided.training.stages import Stages
+
+Floats = npt.NDArray[np.float64]
 
 
 def check_rule(recipe: Recipe, prepared: Prepared) -> None:
@@ -28,55 +43,90 @@ def check_rule(recipe: Recipe, prepared: Prepared) -> None:
 def settle(stages: Stages) -> None:
     """Calibrate the model on the validation images and write its prior, temperature and decision rule on its card.
 
-    Temperature and biases become part of the linear layer, so that every program that uses the weights returns
-    calibrated probabilities.
+    Probabilities are also moved from the prior that training gave them to the class shares of the training images, so
+    that they mean the same for every loss and sampler. With calibration "none" they stay as they are. Temperature and
+    biases become part of the linear layer, so that every program that uses the weights returns calibrated
+    probabilities.
     """
     recipe, prepared = stages.recipe, stages.prepared
-    prior = carried_prior(recipe, prepared.counts())
+    carried, kind = carried_prior(recipe, prepared.counts()), recipe.decision.calibration
     held = None
     if prepared.val is not None:
         size = recipe.encoder_training.batch_size
         engine = stages.engine if recipe.method == "frozen" else None
         probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
-        held = HeldBack(probabilities, prepared.val.labels)
+        held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
 
     def compute() -> dict[str, Any]:
-        scores, change = held, Calibration(1.0, (0.0,) * len(prepared.classes))
-        if held is not None and recipe.decision.calibration != "none":
-            change = fit_calibration(held, prior, biases=recipe.decision.calibration == "affine")
-            scores = HeldBack(change(held.probabilities), held.labels)
-        decision = resolve(recipe.decision.rule, prepared.classes, prior, scores)
-        return {"temperature": change.temperature, "bias": list(change.bias), "decision": decision.model_dump()}
+        change, prior = Calibration(1.0, (0.0,) * len(prepared.classes)), carried
+        if kind != "none":
+            if held is not None:
+                change = fit_calibration(held, carried, biases=kind == "affine")
+            prior = prior_of(prepared.counts())
+            change = replace(change, bias=tuple(np.add(change.bias, _between(carried, prior)).tolist()))
+        decision = _decision(recipe, prepared, carried, prior, held, change)
+        found = {"temperature": change.temperature, "bias": list(change.bias)}
+        return {**found, "prior": list(prior), "decision": decision.model_dump()}
 
     found = stages.ranks.told(compute)  # All ranks must decide alike despite rounding.
     temperature, bias = float(found["temperature"]), tuple(map(float, found["bias"]))
-    decision = Decision.model_validate(found["decision"])
     with torch.no_grad():
         for parameter in stages.model.classifier.parameters():
             parameter.div_(temperature)
         stages.model.classifier.bias.add_(torch.tensor(bias).to(stages.model.classifier.bias))
-    calibrated = held is not None and recipe.decision.calibration != "none"
+    calibrated = held is not None and kind != "none"
     stages.card = stages.card.model_copy(
         update={
-            "prior": prior,
+            "prior": tuple(map(float, found["prior"])),
             "temperature": temperature,
             "bias": bias if any(bias) else None,
             "calibrated_on": len(held.labels) if calibrated and held is not None else 0,
-            "decision": decision,
+            "decision": Decision.model_validate(found["decision"]),
         }
     )
     for text in _notes(recipe, stages, calibrated=calibrated):
         stages.log.note(text)
 
 
+def _between(carried: Sequence[float], prior: Sequence[float]) -> Floats:
+    """Return the biases that move probabilities from one prior to another; 0 for a class without training images."""
+    old, new = np.asarray(carried), np.asarray(prior)
+    seen = (old > 0) & (new > 0)
+    return np.where(seen, np.log(np.where(seen, new, 1.0)) - np.log(np.where(seen, old, 1.0)), 0.0)
+
+
+def _decision(
+    recipe: Recipe,
+    prepared: Prepared,
+    carried: Sequence[float],
+    prior: Sequence[float],
+    held: HeldBack | None,
+    change: Calibration,
+) -> Decision:
+    """Return the decision on calibrated probabilities."""
+    rule = parse_rule(recipe.decision.rule)
+    if rule.kind == "tuned":  # It contains a calibration of its own, so it is fitted to the original scores.
+        return through(resolve(rule, prepared.classes, carried, held), change)
+    scores = None if held is None else held.moved(change(held.probabilities))
+    return resolve(rule, prepared.classes, prior, scores)
+
+
+def _val_counts(stages: Stages) -> list[int]:
+    val = stages.prepared.val
+    labels = np.empty(0, dtype=np.int64) if val is None else val.labels
+    return [int(number) for number in np.bincount(labels, minlength=len(stages.prepared.classes))]
+
+
 def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> list[str]:
     card = stages.card
     notes = [explain(card.decision, card.classes), *card.decision.notes]
     if calibrated:
+        absent = [name for name, n in zip(card.classes, _val_counts(stages), strict=True) if not n]
         notes.append(
             f"The probabilities are calibrated on {card.calibrated_on:,} validation images: temperature "
             f"{card.temperature:.3g}"
             + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
+            + (f" There are no validation images of {', '.join(absent)}." if absent else "")
         )
     elif recipe.decision.calibration != "none":
         notes.append("The probabilities are not calibrated, because there are no validation images.")

@@ -17,7 +17,7 @@ from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, 
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
-from lopsided.evaluation.decision import resolve
+from lopsided.evaluation.decision import TINY, HeldBack, fit_calibration, resolve
 from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
@@ -355,12 +355,14 @@ class Stages:
         )
 
     def _judged(self, logits: Tensor, labels: Indices) -> dict[str, float]:
-        """Return the figures of validation images by the rule ``balanced``, or ``plain`` if the recipe asks for it."""
-        prior = carried_prior(self.recipe, self.prepared.counts())
+        """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
+        prior, kind = carried_prior(self.recipe, self.prepared.counts()), self.recipe.decision.calibration
         rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
-        z = logits.double().log_softmax(dim=1).cpu().numpy()
-        found = figures(resolve(rule, self.prepared.classes, prior).decide(np.exp(z)), labels, self.num_classes)
-        balanced = z + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
+        p = logits.double().softmax(dim=1).cpu().numpy()
+        if kind != "none":  # As the finished model will be.
+            p = fit_calibration(HeldBack(p, labels), prior, biases=kind == "affine")(p)
+        found = figures(resolve(rule, self.prepared.classes, prior).decide(p), labels, self.num_classes)
+        balanced = np.log(np.maximum(p, TINY)) + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
         return found | {"log_loss": balanced_log_loss(balanced, labels)}
 
     def _sampler(self, stage: str, settings: EncoderTraining | Classifier) -> BatchSampler:
