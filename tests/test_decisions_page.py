@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
 ROWS = json.loads((ROOT / "docs" / "records" / "thresholds.json").read_text())["rows"]
+
+
+def test_every_example_of_a_fitted_rule_keeps_validation_images_which_the_default_does_not() -> None:
+    files = [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("src/lopsided/cli/*.py")]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    examples = [line for line in lines if re.search(r'lopsided fit .*--decide "?(recall|tuned)', line)]
+    assert len(examples) >= 2
+    assert [line for line in examples if "--val 0." not in line] == []
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def fit(
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --out run --recipe from-scratch --image-size 64
       lopsided fit photos --out baseline --loss weighted-ce
-      lopsided fit photos --out run --decide "recall:melanoma>=0.95"
+      lopsided fit photos --out run --val 0.2 --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
