@@ -17,7 +17,7 @@ from tiny_command import Call, command, names_below
 
 @pytest.mark.slow
 def test_evaluate_gives_figures_with_intervals_on_other_images(finished: Path, other_photos: Path) -> None:
-    ended = command("evaluate", finished, other_photos)
+    ended = command("evaluate", finished, other_photos, "--quiet")  # A slow machine would print its progress.
     assert ended.code == 0
     assert ended.err == ""
     assert ended.out.startswith("others: 15 images\n")

@@ -85,12 +85,16 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_never_was(tmp_path: Path, kind
     moments = int((tmp_path / "whole" / "moments").read_text())
     assert moments > 20
     # Every fifth moment: an epoch has 4 steps here, so a stride of 5 hits a different kind of moment each time.
+    killed = 0
     for fatal in range(1 + list(CHANGES).index(kind), moments + 1, 5):
         folder = tmp_path / str(fatal)
-        assert child(folder, kind, fatal) == -signal.SIGKILL
+        ended = child(folder, kind, fatal)
+        assert ended in (0, -signal.SIGKILL)  # How often the state is written, which is a moment, depends on the time.
+        killed += ended != 0
         assert child(folder, kind) == 0
         assert outcome(folder) == expected, f"killed at moment {fatal}"
         assert not list(folder.rglob("*.tmp"))
+    assert killed >= 4
 
 
 def test_a_run_killed_again_and_again_still_ends_the_same(tmp_path: Path) -> None:
