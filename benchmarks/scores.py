@@ -43,7 +43,7 @@ from lopsided.training.selection import probe_rows
 from lopsided.training.stages import Stages
 
 Floats = npt.NDArray[np.float64]
-Weights = dict[str, Tensor]
+Weights = list[Tensor]
 
 PAPER_ARMS: dict[str, dict[str, Any]] = {
     "ce": {"encoder_training.loss": "ce"},
@@ -117,6 +117,22 @@ def _run(work: Callable[[Recipe], dict[str, Any]], name: str, text: str, folder:
     return name, time.perf_counter() - begin
 
 
+def tensors(module: nn.Module) -> list[Tensor]:
+    """Return parameters and buffers as they are in memory. A state dict would rearrange the weights of small maps."""
+    return [value.detach() for value in (*module.parameters(), *module.buffers())]
+
+
+def snapshot(module: nn.Module) -> Weights:
+    """Return copies of the parameters and buffers of a module."""
+    return [value.clone() for value in tensors(module)]
+
+
+def restore(module: nn.Module, weights: Weights) -> None:
+    """Write copies back into a module."""
+    for value, old in zip(tensors(module), weights, strict=True):
+        value.copy_(old)
+
+
 class _Watched(Stages):
     """Stages that keep the scores and weights of every epoch, and averaged weights."""
 
@@ -124,18 +140,18 @@ class _Watched(Stages):
         """Run a stage. Return the validation scores and the weights of every epoch, and the averaged weights."""
         found: list[Floats] = []
         kept: list[Weights] = []
-        average = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
+        average = snapshot(stage.module)
 
         def update(*_: object) -> None:
-            for key, value in stage.module.state_dict().items():
+            for old, value in zip(average, tensors(stage.module), strict=True):
                 if value.is_floating_point():
-                    average[key].lerp_(value.detach(), 1 / EMA_STEPS)
+                    old.lerp_(value, 1 / EMA_STEPS)
                 else:
-                    average[key].copy_(value)
+                    old.copy_(value)
 
         def judge() -> dict[str, float]:
             found.append(scores())
-            kept.append({key: value.detach().clone() for key, value in stage.module.state_dict().items()})
+            kept.append(snapshot(stage.module))
             return {}
 
         handle = register_optimizer_step_post_hook(update)
@@ -209,9 +225,9 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
         for rule, epoch in chosen.items():
             content[f"epoch_{rule}"] = epoch
         for epoch in sorted(set(chosen.values())):
-            stages.model.load_state_dict(weights[epoch])
+            restore(stages.model, weights[epoch])
             content[f"held_{epoch}"] = stages.logits(parts["held"]).astype(np.float32)
-        stages.model.load_state_dict(average)
+        restore(stages.model, average)
         content["held_ema"] = stages.logits(parts["held"]).astype(np.float32)
         content["val_ema"] = stages.logits(val).astype(np.float32)
         return content
@@ -219,10 +235,10 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
     scores, weights, average = stages.watch(stage, lambda: stages.distances(val))
     content["val_distances"] = np.stack(scores).astype(np.float32)
     chosen = select(scores, val.labels, scale=True)
-    fresh = {key: value.clone() for key, value in stages.model.classifier.state_dict().items()}
+    fresh = snapshot(stages.model.classifier)
     for rule, encoder in [*((rule, weights[epoch]) for rule, epoch in chosen.items()), ("ema", average)]:
-        stage.module.load_state_dict(encoder)
-        stages.model.classifier.load_state_dict(fresh)
+        restore(stage.module, encoder)
+        restore(stages.model.classifier, fresh)
         second = stages._classifier_stage()
         val_features = stages._features(val.inputs)
 
@@ -235,7 +251,7 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
         own = select(linear, val.labels)
         epoch = own.get(rule, len(linear) - 1)
         head = mean if rule == "ema" else heads[epoch]
-        stages.model.classifier.load_state_dict(head)
+        restore(stages.model.classifier, head)
         if rule != "ema":
             content[f"epoch_{rule}"] = chosen[rule]
         content[f"classifier_epoch_{rule}"] = epoch

@@ -358,6 +358,7 @@ def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> N
     assert_array_equal(same.fit(x, y).predict_proba(x), model.predict_proba(x))
 
 
+@pytest.mark.slow
 def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Path) -> None:
     y = np.array(["many"] * 40 + ["few"] * 16)  # They differ in brightness.
     noise = np.random.default_rng(0).integers(0, 100, (len(y), 8, 8), dtype=np.uint8)

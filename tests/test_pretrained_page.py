@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_the_summary_of_the_records() -> None:
     command = [sys.executable, ROOT / "benchmarks" / "frozen.py", "summary"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout

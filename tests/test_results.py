@@ -130,6 +130,7 @@ def test_the_model_of_all_losses_is_that_of_least_squares_on_the_raw_records():
     assert not [name for name in gammas if abs(contrast([name], ["0/0"])[0]) > contrast([name], ["0/0"])[1]]
 
 
+@pytest.mark.slow
 def test_what_four_runs_detect_follows_from_the_spread_of_their_differences():
     uwas = _uwas()
     names, seeds = (sorted({key[i] for key in uwas}) for i in range(2))

@@ -41,6 +41,7 @@ def test_without_a_recipe_fit_takes_the_default_and_gives_the_reason(frozen: Pat
     assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 112)
 
 
+@pytest.mark.slow
 def test_all_other_verbs_take_a_frozen_run(frozen: Path, photos: Path, call: Call, tmp_path: Path) -> None:
     evaluated = call("evaluate", frozen, photos, "--json", "--device", "cpu")
     assert json.loads(evaluated.out)["num_images"] == 42

@@ -222,6 +222,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_simple_mistake_is_found_before_heavy_imports_and_before_images_are_read(
     mistake: str, photos: Path, tmp_path: Path

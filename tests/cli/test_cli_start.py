@@ -138,6 +138,7 @@ def test_recipes_are_listed_and_printed_as_toml_that_reads_back(call: Call, tmp_
     assert "Did you mean paper-isic?" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # The pipe is found broken at the end, or while it is written to.
 def test_a_reader_that_closes_early_is_met_with_silence(unbuffered: str) -> None:
     process = subprocess.Popen(
@@ -154,6 +155,7 @@ def test_a_reader_that_closes_early_is_met_with_silence(unbuffered: str) -> None
     assert process.wait(timeout=120) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "closed", "code"), [("recipes", "1", 0), ("data nothing", "2", 2), ("data nothing", "12", 2)]
 )

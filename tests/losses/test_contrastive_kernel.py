@@ -398,6 +398,7 @@ def as_on_a_device(monkeypatch):
     monkeypatch.setattr("lopsided.losses._kernel.tiled._answers_at_once", lambda z: False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.parametrize("batch", BATCHES)
 def test_the_way_of_a_device_gives_value_and_gradients_of_the_specification(batch):

@@ -34,6 +34,7 @@ def rewrite(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_building_a_report_imports_no_torch(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     code = (

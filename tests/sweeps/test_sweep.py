@@ -325,6 +325,7 @@ class Elsewhere:
             self.stack.close()
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_computed_elsewhere_is_left_to_the_last_and_taken_when_it_is_free(
     cells: list[Recipe], tmp_path: Path, quick: None
 ) -> None:
@@ -393,6 +394,7 @@ def test_an_engine_that_cannot_be_opened_leaves_no_folder_and_no_mark_behind(
     assert names_below(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_done_elsewhere_is_not_trained_twice(cells: list[Recipe], tmp_path: Path, quick: None) -> None:
     engine = Scripted()
     engine.before_wait = Elsewhere(
@@ -405,6 +407,7 @@ def test_a_cell_that_was_done_elsewhere_is_not_trained_twice(cells: list[Recipe]
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_a_cell_that_failed_elsewhere_meanwhile_is_not_tried_twice(
     cells: list[Recipe], tmp_path: Path, quick: None
 ) -> None:
@@ -415,6 +418,7 @@ def test_a_cell_that_failed_elsewhere_meanwhile_is_not_tried_twice(
     assert engine.submitted == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_cell_whose_worker_was_lost_elsewhere_is_taken(cells: list[Recipe], tmp_path: Path, quick: None) -> None:
     failure = Failure.of(Cell.of(cells[0]).recipe, LOST)
     engine = Scripted()

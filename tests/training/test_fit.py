@@ -79,6 +79,7 @@ def loaded(seen: list[tuple[str, list[int]]]) -> list[int]:
     return sorted(identity for _, identities in seen for identity in identities)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cl", "fcl", "acl", "afcl", "ce", "weighted-ce", "focal"])
 def test_every_loss_learns_to_tell_stripes_apart(loss: str) -> None:
     source = stripes({"many": 120, "some": 40, "few": 24})

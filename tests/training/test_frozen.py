@@ -75,6 +75,7 @@ def source_of(photos: Path) -> Source:
     return open_source(photos)
 
 
+@pytest.mark.slow
 def test_a_frozen_run_is_an_ordinary_model_with_the_preprocessing_of_its_weights(
     photos: Path, weights: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_frozen_run_is_an_ordinary_model_with_the_preprocessing_of_its_weights
     assert not any("epoch" in text for text in [*told.notes, *told.warned])
 
 
+@pytest.mark.slow
 def test_another_run_on_the_same_images_encodes_none(photos: Path, weights: Path, cache: Path, tmp_path: Path) -> None:
     one, other, third = Counts(), Counts(), Counts()
     first = fit(small(weights), source_of(photos), tmp_path / "1", reporter=one)
@@ -114,6 +116,7 @@ def test_another_run_on_the_same_images_encodes_none(photos: Path, weights: Path
     assert smaller.images == 39
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_with_the_features_that_were_cached(
     photos: Path, weights: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
