@@ -52,3 +52,14 @@ def test_the_widths_of_the_penalty_have_the_lowest_loss_of_all_that_were_tried()
         if row["rule"].startswith("tuned"):
             means[row["rule"]] = means.get(row["rule"], 0.0) + row["loses"]
     assert min(means, key=lambda rule: means[rule]) == f"tuned {decision.SCALE_SPREAD:g} {decision.OFFSET_SPREAD:g}"
+
+
+def test_the_table_of_real_runs_is_that_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import decisions
+
+    text = (ROOT / "docs" / "records" / "decisions.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert decisions.rules_table([line for line in lines if line["study"] == "rules"]) in PAGE
+    for line in lines:
+        assert line["uwa"]["ceiling"] >= max(line["uwa"].values()) - 1e-9, line["run"]
