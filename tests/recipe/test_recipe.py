@@ -629,3 +629,15 @@ def test_a_loss_for_classification_trains_for_the_passes_of_both_stages():
     for order in (changes, dict(reversed(changes.items()))):
         recipe = Recipe().override(**order)
         assert (recipe.method, recipe.encoder_training.epochs) == ("end-to-end", 5)
+
+
+def test_recipes_are_equal_if_their_losses_have_the_same_parameters_whatever_class_holds_them():
+    from lopsided.recipe.losses import settings_model
+
+    before = Recipe()
+    settings_model.cache_clear()
+    after = Recipe().override(**{LOSS: "cl"}).override(**{LOSS: "afcl"})
+    assert type(before.encoder_training.loss) is not type(after.encoder_training.loss)
+    assert before == after
+    assert hash(before.encoder_training.loss) == hash(after.encoder_training.loss)
+    assert before != after.override(**{f"{LOSS}.eta": 0.25})

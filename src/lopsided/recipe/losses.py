@@ -21,6 +21,13 @@ class LossSettings(Section):
 
     name: str = Field(description="Name of the loss; `lopsided losses` lists all losses.")
 
+    def __eq__(self, other: object) -> bool:
+        """Compare name and parameters. The class does not count: a loss that is found again gets another class."""
+        return isinstance(other, LossSettings) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.model_dump().items())))
+
     @property
     def entry(self) -> Loss:
         """The loss's entry in the catalogue."""
