@@ -72,6 +72,7 @@ def unsafe(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_source_has_what_could_run_a_strangers_code() -> None:
     sources = sorted(SOURCE.rglob("*.py"))
     assert len(sources) > 90

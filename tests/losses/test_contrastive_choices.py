@@ -29,6 +29,7 @@ def assert_same_with_gradients(one, other, leaves, rtol=1e-9, atol=1e-11):
         assert_close(found, expected, rtol=rtol, atol=atol * max(1.0, expected.abs().max().item()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("normalization", ["paper", "released"])
 def test_a_mask_chooses_the_contrast_samples_of_each_anchor(batch, normalization):

@@ -78,6 +78,7 @@ def gradient(z, y, **options):
     return torch.autograd.grad(asymmetric_focal_contrastive_loss(z, y, **options), z)[0]
 
 
+@pytest.mark.slow
 @every_batch
 @every_temperature
 def test_single_precision_gradients_match_float64_and_are_finite(batch, temperature):

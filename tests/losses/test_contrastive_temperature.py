@@ -45,6 +45,7 @@ def test_value_and_gradients_are_those_of_the_specification(batch):
                 assert_close(one, other, rtol=1e-8, atol=1e-10 * max(1.0, other.abs().max().item()))
 
 
+@pytest.mark.slow
 @every_path
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 @pytest.mark.parametrize("normalization", ["paper", "released"])

@@ -65,6 +65,7 @@ def fast_and_stock(name, **options):
     return fast, stock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image_size", [28, 32, 33, 64])
 @pytest.mark.parametrize("training", [True, False])
 def test_an_encoder_gives_the_same_output_and_gradients_with_and_without_fast_paths(image_size, training):

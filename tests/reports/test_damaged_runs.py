@@ -351,6 +351,7 @@ def test_images_that_could_not_be_read_are_listed(tmp_path: Path, monkeypatch: p
     assert "Images that could not be read" not in text_of(run_page(make_run(tmp_path / "whole")))
 
 
+@pytest.mark.slow
 def test_a_page_that_would_be_too_large_lists_fewer_images_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_the_log_holds_the_path_of_strengths(photos: Path, weights: Path, cache:
     assert path["folds"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["ce", "weighted-ce"])
 def test_the_prior_of_a_frozen_model_is_that_of_its_regression(
     photos: Path, weights: Path, cache: Path, tmp_path: Path, loss: str

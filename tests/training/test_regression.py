@@ -63,6 +63,7 @@ def test_a_class_with_few_images_or_groups_has_fewer_folds() -> None:
     assert (alone.strength, alone.folds) == (USUAL, 0)
 
 
+@pytest.mark.slow
 def test_the_result_depends_on_the_seed_of_the_folds_only() -> None:
     x, labels = blobs([60, 20], distance=1.0)
     one, other = (fit_regression(x, labels, 2, seed=3) for _ in range(2))
