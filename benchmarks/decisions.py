@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from lopsided.evaluation.decision import HeldBack, fit_calibration, prior_of, resolve
 from lopsided.evaluation.intervals import mean_interval, paired_difference
+from thresholds import highest_uwa
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
@@ -88,9 +89,9 @@ def _by_rule(content: dict[str, Any], prior: Sequence[float]) -> dict[str, float
         "balanced, calibrated": _uwa(balanced.decide(change(held)), labels),
         "tuned": _uwa(tuned.decide(change(held)), labels),
         "highest test UWA": _uwa(
-            _odds(content["held_logits"]) >= _best_cut(_odds(content["test_logits"]), known), labels
+            _odds(content["held_logits"]) >= highest_uwa(_odds(content["test_logits"]), known), labels
         ),
-        "ceiling": _uwa(_odds(content["held_logits"]) >= _best_cut(_odds(content["held_logits"]), labels), labels),
+        "ceiling": _uwa(_odds(content["held_logits"]) >= highest_uwa(_odds(content["held_logits"]), labels), labels),
     }
 
 
@@ -104,18 +105,6 @@ def _softmax(logits: npt.NDArray[np.floating[Any]]) -> Floats:
 def _odds(logits: npt.NDArray[np.floating[Any]]) -> Floats:
     odds: Floats = logits[:, 1].astype(np.float64) - logits[:, 0].astype(np.float64)
     return odds
-
-
-def _best_cut(odds: Floats, labels: Codes) -> float:
-    """Return the threshold with the highest UWA on these images, in the middle of its gap."""
-    order = np.argsort(odds)
-    values, rare = odds[order], labels[order]
-    below = np.concatenate([[0], np.cumsum(rare == 0)]) / np.sum(rare == 0)
-    above = 1 - np.concatenate([[0], np.cumsum(rare == 1)]) / np.sum(rare == 1)
-    place = int(np.argmax(below + above))
-    left = values[place - 1] if place else values[0] - 1
-    right = values[place] if place < len(values) else values[-1] + 1
-    return float((left + right) / 2)
 
 
 def _uwa(decided: npt.NDArray[Any], labels: Codes) -> float:

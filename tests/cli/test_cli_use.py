@@ -12,7 +12,7 @@ import pytest
 
 from lopsided.data.images import FileImages
 from tiny import SIZE, write_photos
-from tiny_command import Call, command, names_below
+from tiny_command import SMALL, Call, command, names_below
 
 
 @pytest.mark.slow
@@ -261,3 +261,36 @@ def test_rules_that_cannot_be_used_are_one_sentence(
         assert words in ended.err
         assert ended.err.count("\n") == 1
         assert ended.out == ""
+
+
+def test_images_that_chose_a_threshold_are_decided_without_their_labels_everywhere(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    run, rule = tmp_path / "run", ("--decide", "recall:dog>=0.9", "--val", "0.4")
+    assert call("fit", photos, "--out", run, *SMALL, *rule).code == 0
+    metrics = json.loads((run / "metrics.json").read_text())
+    with (run / "predictions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
+    pairs = Counter((row["label"], row["predicted"]) for row in rows)
+    written = [[pairs[true, predicted] for predicted in ("cat", "dog")] for true in ("cat", "dog")]
+    judged = json.loads(call("evaluate", run, "--split", "val", "--json").out)
+    assert metrics["val"]["confusion"] == written == judged["confusion"]
+    threshold = metrics["decision"]["decision"]["threshold"]
+    seen = [float(row["p:dog"]) >= threshold for row in rows]
+    assert seen != [row["predicted"] == "dog" for row in rows], "The threshold that saw all labels decides otherwise."
+    assert any("fitted without it" in note for note in metrics["val"]["notes"])
+
+
+def test_shares_on_the_command_line_replace_those_of_the_model_and_are_given_once(
+    call: Call, finished: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    card = json.loads((run / "model.json").read_text())
+    card["decision"] = {"rule": "prevalence:cat=0.999,dog=0.001", "offsets": [0.0, -9.0]}
+    (run / "model.json").write_text(json.dumps(card))
+    for label, dog in decided(call("predict", run, other_photos, "--prevalence", "cat=0.5,dog=0.5").out).values():
+        assert label == ("dog" if dog > 0.5 else "cat")
+    both = ("--prevalence", "cat=0.5,dog=0.5", "--decide", "prevalence:cat=0.2,dog=0.8")
+    ended = call("predict", run, other_photos, *both)
+    assert ended.code == 2
+    assert "both state class shares" in ended.err

@@ -126,7 +126,6 @@ class HeldBack:
     labels: Codes
     groups: NDArray[Any] | None = None
     """The group of each image, such as its lesion; images of one group are not independent."""
-    what: str = "validation images"
 
     def moved(self, probabilities: Floats) -> HeldBack:
         """Return the same images with other probabilities."""
@@ -173,13 +172,13 @@ def resolve(
             f"The decision rule {text} is fitted to images that the model was not trained on, but there are no "
             "validation images. Train with --val 0.15 (in Python val=0.15), or use balanced."
         )
-    absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
     if parsed.kind == "recall":
         return _recall(parsed, text, classes, balance, held)
+    absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
     if absent:
         raise InputError(
-            f"The decision rule tuned needs {held.what} of every class, but there are none of {', '.join(absent)}. "
-            "Hold back more images (--val), or use balanced."
+            "The decision rule tuned needs validation images of every class, but there are none of "
+            f"{', '.join(absent)}. Hold back more images (--val), or use balanced."
         )
     return _tuned(text, balance, held)
 
@@ -289,8 +288,9 @@ def _named_costs(table: Mapping[str, Mapping[str, float]], classes: Sequence[str
     unknown = sorted(named - set(classes))
     missing = [(true, name) for true in classes for name in classes if true != name and name not in table.get(true, {})]
     if unknown or missing:
-        got = f"there is no class {unknown[0]!r}" if unknown else ""
-        if not unknown:
+        if unknown:
+            got = f"there is no class {unknown[0]!r}"
+        else:
             got = "the cost of deciding {1} for an image of {0} is missing".format(*missing[0])
         raise InputError(f"The matrix of costs does not fit the classes of the model ({', '.join(classes)}): {got}.")
     return tuple(tuple(table[true].get(name, 0.0) for name in classes) for true in classes)
@@ -348,7 +348,7 @@ def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
     weights = _weights(held, np.full(num_classes, 1 / num_classes))
     log_scale, shift = _fit_affine(held, weights, balance, SCALE_SPREAD, np.full(num_classes, OFFSET_SPREAD))
     note = (
-        f"The weights of the rule tuned are fitted to {len(held.labels):,} {held.what} "
+        f"The weights of the rule tuned are fitted to {len(held.labels):,} validation images "
         f"({held.counts().min():,} of the rarest class)."
     )
     offsets = _offsets(np.maximum(balance + shift, NEVER))
@@ -363,7 +363,7 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     scores = held.probabilities[rows, target]
     if not len(scores):
         raise InputError(
-            f"The decision rule {text} needs {held.what} of {rule.target}, but there are none. "
+            f"The decision rule {text} needs validation images of {rule.target}, but there are none. "
             "Hold back more images (--val), or use balanced."
         )
     # Images of one group are not independent, so that the lowest score of each group counts.
@@ -382,9 +382,9 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     threshold = float(np.clip(own[missed] * (1 - 1e-6), TINY, 1 - 1e-12))
     name = _short(rule.target, 40)
     note = (
-        f"The threshold {threshold:.3g} finds {np.mean(scores >= threshold):.0%} of {len(scores):,} {held.what} of "
-        f"{name}. With {num:,} {units}, the confidence that it finds at least {_percent(rule.least)} of new {units} is "
-        f"{sure:.0%}."
+        f"The threshold {threshold:.3g} finds {np.mean(scores >= threshold):.0%} of {len(scores):,} validation images "
+        f"of {name}. With {num:,} {units}, the confidence that it finds at least {_percent(rule.least)} of new {units} "
+        f"is {sure:.0%}."
     )
     if num < enough:
         note += f" A confidence of {CONFIDENCE:.0%} needs at least {enough:,} {units} of {name}."
@@ -470,6 +470,12 @@ def crossed(rule: str, classes: Sequence[str], prior: Sequence[float], held: Hel
             return None
         decided[here] = found.decide(held.probabilities[here])
     return decided
+
+
+def decided_unseen(rule: str, classes: Sequence[str], prior: Sequence[float], held: HeldBack, seed: int = 0) -> Codes:
+    """Return the decisions for the images that a rule is fitted to: by ``crossed``, or else by ``balanced``."""
+    found = crossed(rule, classes, prior, held, seed)
+    return resolve("balanced", classes, prior).decide(held.probabilities) if found is None else found
 
 
 def explain(decision: Decision, classes: Sequence[str]) -> str:

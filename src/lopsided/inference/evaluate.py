@@ -10,7 +10,7 @@ import numpy as np
 
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import DataError, sentence
-from lopsided.evaluation.decision import HeldBack, crossed, figures_by_rule, resolve
+from lopsided.evaluation.decision import HeldBack, decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.use import Use, choose_use
 from lopsided.recipe.rules import parse_rule
@@ -92,8 +92,7 @@ def evaluate_model(
     prior = use.shares or use.prior
     if fitted_to and prior is not None and parse_rule(use.decision.rule).fitted:
         held = HeldBack(p, source.labels, source.groups)
-        found = crossed(use.decision.rule, card.classes, prior, held, seed)
-        decided = resolve("balanced", card.classes, prior).decide(p) if found is None else found
+        decided = decided_unseen(use.decision.rule, card.classes, prior, held, seed)
     evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
     rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}

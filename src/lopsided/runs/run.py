@@ -30,7 +30,7 @@ from lopsided import __version__, files
 from lopsided.data.prepare import open_sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import HeldBack, crossed, figures_by_rule, resolve
+from lopsided.evaluation.decision import HeldBack, decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.inference.use import Use, choose_use
@@ -416,10 +416,10 @@ def _make(folder: Path) -> list[Path]:
 def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, num_ranks: int) -> None:
     parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
     decided = {name: part.y_pred for name, part in parts.items() if part is not None}
-    val = fitted.val
-    if val is not None and val.y_true is not None and parse_rule(fitted.card.decision.rule).fitted:
+    val, card = fitted.val, fitted.card
+    if val is not None and val.y_true is not None and card.prior is not None and parse_rule(card.decision.rule).fitted:
         held = HeldBack(val.probabilities, val.y_true, val.groups)
-        decided["val"] = decided_without_labels(fitted.card, held, recipe.seed)
+        decided["val"] = decided_unseen(card.decision.rule, card.classes, card.prior, held, recipe.seed)
     files.atomic_write(folder / PREDICTIONS, _table(parts, decided, source.classes))
     features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
     files.atomic_write(folder / FEATURES, save(features))
@@ -476,16 +476,6 @@ FITTED_NOTE = (
     "The decision rule was fitted to these images. By folds, each image was decided by a rule that was fitted without "
     "it."
 )
-
-
-def decided_without_labels(card: ModelCard, held: HeldBack, seed: int) -> npt.NDArray[np.int64]:
-    """Return the decisions for the images that a rule is fitted to, each by a rule that did not see its label.
-
-    If that is impossible, the rule ``balanced`` decides.
-    """
-    assert card.prior is not None
-    found = crossed(card.decision.rule, card.classes, card.prior, held, seed)
-    return resolve("balanced", card.classes, card.prior).decide(held.probabilities) if found is None else found
 
 
 def _table(
