@@ -10,10 +10,15 @@ import torch
 
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.sources import source_from_arrays
+from lopsided.data.splits import Splits
+from lopsided.errors import RunError
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
-from lopsided.training import baseline
+from lopsided.recipe import named_recipe
+from lopsided.training import baseline, default_run, stages
 from lopsided.training import fit as fitting
-from lopsided.training.baseline import Compared, compare
+from lopsided.training.baseline import Compared, compare, compare_answers
+from lopsided.training.default_run import classify_by_default, is_default
+from lopsided.training.reporter import Log
 from training.conftest import tiny
 
 
@@ -43,9 +48,9 @@ def test_a_model_below_the_baseline_is_told_so_and_a_better_one_is_not() -> None
     assert found.difference.high < 0
     text = found.words("validation", "two-stage")
     assert text.startswith(
-        "On the validation images, the unweighted accuracy of the model (0.333) is below that of a simple baseline ("
+        "On the validation images, the unweighted accuracy of the model (0.333) is below that of a simple baseline, "
     )
-    assert "a linear classifier on images of 16 x 16 pixels" in text
+    assert f"a linear classifier on images of 16 x 16 pixels ({found.baseline:.3f})." in text
     assert f"The 95 % interval of the difference is {str(found.difference).partition(' ')[2]}." in text
     assert text.endswith("Train for more epochs, use pretrained weights (--weights), or try another loss.")
     assert found.words("validation", "frozen").endswith("or train an encoder (--recipe from-scratch).")
@@ -128,19 +133,95 @@ def test_small_images_that_are_no_multiple_of_the_side_are_shrunk_by_means() -> 
     assert small[0, 0] == pytest.approx(pixels[0, 0, :2, 0].double().mean() / 255)
 
 
-@pytest.mark.parametrize(("val", "split"), [(0.3, "validation"), (0.1, "test"), (0.0, "test")])
-def test_a_run_below_the_baseline_keeps_the_warning_and_the_same_model(
-    val: float, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("val", "split"), [(0.3, "validation"), (0.05, "test"), (0.0, "test")])
+def test_a_run_below_the_recipe_default_keeps_the_warning_the_figures_and_the_same_model(
+    val: float, split: str, tmp_path: Path
 ) -> None:
     train = part((200, 100), 0, 8)
     assert isinstance(train.inputs, MemoryInputs)
     source = source_from_arrays(train.inputs.tensor, train.labels, classes=["many", "few"])
     recipe = tiny(encoder_training__lr=1e-12, classifier__lr=1e-12, data__test=0.3, data__val=val)
     found = fitting.fit(recipe, source, tmp_path / "with")
-    (text,) = [text for text in found.warnings if "is below that of a simple baseline" in text]
+    (text,) = [text for text in found.warnings if "is below that of the recipe default" in text]
     assert text.startswith(f"On the {split} images, ")
-    monkeypatch.setattr(fitting, "compare", lambda *_: None)
-    without = fitting.fit(recipe, source, tmp_path / "without")
-    assert not any("baseline" in text for text in without.warnings)
-    for name in ("model.safetensors",):
-        assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
+    assert found.baseline is not None
+    assert found.baseline["recipe"] == "default"
+    assert set(found.baseline["splits"]) == ({"val", "test"} if val == 0.3 else {"test"})
+    figures = found.baseline["splits"]["test"]
+    assert found.test is not None
+    assert found.test.y_true is not None
+    recalls = [np.mean(found.test.y_pred[found.test.y_true == c] == c) for c in (0, 1)]
+    assert figures["num_images"] == 90
+    assert figures["model_uwa"] == pytest.approx(np.mean(recalls))
+    assert figures["uwa"]["value"] > 0.95, "The classes differ in brightness, which every encoder sees."
+    assert figures["difference"]["value"] == pytest.approx(figures["model_uwa"] - figures["uwa"]["value"])
+    assert figures["difference"]["high"] < 0
+    without = fitting.fit(recipe.override(compare_default=False), source, tmp_path / "without")
+    assert without.baseline is None
+    assert not any("below" in text for text in without.warnings)
+    model = "model.safetensors"
+    assert (tmp_path / "with" / model).read_bytes() == (tmp_path / "without" / model).read_bytes()
+
+
+def test_only_the_recipe_default_itself_is_compared_with_small_images() -> None:
+    default = named_recipe("default")
+    assert is_default(default.override(seed=3, **{"decision.rule": "plain", "data.val": 0.1}))
+    for change in (
+        {"regression.strength": 1.0},
+        {"classifier.loss": "weighted-ce"},
+        {"data.image_size": 64},
+        {"encoder.weights": "other.safetensors"},
+    ):
+        assert not is_default(default.override(**change)), change
+    assert not is_default(tiny())
+
+
+def test_the_recipe_default_trains_on_the_training_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = part((150, 60), 0, 8)
+    assert isinstance(images.inputs, MemoryInputs)
+    source = source_from_arrays(images.inputs.tensor, images.labels, classes=["many", "few"])
+    rows = np.random.default_rng(0).permutation(len(images))
+    splits = Splits(np.sort(rows[:130]), np.sort(rows[130:150]), np.sort(rows[150:]))
+    seen: list[int] = []
+    original = stages.fit_regression
+    monkeypatch.setattr(
+        stages, "fit_regression", lambda x, y, *a, **k: seen.extend(y.tolist()) or original(x, y, *a, **k)
+    )
+    digests = source.images.digest(np.arange(len(source)))
+    found = classify_by_default(tiny(), source, splits, digests, torch.device("cpu"), Log(None, None))
+    assert seen == source.labels[splits.train].tolist()
+    assert list(found) == ["test"], "20 validation images are too few."
+    assert found["test"].labels.tolist() == source.labels[splits.test].tolist()
+    assert found["test"].probabilities.shape == (60, 2)
+
+
+def test_a_problem_of_the_comparison_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = part((150, 60), 0, 8)
+    assert isinstance(images.inputs, MemoryInputs)
+    source = source_from_arrays(images.inputs.tensor, images.labels, classes=["many", "few"])
+
+    def fail(*_: object, **__: object) -> None:
+        raise RunError("no weights.")
+
+    monkeypatch.setattr(default_run, "preprocessing_of", fail)
+    rows = np.arange(len(images))
+    notes: list[str] = []
+    log = Log(None, None)
+    monkeypatch.setattr(log, "note", notes.append)
+    digests = source.images.digest(rows)
+    splits = Splits(rows[::2], rows[:0], rows[1::2])
+    assert classify_by_default(tiny(), source, splits, digests, torch.device("cpu"), log) == {}
+    assert notes == ["The recipe default could not be used for comparison: no weights."]
+
+
+def test_a_class_without_evaluated_images_leaves_a_comparison_but_no_warning() -> None:
+    labels = np.repeat([0, 1], [60, 20])
+    found = compare_answers(labels, np.zeros_like(labels), labels, 3)
+    assert not found.enough
+    assert found.difference.high < 0
+    assert found.default_words("validation") == ""
+    assert (
+        compare_answers(labels, np.zeros_like(labels), labels, 2)
+        .default_words("validation")
+        .endswith("Use the recipe default (lopsided fit without --recipe and --loss), or change this recipe.")
+    )

@@ -221,6 +221,20 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
+    """Return the figure of the recipe to which a run is compared; nothing if there is none."""
+    baseline = metrics.get("baseline") or {"splits": {}}
+    found = baseline["splits"].get(split)
+    if found is None:
+        return []
+    words = f"The recipe {baseline['recipe']} on the same split: unweighted accuracy {interval(found['uwa'])}."
+    change = found["difference"]
+    if not change["low"] <= 0 <= change["high"]:
+        side = "above" if change["value"] > 0 else "below"
+        return [f"{words} This model is {abs(change['value']):.3f} {side} it: difference {interval(change)}."]
+    return [f"{words} The difference of this model to it is {interval(change)}, which chance can explain."]
+
+
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
     from lopsided.evaluation.decision import Decision, explain

@@ -19,6 +19,7 @@ from lopsided.cli.output import (
     Json,
     Quiet,
     StoppedError,
+    baseline_words,
     decision_words,
     elapsed,
     figures_table,
@@ -393,6 +394,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
         if metrics[split] is not None:
             parts.append(f"{split}\n{figures_table(metrics[split])}")
             parts += decision_words(metrics, split)
+            parts += baseline_words(metrics, split)
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")

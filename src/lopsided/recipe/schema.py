@@ -40,7 +40,9 @@ MAX_SIDE = 8192
 
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
-RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
+RUNTIME_FIELDS = frozenset(
+    {"description", "device", "threads", "fast", "compile", "compare_default", "data.cache", "data.allow_outside"}
+)
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
@@ -292,6 +294,9 @@ class Recipe(Section):
     )
     precision: Literal["float32", "bf16", "fp16"] = _field(
         "float32", "Precision of the encoder in training; weights and losses are always float32."
+    )
+    compare_default: bool = _field(
+        True, "After training, also evaluate the recipe default on the same split, for comparison."
     )
     data: Data = Data()
     augment: Augment = Augment()

@@ -231,7 +231,7 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
         {
             "name": "UWA, the mean recall of all classes",
             "figure": figures.figures.uwa,
-            "note": f"{always}: {majority.uwa:.3f}",
+            "note": f"{always}: {majority.uwa:.3f}{_by_default(facts)}",
             "reference": majority.uwa,
         },
         {
@@ -249,6 +249,15 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
         told = f"{figure.value:.3f}, interval {figure.low:.3f} to {figure.high:.3f}; {item['note']}"
         item["strip"] = svg.strip(told, figure.value, figure.low, figure.high, item["reference"])
     return items
+
+
+def _by_default(facts: Facts) -> str:
+    """Return the UWA of the recipe to which the run is compared, as the end of a note."""
+    baseline = facts.metrics.baseline
+    found = None if baseline is None else baseline.splits.get(facts.split or "")
+    if baseline is None or found is None or found.uwa.value is None:
+        return ""
+    return f"; recipe {clean(baseline.recipe)} on the same split: {found.uwa.value:.3f}"
 
 
 def _figure_columns(metrics: Metrics) -> list[dict[str, Any]]:

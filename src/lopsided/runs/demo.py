@@ -27,7 +27,7 @@ def demo_recipes(seed: int = 0) -> dict[str, Recipe]:
     All of them use the same images for training and test.
     """
     base = named_recipe("demo").override(seed=seed)
-    recipes = {loss: base.override(**{"encoder_training.loss": loss}) for loss in LOSSES}
+    recipes = {loss: base.override(**{"encoder_training.loss": loss, "compare_default": False}) for loss in LOSSES}
     data = {f"data.{name}": value for name, value in base.data.model_dump().items()}
     return {**recipes, DEFAULT: named_recipe(DEFAULT).override(seed=seed, **data)}
 

@@ -119,6 +119,23 @@ class Leaks(_Content):
     duplicates: list[Annotated[list[str], Field(min_length=4, max_length=4)]]
 
 
+class BaselineFigures(_Content):
+    """The figures of the recipe ``default`` on images of one split, and those of the model on the same images."""
+
+    num_images: int
+    uwa: Figure
+    auroc: Figure | None = None
+    model_uwa: float
+    difference: Figure
+
+
+class Baseline(_Content):
+    """The recipe to which the run is compared."""
+
+    recipe: str
+    splits: dict[str, BaselineFigures]
+
+
 class Environment(_Content):
     """The environment of a run, as far as a page shows it."""
 
@@ -142,6 +159,7 @@ class Metrics(_Content):
     test: Evaluation | None
     held_out: Evaluation | None = None
     leaks: Leaks
+    baseline: Baseline | None = None
     warnings: list[str]
     unreadable: list[dict[str, str]]
     environment: Environment

@@ -1,8 +1,9 @@
-"""A cheap baseline for a run: linear discriminant analysis of very small images.
+"""Comparison of a model with a baseline on the same images, and the baseline of the recipe ``default``.
 
-The baseline shows whether the model learned more than that. It takes about a second. It reads a bounded number of
-images and uses its own random numbers, so it does not change the training or its results. The same run always gets the
-same baseline.
+The baseline of most recipes is the recipe ``default`` (see ``default_run``). The recipe ``default`` itself is compared
+with linear discriminant analysis of very small images. This takes about a second. It reads a bounded number of images
+and uses its own random numbers, so it does not change the training or its results. The same run always gets the same
+baseline.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _ADVICE = {
     "two-stage": "Train for more epochs, use pretrained weights (--weights), or try another loss.",
     "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
 }
+_PIXELS = f"a simple baseline, a linear classifier on images of {SIDE} x {SIDE} pixels"
 _BATCH = 256
 _SHRINKAGE = 0.1
 """Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
@@ -41,30 +43,56 @@ _SHRINKAGE = 0.1
 class Compared:
     """The unweighted accuracy of the model and of the baseline on the same ``number`` images.
 
-    ``difference`` is model - baseline with a paired interval.
+    ``difference`` is model - baseline with a paired interval. ``enough`` is False if there are too few images for a
+    warning.
     """
 
     model: float
     baseline: float
     number: int
     difference: Figure
+    enough: bool = True
 
     def words(self, split: str, method: str) -> str:
+        """Return a warning about the baseline of small images, or an empty text. See ``warning``."""
+        return self.warning(split, _PIXELS, _ADVICE.get(method, _ADVICE["two-stage"]))
+
+    def default_words(self, split: str) -> str:
+        """Return a warning about the recipe ``default``, or an empty text. See ``warning``."""
+        advice = "Use the recipe default (lopsided fit without --recipe and --loss), or change this recipe."
+        return self.warning(split, "the recipe default, which takes seconds", advice)
+
+    def warning(self, split: str, baseline: str, advice: str) -> str:
         """Return a warning if the interval of the difference is below 0, otherwise an empty text.
 
         Test images must not choose settings, so the warning about them gives no advice to change settings.
         """
-        if not self.difference.high < 0:
+        if not (self.enough and self.difference.high < 0):
             return ""
-        advice = _ADVICE.get(method, _ADVICE["two-stage"])
         if split == "test":
             advice = "Do not tune the model on test images: hold out validation images (--val) to compare settings."
         return (
-            f"On the {split} images, the unweighted accuracy of the model ({self.model:.3f}) is below that of a simple "
-            f"baseline ({self.baseline:.3f}): a linear classifier on images of {SIDE} x {SIDE} pixels. The "
-            f"{100 * LEVEL:g} % interval of the difference is [{self.difference.low:.3f}, {self.difference.high:.3f}]. "
-            f"{advice}"
+            f"On the {split} images, the unweighted accuracy of the model ({self.model:.3f}) is below that of "
+            f"{baseline} ({self.baseline:.3f}). The {100 * LEVEL:g} % interval of the difference is "
+            f"[{self.difference.low:.3f}, {self.difference.high:.3f}]. {advice}"
         )
+
+
+def compare_answers(labels: Indices, model: Indices, other: Indices, num_classes: int) -> Compared:
+    """Compare the classifications of a model and of a baseline of the same images."""
+    right, also = model == labels, other == labels
+    won, lost, sizes = (
+        np.bincount(labels[chosen], minlength=num_classes).astype(np.float64)
+        for chosen in (right & ~also, also & ~right, np.ones_like(right))
+    )
+    held = sizes > 0
+    return Compared(
+        _uwa(labels, model, num_classes),
+        _uwa(labels, other, num_classes),
+        len(labels),
+        paired_shares_interval(won[held], lost[held], sizes[held], LEVEL),
+        enough=len(labels) >= LEAST_JUDGED and bool(sizes.min() >= LEAST_PER_CLASS),
+    )
 
 
 def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], seed: int) -> Compared | None:
@@ -77,24 +105,13 @@ def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], 
     enough = len(prepared.train) >= LEAST_TRAIN and len(judged) >= LEAST_JUDGED and counts.min() >= LEAST_PER_CLASS
     if prepared.kind != "image" or num_classes > MOST_CLASSES or not enough:
         return None
-    train = _sample(prepared.train.labels, MOST_TRAIN, derive_seed(seed, "baseline", "train"))
-    rows = _sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
+    train = sample(prepared.train.labels, MOST_TRAIN, derive_seed(seed, "baseline", "train"))
+    rows = sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
     answers = _linear(_small(prepared.train.inputs, train), prepared.train.labels[train], _small(judged.inputs, rows))
-    truth = judged.labels[rows]
-    right, other = predicted[rows] == truth, answers == truth
-    won, lost, sizes = (
-        np.bincount(truth[chosen], minlength=num_classes).astype(np.float64)
-        for chosen in (right & ~other, other & ~right, np.ones_like(right))
-    )
-    return Compared(
-        _uwa(truth, predicted[rows], num_classes),
-        _uwa(truth, answers, num_classes),
-        len(rows),
-        paired_shares_interval(won, lost, sizes, LEVEL),
-    )
+    return compare_answers(judged.labels[rows], predicted[rows], answers, num_classes)
 
 
-def _sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:
+def sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:
     """Return all rows, or at most about ``most`` rows with the same share of each class and at least five of each."""
     if len(labels) <= most:
         return np.arange(len(labels))

@@ -43,6 +43,7 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
+from lopsided.evaluation.metrics import evaluate
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
     Predictions,
@@ -56,10 +57,11 @@ from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_d
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe
-from lopsided.training.baseline import compare
+from lopsided.training.baseline import compare, compare_answers
 from lopsided.training.cautions import cautions, falling_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
+from lopsided.training.default_run import classify_by_default, is_default
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -95,6 +97,8 @@ class Fitted:
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
     fingerprint: str = ""
+    baseline: dict[str, Any] | None = None
+    """The figures of the recipe ``default`` on the same split, as in ``metrics.json``."""
 
 
 def fit(
@@ -178,7 +182,8 @@ def fit(
             fingerprint=state.data,
         )
         if ranks.first:
-            for text in [*falling_cautions(recipe, state.history), *_below_baseline(recipe, prepared, fitted)]:
+            fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, device, log)
+            for text in [*falling_cautions(recipe, state.history), *below]:
                 log.warn(text)
     log.event("end", seconds=fitted.seconds)
     return fitted
@@ -258,11 +263,51 @@ def _left_out(source: Source) -> list[str]:
     return [f"--include and --exclude (data.include, data.exclude) left out {number}."]
 
 
-def _below_baseline(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
-    """Return a warning if the model is worse than the baseline on validation images, or on test images without them.
+def _baseline(
+    recipe: Recipe,
+    source: Source,
+    prepared: Prepared,
+    fitted: Fitted,
+    digests: list[str],
+    device: torch.device,
+    log: Log,
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Compare the model with the recipe ``default``. Return its figures, and a warning if the model is worse.
 
-    Test images are also used if there are too few validation images to compare.
+    The warning is about validation images, or about test images if there are too few validation images. The recipe
+    ``default`` itself has a baseline of small images, without figures.
     """
+    if not recipe.compare_default:
+        return None, []
+    if is_default(recipe):
+        return None, _below_pixels(recipe, prepared, fitted)
+    answers = classify_by_default(recipe, source, fitted.splits, digests, device, log)
+    splits: dict[str, Any] = {}
+    warnings: list[str] | None = None
+    for split, found in answers.items():
+        model = fitted.val if split == "val" else fitted.test
+        assert model is not None
+        groups = None if model.groups is None else model.groups[found.rows]
+        compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes))
+        figures = evaluate(
+            found.labels, found.probabilities, found.predicted, classes=source.classes, seed=recipe.seed, groups=groups
+        ).to_dict()["figures"]
+        difference = compared.difference
+        splits[split] = {
+            "num_images": compared.number,
+            "uwa": figures["uwa"],
+            "auroc": figures.get("auroc"),
+            "model_uwa": compared.model,
+            "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
+        }
+        if warnings is None and compared.enough:
+            text = compared.default_words("validation" if split == "val" else "test")
+            warnings = [text] if text else []
+    return ({"recipe": "default", "splits": splits} if splits else None), warnings or []
+
+
+def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
+    """Return a warning if the model is worse than a linear classifier on small images."""
     for split, part, found in (("validation", prepared.val, fitted.val), ("test", prepared.test, fitted.test)):
         if part is None or found is None:
             continue
