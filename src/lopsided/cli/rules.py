@@ -17,13 +17,19 @@ _MAX_BYTES = 10_000_000
 
 def read_rule(text: str | None) -> str | None:
     """Return the text of a rule, with the file of ``cost:FILE.csv`` replaced by the costs in it."""
-    if text is None or not text.startswith("cost:") or not text.endswith(".csv"):
+    if text is None or not text.startswith("cost:"):
         return text
-    path = Path(text.removeprefix("cost:"))
+    path = Path(text.removeprefix("cost:").strip())
+    if path.suffix.lower() != ".csv":
+        if "=" not in text and not path.name.startswith(("[", "{")) and path.suffix and path.is_file():
+            raise InputError(f"A file of costs must be a table that ends in .csv, got {path}. Rename or convert it.")
+        return text
     must = "Its first row names the decided classes, and each further row starts with a true class."
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file.read(_MAX_BYTES).splitlines()) if row]
+            lines = file.read(_MAX_BYTES).splitlines()
+        sign = max(",;\t", key=(lines or [""])[0].count)  # Spreadsheets of many countries write semicolons.
+        rows = [row for row in csv.reader(lines, delimiter=sign) if any(row)]
         (_, *names), *body = rows
         decided = [name.strip() for name in names]
         costs = {true.strip(): dict(zip(decided, map(float, row), strict=True)) for true, *row in body}

@@ -491,7 +491,7 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
             f"({rule}), otherwise the best other class."
         )
     if decision.costs:
-        return f"The decision is the class with the least expected cost ({rule})."
+        return f"The decision is the class with the least expected cost: {_cost_words(decision.costs, classes)}."
     if not decision.offsets:
         return "The decision is the most probable class (plain)."
     factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
@@ -500,6 +500,18 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
         return f"The decision is the class with the highest p / prior (balanced): {factors}{more}."
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
     return f"The decision is the class with the highest weighted probability{power} ({rule}): {factors}{more}."
+
+
+def _cost_words(costs: Sequence[Sequence[float]], classes: Sequence[str]) -> str:
+    """Return the highest costs in words.
+
+    >>> _cost_words([[0, 1], [10, 0]], ["mel", "df"])
+    'df decided as mel costs 10, mel decided as df costs 1'
+    """
+    pairs = [(costs[i][j], i, j) for i in range(len(costs)) for j in range(len(costs)) if i != j]
+    pairs.sort(key=lambda pair: -pair[0])
+    words = ", ".join(f"{classes[i]} decided as {classes[j]} costs {cost:g}" for cost, i, j in pairs[:4])
+    return words + (f", and {len(pairs) - 4} more" if len(pairs) > 4 else "")
 
 
 def _short(text: str, length: int) -> str:

@@ -182,7 +182,8 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:
-        number = float(value)
+        per_cent = isinstance(value, str) and value.rstrip().endswith("%")
+        number = float(str(value).rstrip().removesuffix("%")) / 100 if per_cent else float(value)
     except (ValueError, OverflowError):
         return None
     return None if math.isnan(number) else number
