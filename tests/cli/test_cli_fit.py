@@ -204,7 +204,7 @@ def test_a_folder_that_holds_something_is_not_written_to(call: Call, finished: P
 def test_a_run_is_not_resumed_with_another_recipe(call: Call, finished: Path) -> None:
     ended = call("fit", "--out", finished, "--resume", "--epochs", "7")
     assert ended.code == 2
-    must = f"The run in {finished} has encoder_training.epochs = 2, but the recipe has 7."
+    must = f"The run in {finished} has --epochs = 2, but the recipe has 7."
     assert must in ended.err
 
 

@@ -30,7 +30,7 @@ from lopsided.cli.output import (
     table,
 )
 from lopsided.cli.sweeping import option
-from lopsided.errors import InputError
+from lopsided.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
@@ -218,7 +218,7 @@ def _naming_flags(fields: Mapping[str, Any]) -> Iterator[None]:
     """Name the flag instead of the field in an error about a field that was set by a flag."""
     try:
         yield
-    except InputError as error:
+    except (InputError, RunError) as error:
         text = str(error)
         for name in fields:
             flag = _flag_of(name)
@@ -226,7 +226,7 @@ def _naming_flags(fields: Mapping[str, Any]) -> Iterator[None]:
             text = re.sub(rf"{start}{re.escape(name)}(?!\w|\.\w)", flag, text)
         if text == str(error):
             raise
-        raise InputError(text) from error
+        raise type(error)(text) from error
 
 
 def _check_split(recipe: Recipe) -> None:
