@@ -28,7 +28,7 @@ def class_balanced_weights(counts: Counts, beta: float = 0.9999) -> Tensor:
     beta = 0 and tends to n for beta to 1, so beta = 1 stands for this limit. A class without images counts as 1 image.
 
     >>> class_balanced_weights([5000, 50])
-    tensor([0.0251, 1.9749], dtype=torch.float64)
+    tensor([0.0250, 1.9750], dtype=torch.float64)
     """
     check_range("beta", beta, 0.0, 1.0, advice=_ADVICE)
     numbers = check_counts(counts)
@@ -51,7 +51,7 @@ def class_balanced_loss(
     ``logits`` are (n, K), ``target`` is an integer tensor (n,), ``counts`` holds the K numbers of training images.
 
     >>> class_balanced_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([1]), [5000, 50])
-    tensor(4.2005)
+    tensor(4.2006)
     """
     return _weighted(logits, target, class_balanced_weights(counts, beta), reduction)
 

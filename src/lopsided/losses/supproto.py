@@ -57,8 +57,8 @@ def supervised_prototypes_loss(
 
     >>> z = torch.nn.functional.normalize(torch.tensor([[[1.0, 0.0], [0.8, 0.6]], [[-1.0, 0.0], [0.0, 1.0]]]), dim=-1)
     >>> c = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    >>> supervised_prototypes_loss(z, torch.tensor([0, 1]), c, temperature=1.0).round(decimals=4)
-    tensor(0.9825)
+    >>> supervised_prototypes_loss(z, torch.tensor([0, 1]), c, margin=2.0, temperature=1.0).round(decimals=4)
+    tensor(0.6302)
     """
     check_word("reduction", reduction, ("mean", "sum", "none"))
     check_range("margin", margin, 0.0, 2.0, advice=_MARGIN)
