@@ -183,7 +183,8 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
         (("--set", "data.source=others"), '/photos and --set data.source="others" set the same field'),
         (
             ("--recipe", "baseline-ce", "--loss", "cl"),
-            '--loss cannot be cl with method "end-to-end". Use one of ce, weighted-ce, focal. To use '
+            '--loss cannot be cl with method "end-to-end". Use one of ce, weighted-ce, focal, logit-adjusted, '
+            "class-balanced, label-aware-smoothing, ldam, bcl. To use "
             'cl, start from a recipe with method "two-stage", such as default, or add --set method=two-stage.',
         ),
         (("--set", "augment.rotation=much"), "augment.rotation must be a finite number >= 0 and <= 180, got 'much'."),

@@ -88,9 +88,9 @@ def test_a_loss_is_described_by_what_differs_from_its_defaults() -> None:
 def test_a_parameter_that_a_loss_does_not_have_is_refused_with_those_it_has(name: str) -> None:
     has = catalogue.find(name).defaults()
     with pytest.raises(InputError) as caught:
-        Recipe().override(**{"encoder_training.loss": name, "encoder_training.loss.margin": 1.0})
+        Recipe().override(**{"encoder_training.loss": name, "encoder_training.loss.breadth": 1.0})
     text = str(caught.value)
-    assert f"\"{name}\" has no parameter 'margin'" in text
+    assert f"\"{name}\" has no parameter 'breadth'" in text
     assert all(parameter in text for parameter in has) if has else "it has none" in text
 
 

@@ -34,15 +34,25 @@ LOSSES = [*catalogue.losses(), *EXAMPLES.values()]
 over_losses = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 
 
-def build(loss: Loss, counts: Tensor = COUNTS, **parameters: Any) -> Objective:
+def counts_of(loss: Loss) -> Tensor:
+    """Three classes, or as many as the loss is for."""
+    return COUNTS[: loss.classes]
+
+
+def labels_of(loss: Loss) -> Tensor:
+    return Y if loss.classes is None else Y % loss.classes
+
+
+def build(loss: Loss, counts: Tensor | None = None, **parameters: Any) -> Objective:
     torch.manual_seed(0)
-    return loss.load()(counts, WIDTH, **{**loss.defaults(), **parameters})
+    return loss.load()(counts_of(loss) if counts is None else counts, WIDTH, **{**loss.defaults(), **parameters})
 
 
 def outputs(loss: Loss, n: int = len(Y), *, views: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
+    views = max(views, loss.views) if loss.views > 1 else views
     shape = (n, views) if views else (n,)
-    widths = {"projections": WIDTH, "logits": len(COUNTS)}
+    widths = {"projections": WIDTH, "logits": len(counts_of(loss))}
     made = {name: torch.randn(*shape, width, generator=generator, dtype=dtype) for name, width in widths.items()}
     return {name: made[name] for name in loss.needs}
 
@@ -56,7 +66,7 @@ def value(objective: Objective, y: Tensor, whole: Tensor | None = None, **given:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_the_parts_are_finite_one_a_sample_and_add_up_to_the_total(loss: Loss, scale: float) -> None:
     given = {name: x * scale for name, x in outputs(loss).items()}
-    total, parts = value(build(loss).double(), Y, **given)
+    total, parts = value(build(loss).double(), labels_of(loss), **given)
     assert parts.shape == Y.shape
     assert parts.isfinite().all()
     torch.testing.assert_close(parts.sum(), total)
@@ -64,29 +74,31 @@ def test_the_parts_are_finite_one_a_sample_and_add_up_to_the_total(loss: Loss, s
 
 @over_losses
 def test_the_order_of_samples_orders_the_parts_and_nothing_else(loss: Loss) -> None:
-    objective, given = build(loss).double(), outputs(loss)
+    objective, given, y = build(loss).double(), outputs(loss), labels_of(loss)
     order = torch.tensor([3, 1, 7, 0, 5, 2, 6, 4])
-    _, parts = value(objective, Y, **given)
-    _, moved = value(objective, Y[order], **{name: x[order] for name, x in given.items()})
+    _, parts = value(objective, y, **given)
+    _, moved = value(objective, y[order], **{name: x[order] for name, x in given.items()})
     torch.testing.assert_close(moved, parts[order])
 
 
 @over_losses
 def test_other_names_for_the_classes_leave_the_loss_as_it_is(loss: Loss) -> None:
-    names = torch.tensor([2, 0, 1])  # class c is called names[c]
+    counts, y = counts_of(loss), labels_of(loss)
+    num = len(counts)
+    names = torch.tensor([2, 0, 1]) if num == 3 else torch.tensor([1, 0])  # class c is called names[c]
     back = names.argsort()
-    objective, renamed, given = build(loss).double(), build(loss, COUNTS[back]).double(), outputs(loss)
-    by_class = {key: x[back] if x.shape[:1] == (3,) else x for key, x in objective.state_dict().items()}
+    objective, renamed, given = build(loss).double(), build(loss, counts[back]).double(), outputs(loss)
+    by_class = {key: x[back] if x.shape[:1] == (num,) else x for key, x in objective.state_dict().items()}
     renamed.load_state_dict(by_class)
     moved = {name: x[..., back] if name == "logits" else x for name, x in given.items()}
-    torch.testing.assert_close(value(renamed, names[Y], **moved)[1], value(objective, Y, **given)[1])
+    torch.testing.assert_close(value(renamed, names[y], **moved)[1], value(objective, y, **given)[1])
 
 
 @over_losses
 def test_float32_is_float64_rounded(loss: Loss) -> None:
     given = outputs(loss)
-    exact = value(build(loss).double(), Y, **given)[1]
-    found = value(build(loss).float(), Y, **{name: x.float() for name, x in given.items()})[1]
+    exact = value(build(loss).double(), labels_of(loss), **given)[1]
+    found = value(build(loss).float(), labels_of(loss), **{name: x.float() for name, x in given.items()})[1]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
 
@@ -103,7 +115,7 @@ def test_gradients_are_the_numerical_derivatives(loss: Loss, views: int) -> None
     own = list(objective.parameters())
 
     def total(*tensors: Tensor) -> Tensor:
-        return value(objective, Y, **dict(zip(names, tensors, strict=False)))[0]
+        return value(objective, labels_of(loss), **dict(zip(names, tensors, strict=False)))[0]
 
     leaves = [given[name].requires_grad_() for name in names]
     assert torch.autograd.gradcheck(total, (*leaves, *own), eps=1e-6, atol=1e-5)
@@ -111,9 +123,11 @@ def test_gradients_are_the_numerical_derivatives(loss: Loss, views: int) -> None
 
 @over_losses
 def test_a_class_that_is_absent_from_the_batch_or_from_training_does_no_harm(loss: Loss) -> None:
-    objective = build(loss, torch.tensor([40, 12, 0])).double()
+    counts = counts_of(loss).clone()
+    counts[-1] = 0
+    objective = build(loss, counts).double()
     given = {name: x.requires_grad_() for name, x in outputs(loss).items()}
-    y = torch.tensor([0, 0, 1, 0, 0, 1, 0, 1])
+    y = torch.tensor([0, 0, 1, 0, 0, 1, 0, 1]) % (len(counts) - 1)
     total, parts = value(objective, y, **given)
     total.backward()
     assert parts.isfinite().all()
@@ -124,7 +138,7 @@ def test_a_class_that_is_absent_from_the_batch_or_from_training_does_no_harm(los
 def test_a_single_sample_has_a_finite_loss_and_gradient(loss: Loss) -> None:
     objective = build(loss).double()
     given = {name: x.requires_grad_() for name, x in outputs(loss, 1).items()}
-    total, parts = value(objective, Y[:1], **given)
+    total, parts = value(objective, labels_of(loss)[:1], **given)
     total.backward()
     assert parts.shape == (1,)
     assert parts.isfinite().all()
@@ -133,34 +147,51 @@ def test_a_single_sample_has_a_finite_loss_and_gradient(loss: Loss) -> None:
 
 @over_losses
 def test_the_shares_of_two_ranks_add_up_to_the_loss_and_the_gradients_of_one(loss: Loss) -> None:
-    objective, given = build(loss).double(), outputs(loss)
+    objective, given, y = build(loss).double(), outputs(loss), labels_of(loss)
     leaves = [*(x.requires_grad_() for x in given.values()), *objective.parameters()]
-    total, parts = value(objective, Y, epoch=1, epochs=4, **given)
+    total, parts = value(objective, y, epoch=1, epochs=4, **given)
     whole = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
     shares = (slice(0, 3), slice(3, 8))
     found = []
     for share, other in (shares, shares[::-1]):
-        reference = (given["projections"][other], Y[other]) if "projections" in given else None
+        reference = (given["projections"][other], y[other]) if "projections" in given else None
         own = {name: x[share] for name, x in given.items()}
-        found.append(value(objective, Y[share], Y, reference=reference, epoch=1, epochs=4, **own))
+        found.append(value(objective, y[share], y, reference=reference, epoch=1, epochs=4, **own))
     torch.testing.assert_close(torch.cat([parts for _, parts in found]), parts)
     together = torch.autograd.grad(found[0][0] + found[1][0], leaves, allow_unused=True, materialize_grads=True)
     torch.testing.assert_close(together, whole)
+
+
+class Views(torch.nn.Linear):
+    """A linear layer that returns rows (n, views, width), as training does with several views."""
+
+    def __init__(self, width: int, views: int) -> None:
+        super().__init__(4, views * width)
+        self.views = views
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = super().forward(x)
+        return rows if self.views == 1 else rows.unflatten(1, (self.views, -1))
+
+
+def network_of(loss: Loss) -> tuple[int, Views]:
+    """The width of the projections, and a network with the outputs that the loss needs."""
+    width = WIDTH if "projections" in loss.needs else 0
+    return width, Views(width + (len(counts_of(loss)) if "logits" in loss.needs else 0), loss.views).double()
 
 
 def step_gradients(
     ranks: Ranks, loss: Loss, inputs: Tensor, start: dict[str, Any], chunk_size: int | None
 ) -> list[Tensor]:
     """The gradients that a step of training leaves on a rank, of a linear network and of the objective."""
-    width = WIDTH if "projections" in loss.needs else 0
-    network = torch.nn.Linear(4, width + (len(COUNTS) if "logits" in loss.needs else 0)).double()
+    width, network = network_of(loss)
     objective = build(loss).double()
     network.load_state_dict(start["network"])
     objective.load_state_dict(start["objective"])
     stage = Stage(
         name="encoder", section="encoder_training", module=network, settings=EncoderTraining(epochs=4),
-        part=Part(MemoryInputs(inputs), Y.numpy()), sampler=None, transform=lambda x, *_: x, output=network,
-        objective=objective, projected=width,
+        part=Part(MemoryInputs(inputs), labels_of(loss).numpy()), sampler=None, transform=lambda x, *_: x,
+        output=network, objective=objective, projected=width,
     )  # fmt: skip
     statistics = BatchStatistics(network, ranks, synchronised=False)
     step = Step(stage, ranks=ranks, device=torch.device("cpu"), seed=0, statistics=statistics)
@@ -175,12 +206,11 @@ def step_gradients(
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_a_step_gives_every_rank_the_gradients_of_the_plain_loss(loss: Loss, size: int, chunk_size: int | None) -> None:
     inputs = torch.randn(len(Y), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    width = WIDTH if "projections" in loss.needs else 0
-    network, objective = torch.nn.Linear(4, width + (3 if "logits" in loss.needs else 0)).double(), build(loss).double()
+    (width, network), objective = network_of(loss), build(loss).double()
     start = {"network": network.state_dict(), "objective": objective.state_dict()}
     rows = network(inputs)
-    parts = {"projections": rows[:, :width], "logits": rows[:, width:]}
-    total, _ = value(objective, Y, epoch=1, epochs=4, **{name: parts[name] for name in loss.needs})
+    parts = {"projections": rows[..., :width], "logits": rows[..., width:]}
+    total, _ = value(objective, labels_of(loss), epoch=1, epochs=4, **{name: parts[name] for name in loss.needs})
     leaves = [*network.parameters(), *objective.parameters()]
     expected = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
     for found in in_threads(size, step_gradients, loss, inputs, start, chunk_size):
@@ -225,10 +255,11 @@ def trained(name: str, folder: Path, epochs: int | None = None, **changes: Any) 
 @over_losses
 @pytest.mark.usefixtures("examples")
 def test_a_run_that_was_interrupted_ends_with_the_bytes_of_one_that_was_not(loss: Loss, tmp_path: Path) -> None:
-    expected = trained(loss.name, tmp_path / "whole")
+    changes = {"encoder_training__views": loss.views}
+    expected = trained(loss.name, tmp_path / "whole", **changes)
     with pytest.raises(CutOffError):
-        trained(loss.name, tmp_path / "run", epochs=1)
-    assert trained(loss.name, tmp_path / "run") == expected
+        trained(loss.name, tmp_path / "run", epochs=1, **changes)
+    assert trained(loss.name, tmp_path / "run", **changes) == expected
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

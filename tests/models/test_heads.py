@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lopsided.errors import InputError
-from lopsided.models.heads import ClassifierHead, ProjectionHead
+from lopsided.models.heads import ClassifierHead, CosineHead, ProjectionHead, build_head
 
 
 @pytest.mark.parametrize(("features", "hidden"), [(512, 512), (2048, 2048)])
@@ -28,6 +28,32 @@ def test_a_classifier_is_one_linear_layer() -> None:
     head = ClassifierHead(3, 4)
     x = torch.randn(5, 3)
     torch.testing.assert_close(head(x), x @ head.weight.T + head.bias)
+
+
+def test_a_cosine_head_ignores_lengths_and_trains_its_weights_only() -> None:
+    head = CosineHead(3, 4, 30.0)
+    x = torch.randn(5, 3)
+    cosines = torch.tensor([[float(a @ b / (a.norm() * b.norm())) for b in head.weight] for a in x])
+    torch.testing.assert_close(head(x), 30 * cosines)
+    torch.testing.assert_close(head(7 * x), head(x))
+    assert [name for name, parameter in head.named_parameters() if parameter.requires_grad] == ["weight"]
+    assert set(head.state_dict()) == {"weight", "bias", "scale"}
+
+
+def test_a_cosine_head_divided_by_a_temperature_is_a_cosine_head_with_logits_divided_by_it() -> None:
+    head = CosineHead(3, 4, 30.0)
+    x = torch.randn(5, 3)
+    before = head(x).detach()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.div_(2.5)
+        head.bias.add_(torch.arange(4))
+    torch.testing.assert_close(head(x), before / 2.5 + torch.arange(4))
+
+
+def test_the_kind_of_a_head_chooses_its_class() -> None:
+    assert type(build_head("linear", 3, 4)) is ClassifierHead
+    assert type(build_head("cosine", 3, 4, 30.0)) is CosineHead
 
 
 def test_a_head_says_what_its_sizes_must_be() -> None:

@@ -23,19 +23,29 @@ from lopsided.training.prior import carried_prior
 from training.conftest import stripes, tiny
 
 COUNTS = (240, 48, 12)
-CALIBRATED = [entry.name for entry in catalogue.losses(["classification"]) if entry.name != "focal"]
-"""Focal loss is no proper score: its best constant probabilities are flatter than the shares."""
+CALIBRATED = {
+    name: {"encoder_training.loss": name, **changes}
+    for name, changes in {
+        **{entry.name: {} for entry in catalogue.losses(["classification"]) if entry.name not in ("focal", "ldam")},
+        "logit-adjusted ": {"encoder_training.loss": {"name": "logit-adjusted", "tau": 0.5}},
+        "class-balanced ": {"encoder_training.loss": {"name": "class-balanced", "beta": 0.98}},
+        "label-aware-smoothing ": {
+            "encoder_training.loss": {"name": "label-aware-smoothing", "smooth_head": 0.5, "smooth_tail": 0.1}
+        },
+    }.items()
+}
+"""Focal loss and LDAM are no proper scores: their best constant probabilities are not the shares."""
 
 
 @pytest.mark.parametrize("sampler", ["plain", "balanced", "sqrt", "m-per-class"])
 @pytest.mark.parametrize("loss", CALIBRATED)
 def test_images_without_information_get_the_prior_as_probabilities(loss: str, sampler: str) -> None:
     """So that ``balanced``, which divides by the prior, corrects each loss and sampler exactly once."""
-    recipe = Recipe().override(**{"encoder_training.loss": loss}).override(**{"encoder_training.sampler": sampler})
+    recipe = Recipe().override(**CALIBRATED[loss]).override(**{"encoder_training.sampler": sampler})
     labels = np.repeat(np.arange(3), COUNTS)
     drawn = labels[np.concatenate(list(BatchSampler(labels, 30, kind=sampler, m_per_class=10, seed=0)))]
-    entry = catalogue.find(loss)
-    objective = entry.load()(torch.tensor(COUNTS), 4, **entry.defaults()).double()
+    settings = recipe.encoder_training.loss
+    objective = settings.entry.load()(torch.tensor(COUNTS), 4, **settings.parameters).double()
     y = torch.from_numpy(drawn)
 
     def total(bias: np.ndarray) -> float:
@@ -53,6 +63,16 @@ def test_images_without_information_get_the_prior_as_probabilities(loss: str, sa
     [
         ({"encoder_training.loss": "ce"}, (0.8, 0.16, 0.04)),
         ({"encoder_training.loss": "weighted-ce"}, (1 / 3, 1 / 3, 1 / 3)),
+        ({"encoder_training.loss": "logit-adjusted"}, (1 / 3, 1 / 3, 1 / 3)),
+        ({"encoder_training.loss": {"name": "class-balanced", "beta": 0.0}}, (0.8, 0.16, 0.04)),
+        ({"encoder_training.loss": {"name": "class-balanced", "beta": 1.0}}, (1 / 3, 1 / 3, 1 / 3)),
+        ({"encoder_training.loss": {"name": "ldam", "defer": 1.0}}, (0.8, 0.16, 0.04)),
+        ({"encoder_training.loss": {"name": "ldam", "beta": 1.0}}, (1 / 3, 1 / 3, 1 / 3)),
+        ({"encoder_training.loss": "bcl", "method": "end-to-end"}, (1 / 3, 1 / 3, 1 / 3)),
+        (
+            {"encoder_training.loss": "bcl", "method": "two-stage", "classifier.sampler": "plain"},
+            (0.8, 0.16, 0.04),
+        ),
         ({"encoder_training.loss": "cl", "classifier.sampler": "balanced"}, (1 / 3, 1 / 3, 1 / 3)),
         ({"encoder_training.loss": "cl", "classifier.sampler": "plain"}, (0.8, 0.16, 0.04)),
         (

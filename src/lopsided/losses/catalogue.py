@@ -73,6 +73,12 @@ class Loss:
 
     ``reweighs`` is an optional function of the class counts and the parameters. The trained probabilities carry the
     class shares of the batches times the factors that it returns. Without it, they carry the shares of the batches.
+    ``carries`` is for a loss that changes the shares in another way: an optional function of the shares of the batches,
+    the class counts and the parameters that returns the shares that the probabilities carry.
+
+    ``head`` is the classifier that returns the logits: "linear", or "cosine" for logits that are cosines times the
+    loss's parameter ``scale``. ``views`` is the least number of views of an image that the loss needs. ``classes`` is
+    the number of classes if the loss is for that number only.
     """
 
     name: str
@@ -85,6 +91,10 @@ class Loss:
     check: Callable[[Mapping[str, Any]], str | None] | None = None
     pushes: str | None = None
     reweighs: Callable[[Sequence[int], Mapping[str, Any]], Sequence[float]] | None = None
+    carries: Callable[[Sequence[float], Sequence[int], Mapping[str, Any]], Sequence[float]] | None = None
+    head: Literal["linear", "cosine"] = "linear"
+    views: int = 1
+    classes: int | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -166,6 +176,56 @@ def _inverse(counts: Sequence[int], _: Mapping[str, Any]) -> list[float]:
     return [1 / max(count, 1) for count in counts]
 
 
+def _inverse_powers(counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
+    """Return n^-tau: logit adjustment adds tau log n to the logits in training, and the model predicts without it."""
+    return [max(count, 1) ** -values["tau"] for count in counts]
+
+
+def _effective(counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
+    """Return the weights by the effective number of samples, (1 - beta) / (1 - beta^n)."""
+    beta = values["beta"]
+    if beta == 1:
+        return _inverse(counts, values)
+    log_beta = math.log(beta) if beta > 0 else -math.inf
+    return [(1 - beta) / -math.expm1(max(count, 1) * log_beta) for count in counts]
+
+
+def _deferred(counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
+    """Return the weights of the last epochs, or equal weights if they never start."""
+    return _effective(counts, values) if values["defer"] < 1 else [1.0] * len(counts)
+
+
+def _smoothed(shares: Sequence[float], counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
+    """Return the mean of the smoothed labels: class c keeps 1 - e_c of its share and gives e_c to the others."""
+    numbers = [max(count, 1) for count in counts]
+    low, high = min(numbers), max(numbers)
+    head, tail = values["smooth_head"], values["smooth_tail"]
+    position = [(n - low) / (high - low) if high > low else 1.0 for n in numbers]
+    gives = [
+        share * (tail + (head - tail) * math.sin(math.pi / 2 * x)) for share, x in zip(shares, position, strict=True)
+    ]
+    others = len(counts) - 1
+    # A class without images gets a part of the smoothed labels, but no rule should decide for it.
+    mean = [share - give + (sum(gives) - give) / others for share, give in zip(shares, gives, strict=True)]
+    return [value if share > 0 else 0.0 for value, share in zip(mean, shares, strict=True)]
+
+
+def _check_smoothing(values: Mapping[str, Any]) -> str | None:
+    if values["smooth_tail"] > values["smooth_head"]:
+        head, tail = (f"{values[name]:g}" for name in ("smooth_head", "smooth_tail"))
+        return f"smooth_tail is {tail}, but smooth_head is only {head}. Frequent classes get smoother labels."
+    return None
+
+
+_BETA = Parameter(
+    "beta",
+    0.9999,
+    "Weights by the effective number of samples. 0: equal weights; 1: in inverse proportion to the counts.",
+    least=0,
+    most=1,
+)
+_SCALE = Parameter("scale", 30.0, "Multiplies the cosines of the classifier.", above=0, most=1e6)
+
 _CONTRASTIVE = "lopsided.losses.contrastive:ContrastiveObjective"
 _FOCUS = "Focusing exponent of the term of the positives."
 
@@ -214,6 +274,92 @@ _BUILT_IN = (
         "lopsided.losses.classification:FocalObjective",
         (_gamma(2.0, "Focusing exponent."),),
         short="focal",
+    ),
+    Loss(
+        "logit-adjusted",
+        "classification",
+        "Logit-adjusted cross-entropy (balanced softmax)",
+        "lopsided.losses.logit_adjusted:LogitAdjustedObjective",
+        (
+            Parameter(
+                "tau", 1.0, "Weight of the logarithms of the class shares. 1 is balanced softmax.", least=0, most=10
+            ),
+        ),
+        short="logit-adjusted",
+        reweighs=_inverse_powers,
+    ),
+    Loss(
+        "class-balanced",
+        "classification",
+        "Class-balanced cross-entropy (effective number of samples)",
+        "lopsided.losses.class_balanced:ClassBalancedObjective",
+        (_BETA,),
+        short="class-balanced",
+        reweighs=_effective,
+    ),
+    Loss(
+        "label-aware-smoothing",
+        "classification",
+        "Cross-entropy with label-aware smoothing",
+        "lopsided.losses.label_aware:LabelAwareSmoothingObjective",
+        (
+            Parameter("smooth_head", 0.3, "Smoothing of the most frequent class.", least=0, most=0.999),
+            Parameter("smooth_tail", 0.0, "Smoothing of the rarest class.", least=0, most=0.999),
+        ),
+        short="LAS",
+        check=_check_smoothing,
+        carries=_smoothed,
+    ),
+    Loss(
+        "ldam",
+        "classification",
+        "LDAM with deferred re-weighting",
+        "lopsided.losses.ldam:LDAMObjective",
+        (
+            Parameter("max_margin", 0.5, "Margin of the rarest class, between cosines.", least=0, most=1),
+            _SCALE,
+            _BETA,
+            Parameter("defer", 0.8, "Share of the epochs before samples are weighted. 1: never.", least=0, most=1),
+        ),
+        reweighs=_deferred,
+        head="cosine",
+    ),
+    Loss(
+        "bcl",
+        "joint",
+        "Balanced contrastive learning with logit-adjusted cross-entropy",
+        "lopsided.losses.bcl:BCLObjective",
+        (
+            Parameter("ce_weight", 1.0, "Weight of the logit-adjusted cross-entropy.", least=0),
+            Parameter("contrast_weight", 0.35, "Weight of the balanced contrastive loss.", least=0),
+            _TEMPERATURE,
+            _SCALE,
+        ),
+        reweighs=_inverse,
+        head="cosine",
+    ),
+    Loss(
+        "supmin",
+        "contrastive",
+        "Supervised minority",
+        "lopsided.losses.supmin:SupMinObjective",
+        (_TEMPERATURE,),
+        short="SupMin",
+        views=2,
+        classes=2,
+    ),
+    Loss(
+        "supproto",
+        "contrastive",
+        "Supervised prototypes",
+        "lopsided.losses.supproto:SupProtoObjective",
+        (
+            Parameter("margin", 1.0, "How much nearer to its own prototype a feature must be.", least=0, most=2),
+            _TEMPERATURE,
+        ),
+        short="SupProto",
+        views=2,
+        classes=2,
     ),
 )
 BUILT_IN = {loss.name: loss for loss in _BUILT_IN}
@@ -316,7 +462,24 @@ def _problem(loss: object, name: str) -> str:
     found += [f"has two parameters with the name {name!r}" for name in names if names.count(name) > 1]
     if loss.pushes is not None and loss.pushes not in names:
         found.append(f"names {loss.pushes!r} in pushes, which is not one of its parameters")
+    found += [_head_problem(loss, names), _limits_problem(loss)]
     return next(filter(None, found), "")
+
+
+def _head_problem(loss: Loss, names: Sequence[str | None]) -> str:
+    if loss.head not in ("linear", "cosine"):
+        return f"has the unknown head {loss.head!r}; the heads are linear, cosine"
+    if loss.head == "cosine" and ("logits" not in loss.needs or "scale" not in names):
+        return "has a cosine head, but no logits and parameter scale"
+    return ""
+
+
+def _limits_problem(loss: Loss) -> str:
+    if type(loss.views) is not int or loss.views < 1:
+        return f"needs {loss.views!r} views; give a number >= 1"
+    if loss.classes is not None and (type(loss.classes) is not int or loss.classes < 2):
+        return f"is for {loss.classes!r} classes; give a number >= 2 or None"
+    return ""
 
 
 def _parameter_problem(parameter: object) -> str:

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
 
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.decision import Decision
@@ -32,6 +33,29 @@ class ClassifierHead(nn.Linear):
         if num_classes < 2:
             raise InputError(sentence("a classifier must have at least 2 classes", num_classes))
         super().__init__(features, num_classes)
+
+
+class CosineHead(ClassifierHead):
+    """A classifier whose logits are ``scale`` times the cosines of features and class weights, plus a bias.
+
+    Training changes the weights only: the bias starts at 0, and the scale is the loss's. Calibration divides both by
+    its temperature and adds to the bias, so that a calibrated head is a head of the same form.
+    """
+
+    def __init__(self, features: int, num_classes: int, scale: float = 1.0) -> None:
+        super().__init__(features, num_classes)
+        self.scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=False)
+        self.bias.requires_grad_(False).zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, K) of features (n, f)."""
+        cosines = linear(normalize(x, dim=-1), normalize(self.weight, dim=-1))
+        return self.scale * cosines + self.bias
+
+
+def build_head(kind: str, features: int, num_classes: int, scale: float = 1.0) -> ClassifierHead:
+    """Return a classifier of a kind: "linear", or "cosine" with this scale."""
+    return CosineHead(features, num_classes, scale) if kind == "cosine" else ClassifierHead(features, num_classes)
 
 
 class DecisionHead(nn.Module):

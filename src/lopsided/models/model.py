@@ -17,7 +17,7 @@ from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.encoders import build_encoder, is_mlp
-from lopsided.models.heads import ClassifierHead
+from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.machine import arrange
 from lopsided.recipe import MAX_SIDE
 
@@ -53,6 +53,8 @@ class ModelCard(BaseModel):
     interpolation: Literal["bilinear"] = "bilinear"
     classes: tuple[str, ...] = Field(min_length=2)
     features: int
+    head: Literal["linear", "cosine"] = "linear"
+    """The classifier: one linear layer, or scaled cosines of features and class weights plus a bias."""
     prior: tuple[float, ...] | None = None
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
     the loss. None in models of earlier versions."""
@@ -69,7 +71,7 @@ class ModelCard(BaseModel):
 
 
 class Model(nn.Module):
-    """Encoder and linear classifier. The model normalises its inputs, vectors in double precision."""
+    """Encoder and classifier. The model normalises its inputs, vectors in double precision."""
 
     mean: Tensor
     std: Tensor
@@ -110,7 +112,7 @@ def _build(card: ModelCard) -> Model:
         image_size=None if vector else (card.shape[1], card.shape[2]),
         in_features=card.shape[0] if vector else None,
     )
-    return Model(encoder, ClassifierHead(features, len(card.classes)), card.mean, card.std, card.kind)
+    return Model(encoder, build_head(card.head, features, len(card.classes)), card.mean, card.std, card.kind)
 
 
 def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:

@@ -581,6 +581,10 @@ def _batch_conflicts(training: EncoderTraining, contrasts: bool) -> Iterator[str
         if not contrasts and getattr(training, name) > none:
             got = getattr(training, name)
             yield sentence(f"encoder_training.{name} must be {none} with the loss {training.loss.name}", got)
+    least = training.loss.entry.views
+    if contrasts and training.views < least:
+        must = f"encoder_training.views must be >= {least} with the loss {training.loss.name}"
+        yield sentence(must, training.views, f"Set encoder_training.views = {least}.")
     if training.queue_balanced and not training.queue:
         do = "Set encoder_training.queue."
         yield sentence("encoder_training.queue_balanced must be false when encoder_training.queue is 0", "true", do)

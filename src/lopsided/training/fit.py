@@ -42,7 +42,7 @@ from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
-from lopsided.errors import RunError
+from lopsided.errors import InputError, RunError
 from lopsided.evaluation.metrics import evaluate
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
@@ -80,6 +80,16 @@ __all__ = [
 
 _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
 """Fields of the state that may change when a run is resumed."""
+
+
+def _check_losses(recipe: Recipe, num_classes: int) -> None:
+    """Raise if a loss that is for one number of classes is used with another."""
+    used = {"two-stage": ("encoder_training", "classifier"), "end-to-end": ("encoder_training",), "frozen": ()}
+    for section in used[recipe.method]:
+        entry = getattr(recipe, section).loss.entry
+        if entry.classes not in (None, num_classes):
+            text = f"The loss {entry.name} is for {entry.classes} classes, but the data have {num_classes}."
+            raise InputError(f"{text} Choose another loss with {section}.loss; `lopsided losses` lists them.")
 
 
 @dataclass(eq=False)
@@ -139,6 +149,7 @@ def fit(
         digests = source.images.digest(np.arange(len(source)))
         prepared, notes = prepare(recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests)
         check_trainable(prepared)
+        _check_losses(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
         notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
         state = State(

@@ -14,7 +14,8 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
 
     It is the class shares in the batches of the stage that trains the classifier, times the weights of its loss. So
     plain batches with cross-entropy give the class shares of the training images. Balanced batches and weighted losses
-    give a uniform prior, and both together give the inverse of the shares.
+    give a uniform prior, and both together give the inverse of the shares. A loss with a function ``carries`` computes
+    the prior from the shares itself.
     """
     stage: EncoderTraining | Classifier = recipe.encoder_training
     if recipe.method != "end-to-end":
@@ -27,6 +28,9 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
         shares = (numbers > 0).astype(np.float64)
     elif stage.sampler == "sqrt":
         shares = np.sqrt(shares)
-    reweighs = stage.loss.entry.reweighs
+    entry = stage.loss.entry
+    if entry.carries is not None:
+        return prior_of(entry.carries((shares / shares.sum()).tolist(), numbers.tolist(), stage.loss.parameters))
+    reweighs = entry.reweighs
     weights = None if reweighs is None else reweighs(numbers.tolist(), stage.loss.parameters)
     return prior_of(shares, weights)

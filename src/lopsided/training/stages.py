@@ -24,7 +24,7 @@ from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, seeded_init
-from lopsided.models.heads import ClassifierHead, ProjectionHead
+from lopsided.models.heads import ClassifierHead, ProjectionHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import Model, ModelCard, all_finite
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
@@ -84,7 +84,7 @@ class Stages:
         if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
             load_strictly(encoder, self.ranks.spread(encoder.state_dict))
         with seeded_init(recipe.seed, "classifier"):
-            classifier = ClassifierHead(features, self.num_classes)
+            classifier = self._head(self._classifier_loss, features)
         self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
         if recipe.fast and not vector:
             arrange(self.model.encoder, self.device, prepared.shape)
@@ -101,7 +101,17 @@ class Stages:
             std=prepared.std,
             classes=prepared.classes,
             features=features,
+            head=self._classifier_loss.entry.head,
         )
+
+    @property
+    def _classifier_loss(self) -> LossSettings:
+        """The loss that trains the classifier of the finished model."""
+        recipe = self.recipe
+        return recipe.encoder_training.loss if recipe.method == "end-to-end" else recipe.classifier.loss
+
+    def _head(self, loss: LossSettings, features: int) -> ClassifierHead:
+        return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each setting that changes how a batch is computed."""
@@ -309,7 +319,7 @@ class Stages:
         classifier = self.model.classifier
         if name == "encoder":  # The second stage trains the model's own classifier from the start.
             with seeded_init(self.recipe.seed, "joint"):
-                classifier = ClassifierHead(self.card.features, self.num_classes)
+                classifier = self._head(self.recipe.encoder_training.loss, self.card.features)
         parts = {"encoder": self.model.encoder, "classifier": classifier, "projection": projection}
         return nn.ModuleDict(parts), [projection, classifier]
 
