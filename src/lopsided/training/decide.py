@@ -53,7 +53,7 @@ def settle(stages: Stages) -> None:
     held = None
     if prepared.val is not None:
         size = recipe.encoder_training.batch_size
-        engine = stages.engine if recipe.method == "frozen" else None
+        engine = stages.engine if recipe.is_frozen else None
         probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
         held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
 
