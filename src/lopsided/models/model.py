@@ -93,7 +93,7 @@ class ModelCard(BaseModel):
 
 
 class Model(nn.Module):
-    """Encoder, optional adapter, and linear classifier. The model normalises its inputs, vectors in double precision."""
+    """Encoder, heads (optional) and linear classifier. The model normalises inputs, vectors in double precision."""
 
     mean: Tensor
     std: Tensor
