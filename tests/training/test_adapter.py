@@ -214,7 +214,7 @@ def test_two_ranks_train_the_same_heads_as_one(
 ) -> None:
     monkeypatch.setenv("LOPSIDED_CACHE", "")
     alone = run(light(weights), photos)
-    found = together(2, _of_rank, light(weights), photos)
+    found = together(2, tmp_path / "ranks", _of_rank, light(weights), photos)
     assert alone.test is not None
     for probabilities, history in found:
         np.testing.assert_allclose(probabilities, alone.test.probabilities, atol=1e-5)
@@ -256,6 +256,10 @@ def test_validation_images_calibrate_heads_and_fit_a_rule() -> None:
         ),
         ({"encoder.weights": "none"}, 'encoder.weights cannot be "none" with method "adapter"'),
         ({"augment.rotation": 3.0}, 'augment.rotation has no effect with method "adapter".'),
+        (
+            {"regression.strength": 0.1},
+            "regression.strength must be unset when adapter.blend is 0, got 0.1. Set adapter.blend, or remove",
+        ),
         ({"head.out": 8}, 'head.out has no effect with method "adapter".'),
         ({"classifier.epochs": 3}, 'classifier.epochs has no effect with method "adapter".'),
         ({"selection.metric": "last"}, 'selection.metric has no effect with method "adapter".'),

@@ -552,6 +552,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
     yield from _weights_conflicts(recipe)
     yield from _loss_conflicts(recipe)
+    if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
+        do = "Set adapter.blend, or remove regression.strength."
+        yield sentence("regression.strength must be unset when adapter.blend is 0", recipe.regression.strength, do)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
