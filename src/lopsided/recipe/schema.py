@@ -241,7 +241,7 @@ class Adapter(Section):
     """Small heads on the frozen features, each trained with encoder_training.loss. Used with method "adapter" only."""
 
     heads: Annotated[int, Ge(1), Le(64)] = _field(
-        10, "Number of heads; each head is trained without one of the inner folds (regression.folds)."
+        5, "Number of heads; each head is trained without one of the inner folds (regression.folds)."
     )
     hidden: Width = _field(128, "Width of the first layer of a head.")
     out: Width = _field(64, "Width of the second layer of a head, which is the length of a projection.")
