@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, relu
 
 
-class AdapterHead(nn.Sequential):
+class AdapterHead(nn.Module):
     """Two linear layers with ReLU between them, dropout in training, and an output of length 1."""
 
     def __init__(
         self, features: int, hidden: int, out: int, *, input_dropout: float = 0.0, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        # Dropout has no weights, so the names of the weights are the same with and without it.
-        self.input_dropout = nn.Dropout(input_dropout)
+        self.input_dropout, self.dropout = nn.Dropout(input_dropout), nn.Dropout(dropout)
         self.first = nn.Linear(features, hidden)
-        self.relu = nn.ReLU()
-        self.dropout = nn.Dropout(dropout)
         self.second = nn.Linear(hidden, out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return projections (n, out) of length 1."""
-        return normalize(super().forward(x), dim=1)
+        hidden = relu(self.first(self.input_dropout(x)))
+        return normalize(self.second(self.dropout(hidden)), dim=1)
 
 
 class Adapter(nn.Module):
