@@ -79,7 +79,7 @@ def cross_entropy(rows: Rows, recipe: Recipe, inputs: np.ndarray) -> np.ndarray:
     mean, scale = standardisation(rows.features.astype(np.float64))
     x, queries = (torch.from_numpy((part - mean) / scale).float() for part in (rows.features, inputs))
     unseen, total = Unseen(rows.labels, 2), torch.zeros(len(queries), 2)
-    generator = torch.Generator().manual_seed(recipe.seed)
+    torch.manual_seed(recipe.seed)
     for index, (train, rest) in enumerate(head_folds(rows, recipe, section.heads)):
         with seeded_init(recipe.seed, "ce", str(index)):
             layers = nn.Linear(x.shape[1], section.hidden), nn.ReLU(), nn.Dropout(section.dropout)
@@ -88,7 +88,7 @@ def cross_entropy(rows: Rows, recipe: Recipe, inputs: np.ndarray) -> np.ndarray:
         batches = -(-len(train) // training.batch_size) * training.epochs
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, batches)
         for _ in range(training.epochs):
-            for batch in torch.randperm(len(train), generator=generator).split(training.batch_size):
+            for batch in torch.randperm(len(train)).split(training.batch_size):
                 chosen = train[batch.numpy()]
                 loss = nn.functional.cross_entropy(head(x[chosen]), torch.from_numpy(rows.labels[chosen]))
                 optimizer.zero_grad()
