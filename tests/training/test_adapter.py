@@ -282,6 +282,13 @@ def test_settings_of_heads_are_refused_without_heads(name: str) -> None:
         named_recipe(name).override(**{"adapter.heads": 3})
 
 
+def test_a_comparison_leaves_out_settings_that_an_arm_cannot_use() -> None:
+    heads, plain, scratch = (named_recipe(name) for name in ("adapter", "default", "from-scratch"))
+    assert [recipe.ignores("adapter.heads") for recipe in (heads, plain, scratch)] == [False, True, True]
+    assert [recipe.ignores("encoder_training.lr") for recipe in (heads, plain, scratch)] == [False, True, False]
+    assert [recipe.ignores("augment.rotation") for recipe in (heads, plain, scratch)] == [True, True, False]
+
+
 def test_settings_of_heads_count_only_for_their_method() -> None:
     for name in ("default", "from-scratch", "paper-isic"):
         recipe = named_recipe(name)

@@ -429,8 +429,8 @@ class Recipe(Section):
         return self.method in FROZEN
 
     def ignores(self, path: str) -> bool:
-        """Return whether a field has no effect on this recipe, because its encoder is frozen."""
-        return is_idle(path, self.method)
+        """Return whether a field has no effect on this recipe, because of its method."""
+        return is_idle(path, self.method) or _needs_heads(path, self.method)
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield dotted name, field and value of each field. Two sections count only for the methods that use them.
@@ -525,13 +525,18 @@ def is_idle(path: str, method: str = "frozen") -> bool:
     return True
 
 
+def _needs_heads(path: str, method: str) -> bool:
+    """Return whether a field is one of the heads, which only one method has."""
+    return path.startswith("adapter.") and method != "adapter"
+
+
 def _check_used(changes: Mapping[str, Any], method: str) -> None:
     """Raise if a field is set that has no effect with this method."""
     for path in changes:
         if is_idle(path, method):
             do = "Use another recipe, such as from-scratch, to train an encoder."
             raise InputError(f'{path} has no effect with method "{method}". {do}')
-        if path.startswith("adapter.") and method != "adapter":
+        if _needs_heads(path, method):
             raise InputError(f'{path} has no effect with method "{method}". Use a recipe with heads, such as adapter.')
 
 
