@@ -12,10 +12,14 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_the_table_of_the_page_is_the_summary_of_the_records() -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "frozen.py", "summary"]
+@pytest.mark.parametrize(
+    ("script", "first", "last"),
+    [("frozen.py", "summary", "end"), ("adapters.py", "adapters", "end adapters")],
+)
+def test_the_table_of_the_page_is_the_summary_of_the_records(script: str, first: str, last: str) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / script, "summary"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     page = (ROOT / "docs" / "pretrained.md").read_text()
-    table = page.partition("<!-- summary -->\n")[2].partition("<!-- end -->")[0]
+    table = page.partition(f"<!-- {first} -->\n")[2].partition(f"<!-- {last} -->")[0]
     assert shown.count("\n") > 3
     assert table == shown

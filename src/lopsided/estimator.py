@@ -223,7 +223,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.card_.features)
+        return int(self.card_.width)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -257,7 +257,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             **(self.settings or {}),
         }
         base = find_recipe(self.recipe)
-        if kind == "vector" and base.method == "frozen":  # Vectors are features already.
+        if kind == "vector" and base.is_frozen:  # Vectors are features already.
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
         return base.override(**_plain_numbers(changes))
 
@@ -272,7 +272,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
         splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
         if images:
-            digests = source.images.digest(np.arange(len(source))) if recipe.method == "frozen" else None
+            digests = source.images.digest(np.arange(len(source))) if recipe.is_frozen else None
             return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
         return prepare_vectors(X, codes, names, splits.train, splits.val)
 

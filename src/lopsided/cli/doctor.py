@@ -151,7 +151,9 @@ def _weights() -> Iterator[Finding]:
 
     try:
         size = embedded_file().stat().st_size
-        yield Finding("embedded", f"{EMBEDDED_ENCODER}, {size / 1e6:.0f} MB", "the recipe default works offline")
+        yield Finding(
+            "embedded", f"{EMBEDDED_ENCODER}, {size / 1e6:.0f} MB", "the recipes default and adapter work offline"
+        )
     except LopsidedError as error:
         yield Finding("embedded", "damaged", str(error), ok=False)
     found = sorted(_downloaded())

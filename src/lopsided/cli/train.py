@@ -359,7 +359,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
     training of an encoder, it is ``from-scratch``.
     """
-    from lopsided.recipe import find_recipe, is_idle
+    from lopsided.recipe import FROZEN, find_recipe, is_idle
 
     if recipe is not None:
         return find_recipe(recipe).to_toml(), ""
@@ -367,10 +367,11 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
         from lopsided.runs.run import Run
 
         return Run.open(out).recipe.to_toml(), ""
-    training = next(filter(is_idle, changes), None)
+    frozen = changes.get("method", "frozen")
+    training = next((path for path in changes if is_idle(path, str(frozen))), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
         training = "encoder.name"
-    if "method" in changes and changes["method"] != "frozen":
+    if frozen not in FROZEN:
         training = "method"
     if training is not None:
         why = f"Recipe: from-scratch, because {training} is set, which has an effect only if an encoder is trained."
@@ -382,6 +383,8 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
 
 
 def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
+    from lopsided.recipe import FROZEN
+
     metrics = run.metrics or {}
     if as_json:
         show_json({"run": str(run.folder), **metrics})
@@ -389,6 +392,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     counts = metrics["counts"]
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
     name = "Frozen features" if metrics["method"] == "frozen" else metrics["loss"].upper()
+    name = f"{name} heads on frozen features" if metrics["method"] == "adapter" else name
     parts = [f"{name} on {metrics['source']}: {numbers} images"]
     for split in ("test", "val"):
         if metrics[split] is not None:
@@ -398,7 +402,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")
-    if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] != "frozen":
+    if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] not in FROZEN:
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if metrics["unreadable"]:

@@ -217,11 +217,11 @@ def _inputs(
     room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
     fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process holds its own copy.
     keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
-    keep = keep and recipe.method != "frozen"  # Each image is used once.
+    keep = keep and not recipe.is_frozen  # Each image is used once.
     what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
     where = "are kept in memory" if keep else "are decoded again in every epoch"
     note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
-    if recipe.method == "frozen":
+    if recipe.is_frozen:
         note = f"{what} go through the encoder once, unless their features are cached."
     workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)
     images = source.images

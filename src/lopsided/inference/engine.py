@@ -50,7 +50,19 @@ class Engine:
         return self._session is not None
 
     def features(self, batch: Tensor) -> Features:
-        """Return features (n, f) of a batch: uint8 images, float images in [0, 1], or vectors."""
+        """Return the inputs of the classifier for a batch: uint8 images, float images in [0, 1], or vectors."""
+        return self.adapt(self.encode(batch))
+
+    def adapt(self, features: Features) -> Features:
+        """Return the inputs of the classifier, given the features of the encoder."""
+        if self._model.adapter is None:
+            return features
+        with evaluating(self._model):
+            adapted: Features = self._model.adapt(torch.from_numpy(features).to(self._device)).cpu().numpy()
+        return adapted
+
+    def encode(self, batch: Tensor) -> Features:
+        """Return the features of the encoder, (n, f), of a batch."""
         if self._session is None or batch.dtype != torch.uint8:
             return self._by_torch(batch)
         pixels = batch.numpy()
@@ -58,7 +70,7 @@ class Engine:
         return np.concatenate(parts) if parts else self._by_torch(batch)
 
     def probabilities(self, features: Features) -> npt.NDArray[np.float64]:
-        """Return the probabilities (n, K) of features by the classifier of the model."""
+        """Return the probabilities (n, K) by the classifier of the model, given its inputs."""
         with torch.no_grad():
             logits: Tensor = self._model.classifier(torch.from_numpy(features).to(self._device))
         found: npt.NDArray[np.float64] = logits.double().softmax(dim=1).cpu().numpy()
@@ -72,7 +84,7 @@ class Engine:
     def _by_torch(self, batch: Tensor) -> Features:
         with evaluating(self._model):
             x = batch.to(self._device)
-            features: Features = self._model.features(to_float(x) if x.ndim == 4 else x).float().cpu().numpy()
+            features: Features = self._model.encode(to_float(x) if x.ndim == 4 else x).float().cpu().numpy()
         return features
 
     @property
@@ -112,7 +124,7 @@ def _session(model: Model, shape: tuple[int, ...]) -> Any:
     except Exception:  # The exceptions of onnxruntime have no common public class, and torch can compute any encoder.
         return None
     with evaluating(model):
-        expected = model.features(to_float(torch.from_numpy(example))).numpy()
+        expected = model.encode(to_float(torch.from_numpy(example))).numpy()
     agree = found.shape == expected.shape and _agrees(found, expected)
     return session if agree else None
 

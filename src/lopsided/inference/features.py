@@ -37,7 +37,7 @@ class Extractor:
             tidy(self.space)
 
     def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
-        """Return features (n, f) of inputs, in their order. Ranks share the work, and all ranks get all rows.
+        """Return features of the encoder, (n, f), of inputs in order. Ranks share the work, and all get all rows.
 
         ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
         """
@@ -50,7 +50,7 @@ class Extractor:
         pending = 0
         batches = inputs.batches(own[missing[part]] for part in row_batches(len(missing), _BATCH))
         for done, (rows, batch) in zip(range(0, len(missing), _BATCH), batches, strict=True):
-            features[missing[done : done + _BATCH]] = self.engine.features(batch)
+            features[missing[done : done + _BATCH]] = self.engine.encode(batch)
             end = done + len(rows)
             if digests is not None and (end - pending >= PACK or end == len(missing)):
                 self._store(own, missing[pending:end], digests, features)

@@ -16,6 +16,7 @@ from lopsided import __version__
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
+from lopsided.models.adapter import Adapter, adapter_width
 from lopsided.models.encoders import build_encoder, is_mlp
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.machine import arrange
@@ -27,6 +28,18 @@ CARD_NAME, WEIGHTS_NAME = "model.json", "model.safetensors"
 _MAX_CARD_BYTES = 100_000_000
 _LEAST = 1e-30
 """The smallest allowed ``std``. Division by a smaller number could overflow float32."""
+
+
+class AdapterCard(BaseModel):
+    """The shape of the heads between the encoder and the classifier."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int = Field(ge=1, le=64)
+    hidden: int = Field(ge=1, le=2**16)
+    out: int = Field(ge=1, le=2**16)
+    keep: bool
+    """Whether the classifier also gets the features of the encoder, in front of the outputs of the heads."""
 
 
 class ModelCard(BaseModel):
@@ -53,8 +66,11 @@ class ModelCard(BaseModel):
     interpolation: Literal["bilinear"] = "bilinear"
     classes: tuple[str, ...] = Field(min_length=2)
     features: int
+    """The number of features of the encoder."""
     head: Literal["linear", "cosine"] = "linear"
     """The classifier: one linear layer, or scaled cosines of features and class weights plus a bias."""
+    adapter: AdapterCard | None = None
+    """The heads between the encoder and the classifier; None: the classifier gets the features of the encoder."""
     prior: tuple[float, ...] | None = None
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
     the loss. None in models of earlier versions."""
@@ -69,9 +85,17 @@ class ModelCard(BaseModel):
     sha256: str = ""
     """SHA-256 of the weights file. It detects a card and a weights file that do not belong together."""
 
+    @property
+    def width(self) -> int:
+        """The number of inputs of the classifier."""
+        heads = self.adapter
+        if heads is None:
+            return self.features
+        return adapter_width(self.features, heads=heads.heads, out=heads.out, keep=heads.keep)
+
 
 class Model(nn.Module):
-    """Encoder and classifier. The model normalises its inputs, vectors in double precision."""
+    """Encoder, heads (optional) and classifier. The model normalises inputs, vectors in double precision."""
 
     mean: Tensor
     std: Tensor
@@ -83,19 +107,29 @@ class Model(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         kind: Literal["image", "vector"] = "image",
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.adapter = adapter
         self.classifier = classifier
         # The card holds mean and std, so they are not part of the weights.
         dtype, shape = (torch.float32, (1, -1, 1, 1)) if kind == "image" else (torch.float64, (1, -1))
         self.register_buffer("mean", torch.tensor(mean, dtype=dtype).view(shape), persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=dtype).view(shape), persistent=False)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return feature vectors (n, f) of inputs (n, c, h, w) in [0, 1], or (n, d)."""
+    def encode(self, x: Tensor) -> Tensor:
+        """Return the features of the encoder, (n, f), of inputs (n, c, h, w) in [0, 1], or (n, d)."""
         features: Tensor = self.encoder(((x - self.mean) / self.std).float())
         return features
+
+    def adapt(self, features: Tensor) -> Tensor:
+        """Return the inputs of the classifier, given the features of the encoder."""
+        return features if self.adapter is None else self.adapter(features)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the inputs of the classifier, which are the features of the encoder if there is no adapter."""
+        return self.adapt(self.encode(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K)."""
@@ -112,7 +146,10 @@ def _build(card: ModelCard) -> Model:
         image_size=None if vector else (card.shape[1], card.shape[2]),
         in_features=card.shape[0] if vector else None,
     )
-    return Model(encoder, build_head(card.head, features, len(card.classes)), card.mean, card.std, card.kind)
+    adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
+    width = features if adapter is None else adapter.width
+    classifier = build_head(card.head, width, len(card.classes))
+    return Model(encoder, classifier, card.mean, card.std, card.kind, adapter)
 
 
 def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
@@ -124,7 +161,9 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     content = save(state, metadata={"format": "pt"})
     card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
     atomic_write(folder / WEIGHTS_NAME, content)
-    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2) + "\n")
+    # Versions without adapters refuse this key, and they can read every model without an adapter.
+    hidden = {"adapter"} if card.adapter is None else None
+    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=hidden) + "\n")
     return card
 
 
@@ -153,6 +192,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
         raise RunError(f"{path} is not a safetensors file ({error}).") from error
     _check_numbers(state, path)
     _check_head(state, card, path)
+    _check_adapter(state, card, path)
     try:
         if is_mlp(card.encoder):  # The card may ask for any size, so compare shapes before allocating memory.
             with torch.device("meta"):
@@ -187,6 +227,18 @@ def _check_head(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> Non
     if weight is None or weight.shape[:1] != (len(card.classes),):
         got = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
         raise RunError(sentence(f"{path} must hold a classifier for {len(card.classes):,} classes", got))
+
+
+def _check_adapter(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
+    """Raise if the heads of the file are not those of the card, before building heads of the card's size."""
+    found = {key: tuple(value.shape) for key, value in state.items() if key.startswith("adapter.")}
+    needed = {}
+    if card.adapter is not None:
+        with torch.device("meta"):
+            heads = Adapter(card.features, **card.adapter.model_dump())
+        needed = {f"adapter.{key}": tuple(value.shape) for key, value in heads.state_dict().items()}
+    if found != needed:
+        raise RunError(f"{path} does not hold the heads that {CARD_NAME} describes. Train the model again.")
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:

@@ -56,6 +56,12 @@ _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
 _IDLE = ("augment.", "head.", "encoder_training.", "classifier.", "selection.")
 _NOT_IDLE = frozenset({"augment.normalisation"})
 """Sections without effect if the encoder is frozen, and the fields in them that have one."""
+_ADAPTER_IDLE = tuple(
+    f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced", "chunk_size", "batch_norm")
+)
+"""Fields of the training without effect on heads, which are trained on the features of images."""
+FROZEN = ("frozen", "adapter")
+"""Methods that do not train the encoder."""
 _CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
@@ -233,8 +239,23 @@ class Classifier(Section):
     augment: bool = _field(False, f"Whether the second stage augments images as well. {_OPEN}")
 
 
+class Adapter(Section):
+    """Small heads on the frozen features, each trained with encoder_training.loss. Used with method "adapter" only."""
+
+    heads: Annotated[int, Ge(1), Le(64)] = _field(
+        5, "Number of heads; each head is trained without one of the inner folds (regression.folds)."
+    )
+    hidden: Width = _field(128, "Width of the first layer of a head.")
+    out: Width = _field(64, "Width of the second layer of a head, which is the length of a projection.")
+    input_dropout: Share = _field(0.0, "Share of the features that are set to 0 at random in training.")
+    dropout: Share = _field(0.0, "Share of the first layer's outputs that are set to 0 at random in training.")
+    blend: Share = _field(
+        0.0, "Share of the plain logistic regression in the averaged logits; 0: the heads only, 0.5: equal shares."
+    )
+
+
 class Regression(Section):
-    """The logistic regression on standardised features. Used with method "frozen" only, with classifier.loss."""
+    """The logistic regression on standardised features. Used with the methods "frozen" and "adapter" only."""
 
     strength: Positive | None = _field(
         None, "Inverse strength of the L2 penalty (C); unset: the value with the lowest loss on inner folds."
@@ -278,10 +299,10 @@ class Recipe(Section):
     """
 
     description: AnyText = _field("", "What this recipe is for.")
-    method: Literal["two-stage", "end-to-end", "frozen"] = _field(
+    method: Literal["two-stage", "end-to-end", "frozen", "adapter"] = _field(
         "two-stage",
-        "First the encoder and then the classifier, both together with a classification loss, or a logistic "
-        "regression on the features of a pretrained encoder, which is not trained.",
+        "First the encoder and then the classifier; both together with a classification loss; a logistic regression "
+        "on the features of a pretrained encoder, which is not trained; or contrastive heads on such features.",
     )
     seed: Seed = _field(0, "Seed of all random choices of the run.")
     device: Text = _field("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
@@ -304,6 +325,7 @@ class Recipe(Section):
     head: Head = Head()
     encoder_training: EncoderTraining = EncoderTraining()
     classifier: Classifier = Classifier()
+    adapter: Adapter = Adapter()
     regression: Regression = Regression()
     selection: Selection = Selection()
     decision: Decision = Decision()
@@ -366,8 +388,7 @@ class Recipe(Section):
         values, path = self.model_dump(), "encoder_training.loss"
         if changes.get("encoder.weights") == "embedded":
             changes.setdefault("augment.normalisation", "weights")
-        if changes.get("method", self.method) == "frozen":
-            _check_used(changes)
+        _check_used(changes, str(changes.get("method", self.method)))
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
             late = {
@@ -407,17 +428,23 @@ class Recipe(Section):
         """The loss that names the run: that of the encoder, or that of the classifier if the encoder is frozen."""
         return self.classifier.loss if self.method == "frozen" else self.encoder_training.loss
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the encoder is not trained."""
+        return self.method in FROZEN
+
     def ignores(self, path: str) -> bool:
-        """Return whether a field has no effect on this recipe, because its encoder is frozen."""
-        return self.method == "frozen" and is_idle(path)
+        """Return whether a field has no effect on this recipe, because of its method."""
+        return is_idle(path, self.method) or _needs_heads(path, self.method)
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield dotted name, field and value of each field. The regression counts only for the method that uses it.
+        """Yield dotted name, field and value of each field. Two sections count only for the methods that use them.
 
-        So the hashes of the other methods are the same as before this section existed.
+        So the hashes of the other methods are the same as before these sections existed.
         """
+        hidden = [f"{name}." for name, methods in _SECTIONS.items() if self.method not in methods]
         for path, field, value in words.leaves(self):
-            if self.method == "frozen" or not path.startswith("regression."):
+            if not path.startswith(tuple(hidden)):
                 yield path, field, value
 
     def content_hash(self) -> str:
@@ -490,17 +517,32 @@ def _place(values: dict[str, Any], path: str, value: object) -> None:
     table[field] = value
 
 
-def is_idle(path: str) -> bool:
-    """Return whether a field has no effect with a frozen encoder."""
-    return path.startswith(_IDLE) and path not in _NOT_IDLE and not path.startswith("classifier.loss")
+_SECTIONS = {"regression": FROZEN, "adapter": ("adapter",)}
+"""Sections that only some methods use."""
 
 
-def _check_used(changes: Mapping[str, Any]) -> None:
-    """Raise if a field is set that has no effect with a frozen encoder."""
+def is_idle(path: str, method: str = "frozen") -> bool:
+    """Return whether a field has no effect because ``method`` does not train the encoder."""
+    if method not in FROZEN or not path.startswith(_IDLE) or path in _NOT_IDLE or path.startswith("classifier.loss"):
+        return False
+    if method == "adapter" and path.startswith("encoder_training."):
+        return path in _ADAPTER_IDLE
+    return True
+
+
+def _needs_heads(path: str, method: str) -> bool:
+    """Return whether a field is one of the heads, which only one method has."""
+    return path.startswith("adapter.") and method != "adapter"
+
+
+def _check_used(changes: Mapping[str, Any], method: str) -> None:
+    """Raise if a field is set that has no effect with this method."""
     for path in changes:
-        if is_idle(path):
+        if is_idle(path, method):
             do = "Use another recipe, such as from-scratch, to train an encoder."
-            raise InputError(f'{path} has no effect with method "frozen". {do}')
+            raise InputError(f'{path} has no effect with method "{method}". {do}')
+        if _needs_heads(path, method):
+            raise InputError(f'{path} has no effect with method "{method}". Use a recipe with heads, such as adapter.')
 
 
 def _shelf() -> resources.abc.Traversable:
@@ -520,6 +562,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
     yield from _weights_conflicts(recipe)
     yield from _loss_conflicts(recipe)
+    if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
+        do = "Set adapter.blend, or remove regression.strength."
+        yield sentence("regression.strength must be unset when adapter.blend is 0", recipe.regression.strength, do)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
@@ -532,9 +577,9 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence if the pixels or the method do not fit the encoder's weights."""
     weights, scale = recipe.encoder.weights, recipe.augment.normalisation
-    if weights == "none" and recipe.method == "frozen" and recipe.encoder.name != "identity":
+    if weights == "none" and recipe.is_frozen and recipe.encoder.name != "identity":
         do = 'Set encoder.weights, such as "embedded".'
-        yield f'encoder.weights cannot be "none" with method "frozen": random features are of no use. {do}'
+        yield f'encoder.weights cannot be "none" with method "{recipe.method}": random features are of no use. {do}'
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
@@ -545,10 +590,14 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for every loss that does not fit the method."""
-    if recipe.method == "frozen":
-        if recipe.classifier.loss.name not in FROZEN_LOSSES:
+    if recipe.is_frozen:
+        method, heads, linear = recipe.method, recipe.encoder_training.loss, recipe.classifier.loss
+        if linear.name not in FROZEN_LOSSES:
             fit = ", ".join(FROZEN_LOSSES)
-            yield f'classifier.loss cannot be {recipe.classifier.loss.name} with method "frozen". Use one of {fit}.'
+            yield f'classifier.loss cannot be {linear.name} with method "{method}". Use one of {fit}.'
+        if method == "adapter" and heads.entry.kind != "contrastive":
+            fit = ", ".join(entry.name for entry in catalogue.losses(("contrastive",)))
+            yield f'encoder_training.loss cannot be {heads.name} with method "adapter". Use one of {fit}.'
         return
     need = "projections" if recipe.method == "two-stage" else "logits"
     other = "end-to-end" if recipe.method == "two-stage" else "two-stage"

@@ -122,9 +122,12 @@ def summary(facts: Facts) -> str:
         )
     elif recipe.method == "frozen":
         how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
+    elif recipe.method == "adapter":
+        plus = " and by a logistic regression" if recipe.adapter.blend else ""
+        how = f"{amount(recipe.adapter.heads, 'head')} on its features, which were not trained, by {how}{plus}"
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
-    if facts.metrics.val and recipe.method != "frozen":
+    if facts.metrics.val and not recipe.is_frozen:
         parts.append(f"selected on {amount(sum(facts.counts('val').values()), 'validation image')}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
         parts.append(f"evaluated on {amount(facts.figures.num_images, 'new image')}")

@@ -31,6 +31,7 @@ LEVEL = 0.95
 """Level of the interval of the difference. A difference that chance can explain is no reason for a warning."""
 _ADVICE = {
     "two-stage": "Train for more epochs, use pretrained weights (--weights), or try another loss.",
+    "adapter": "Use other pretrained weights (--encoder, --weights), or the recipe default.",
     "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
 }
 _PIXELS = f"a simple baseline, a linear classifier on images of {SIDE} x {SIDE} pixels"

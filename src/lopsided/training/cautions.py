@@ -50,6 +50,7 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
     planned = {
         "encoder": (recipe.encoder_training.epochs, "--epochs"),
         "end-to-end": (recipe.encoder_training.epochs, "--epochs"),
+        "adapter": (recipe.encoder_training.epochs, "--epochs"),
         "classifier": (recipe.classifier.epochs, "--classifier-epochs"),
     }
     for stage, (epochs, flag) in planned.items():
@@ -83,7 +84,7 @@ def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
         few = _few(prepared, prepared.test, FEW_TEST)
         if few:
             yield f"The test split holds fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
-    if recipe.method == "frozen":  # It selects no epoch.
+    if recipe.is_frozen:  # It selects no epoch.
         return
     if prepared.val is None:
         yield "There is no validation split: the run keeps the weights of the last epoch, not of the best one."

@@ -35,7 +35,7 @@ FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "enco
 TIMES_AS_LONG = 20.0
 """Least seconds of training per second of writing."""
 _KEY = "lopsided"
-_STAGES = ("encoder", "classifier", "end-to-end", "frozen")
+_STAGES = ("encoder", "classifier", "end-to-end", "frozen", "adapter")
 _CHOSEN = re.compile(r"chosen-[a-z-]+-\d+\.safetensors")
 _STEP, _MOMENTUM = "step", "momentum_buffer"
 _FIT = "The checkpoint does not fit the recipe"

@@ -53,7 +53,7 @@ def settle(stages: Stages) -> None:
     held = None
     if prepared.val is not None:
         size = recipe.encoder_training.batch_size
-        engine = stages.engine if recipe.method == "frozen" else None
+        engine = stages.engine if recipe.is_frozen else None
         probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
         held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
 
@@ -128,6 +128,6 @@ def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> list[str]:
             + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
             + (f" There are no validation images of {', '.join(absent)}." if absent else "")
         )
-    elif recipe.decision.calibration != "none":
+    elif recipe.decision.calibration != "none" and recipe.method != "adapter":  # Training calibrates heads.
         notes.append("The probabilities are not calibrated, because there are no validation images.")
     return notes

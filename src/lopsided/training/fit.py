@@ -1,4 +1,4 @@
-"""Fit a model from a recipe and a source: in two stages, end to end, or on frozen features.
+"""Fit a model from a recipe and a source: in two stages, end to end, on frozen features, or with heads on them.
 
 **Two stages.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
 drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
@@ -8,7 +8,7 @@ epochs of both stages.
 
 **Frozen.** The encoder has pretrained weights and is not trained. Each image is encoded once, or its features come
 from a cache on disk. A logistic regression on the features (see ``regression``) becomes the linear layer. A killed run
-starts again and finds the features in the cache.
+starts again and finds the features in the cache. **Adapter** also trains small heads on the features (see ``adapter``).
 
 **Selection of the epoch.** With a validation split, every stage keeps the epoch with the highest ``selection.metric``.
 If two epochs tie, the later one wins. Training stops early after ``selection.patience`` epochs without an improvement.
@@ -368,8 +368,8 @@ def _announce(
 def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:
     if part is None:
         return None
-    if stages.recipe.method == "frozen":
-        features = stages.frozen_features(part, "features of test images")
+    if stages.recipe.is_frozen:
+        features = stages.engine.adapt(stages.frozen_features(part, "features of test images"))
         probabilities = stages.extractor.engine.probabilities(features)
     else:
         size = stages.recipe.encoder_training.batch_size
@@ -388,7 +388,7 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
 def _judged(stages: Stages, source: Source | None) -> Predictions | None:
     if source is None:
         return None
-    if stages.recipe.method == "frozen":
+    if stages.recipe.is_frozen:
         digests = tuple(source.images.digest(np.arange(len(source))))
         inputs = StreamedInputs(source.images, stages.card.image_size, stages.card.channels, os.cpu_count() or 1)
         part = Part(inputs, source.labels, source.groups, digests)

@@ -22,7 +22,7 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
         stage = recipe.classifier
     numbers = np.asarray(counts, dtype=np.int64)
     shares = numbers.astype(np.float64)
-    if recipe.method == "frozen":
+    if recipe.is_frozen:
         pass  # The regression uses each training image once.
     elif stage.sampler in ("balanced", "m-per-class"):
         shares = (numbers > 0).astype(np.float64)

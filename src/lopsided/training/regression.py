@@ -68,15 +68,14 @@ def fit_regression(
     groups.
     """
     x = np.asarray(features, dtype=np.float64)
-    mean, scale = x.mean(axis=0), x.std(axis=0)
-    scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
+    mean, scale = standardisation(x)
     x, basis = _reduced((x - mean) / scale)
-    rarest = _rarest(labels, groups)
-    folds = min(folds, rarest)
+    fewest = rarest(labels, groups)
+    folds = min(folds, fewest)
     losses: tuple[tuple[float, float], ...] = ()
     if strength is None and folds >= 2:
-        draws = range(REPEATS if rarest < FEW else 1)
-        pairs = [pair for draw in draws for pair in _folds(labels, groups, folds, derive_seed(seed, "folds", draw))]
+        seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
+        pairs = [pair for each in seeds for pair in inner_folds(labels, groups, folds, each)]
         losses = tuple(_scores(x, labels, num_classes, pairs, weighted))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
@@ -84,6 +83,13 @@ def fit_regression(
     weight, bias = next(_path(x, labels, num_classes, [strength], weighted))
     weight = (weight if basis is None else weight @ basis.T) / scale
     return Regression(weight, bias - weight @ mean, strength, folds if losses else 0, losses)
+
+
+def standardisation(x: Floats) -> tuple[Floats, Floats]:
+    """Return mean and deviation of each column. A column that is constant, but for rounding, has the deviation 1."""
+    mean, scale = x.mean(axis=0), x.std(axis=0)
+    scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
+    return mean, scale
 
 
 def _reduced(x: Floats) -> tuple[Floats, Floats | None]:
@@ -98,7 +104,7 @@ def _reduced(x: Floats) -> tuple[Floats, Floats | None]:
     return np.ascontiguousarray(triangle.T), basis
 
 
-def _rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
+def rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
     """Return the number of rows, or of groups, of the class with the fewest."""
     return min(
         int((labels == label).sum()) if groups is None else len(np.unique(groups[labels == label]))
@@ -106,9 +112,10 @@ def _rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
     )
 
 
-def _folds(
+def inner_folds(
     labels: Indices, groups: npt.NDArray[np.str_] | None, number: int, seed: int
 ) -> Iterator[tuple[Indices, Indices]]:
+    """Yield the rows inside and outside of each of ``number`` stratified folds, by group if there are groups."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold

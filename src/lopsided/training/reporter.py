@@ -17,7 +17,7 @@ class Reporter:
     """Receives the events of a run. This base class ignores them; progress bars override its methods."""
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        """Called when a stage starts: "encoder" and then "classifier", or "end-to-end"."""
+        """Called when a stage starts: "encoder" and then "classifier", "end-to-end", or "adapter"."""
 
     def step(self, loss: float, images: int) -> None:
         """Called during an epoch with the loss of the last batch and the number of images since the last call."""

@@ -23,12 +23,14 @@ from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
 from lopsided.losses.objective import Objective
+from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, ProjectionHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
-from lopsided.models.model import Model, ModelCard, all_finite
+from lopsided.models.model import AdapterCard, Model, ModelCard, all_finite
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
 from lopsided.seeds import derive_seed
+from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.checkpoint import (
     ENCODER_NAME,
     Checkpoint,
@@ -83,9 +85,11 @@ class Stages:
         )
         if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
             load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        heads = self._heads()
+        adapter = None if heads is None else self._adapter(heads, features)
         with seeded_init(recipe.seed, "classifier"):
-            classifier = self._head(self._classifier_loss, features)
-        self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind).to(self.device)
+            classifier = self._head(self._classifier_loss, features if adapter is None else adapter.width)
+        self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter).to(self.device)
         if recipe.fast and not vector:
             arrange(self.model.encoder, self.device, prepared.shape)
         if recipe.compile:
@@ -102,6 +106,7 @@ class Stages:
             classes=prepared.classes,
             features=features,
             head=self._classifier_loss.entry.head,
+            adapter=heads,
         )
 
     @property
@@ -113,10 +118,23 @@ class Stages:
     def _head(self, loss: LossSettings, features: int) -> ClassifierHead:
         return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
 
+    def _heads(self) -> AdapterCard | None:
+        section = self.recipe.adapter
+        if self.recipe.method != "adapter":
+            return None
+        return AdapterCard(heads=section.heads, hidden=section.hidden, out=section.out, keep=section.blend > 0)
+
+    def _adapter(self, heads: AdapterCard, features: int) -> Adapter:
+        section = self.recipe.adapter
+        with seeded_init(self.recipe.seed, "adapter"):
+            return Adapter(
+                features, **heads.model_dump(), input_dropout=section.input_dropout, dropout=section.dropout
+            )  # fmt: skip
+
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each setting that changes how a batch is computed."""
         settings, num = self.recipe.encoder_training, self.ranks.size
-        if self.recipe.method == "frozen":
+        if self.recipe.is_frozen:
             return
         norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
         if num > 1:
@@ -140,6 +158,9 @@ class Stages:
         if state.stage == "frozen":
             self._regress()
             state.seconds = perf_counter() - self._begin
+        elif state.stage == "adapter":
+            state.history = self._adapt()
+            state.epoch, state.seconds = len(state.history), perf_counter() - self._begin
         elif state.stage == "end-to-end":
             self._run_stage(self._end_to_end(), state, tensors)
         else:
@@ -170,13 +191,7 @@ class Stages:
     def _regress(self) -> None:
         """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks."""
         settings, train = self.recipe.regression, self.prepared.train
-        self.model.eval()
-        if self.prepared.kind == "image":
-            space = self.extractor.space
-            where = "not cached" if space is None else f"cached in {space.root}"
-            engine = self.extractor.engine.name.split()[0]
-            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}. Features are {where}.")
-        features = self.frozen_features(train, "features of training images")
+        features = self._training_features()
         found: list[Regression] = []
 
         def fit() -> dict[str, Tensor]:
@@ -193,13 +208,62 @@ class Stages:
             found.append(fitted)
             return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
 
-        if not np.isfinite(features).all():
-            raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
         state = self.ranks.spread(fit)
         self.model.classifier.load_state_dict(state)
         for fitted in found:
-            self.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
-            self.log.note(_choice(fitted, self.recipe))
+            self._tell_choice(fitted)
+
+    def _tell_choice(self, fitted: Regression) -> None:
+        self.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
+        self.log.note(_choice(fitted, self.recipe))
+
+    def _training_features(self) -> npt.NDArray[np.float32]:
+        """Return the features of the training images by the encoder as it is."""
+        self.model.eval()
+        if self.prepared.kind == "image":
+            space = self.extractor.space
+            where = "not cached" if space is None else f"cached in {space.root}"
+            engine = self.extractor.engine.name.split()[0]
+            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}. Features are {where}.")
+        features = self.frozen_features(self.prepared.train, "features of training images")
+        if not np.isfinite(features).all():
+            raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
+        return features
+
+    def _adapt(self) -> list[dict[str, float | int | str | None]]:
+        """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""
+        recipe, train, features = self.recipe, self.prepared.train, self._training_features()
+        adapter, steps = self.model.adapter, -(-len(train) // recipe.encoder_training.batch_size)
+        assert adapter is not None
+        found: list[Joined] = []
+
+        def fit() -> dict[str, Tensor]:
+            self.log.stage("adapter", recipe.encoder_training.epochs, steps)
+            joined = fit_adapter(
+                adapter,
+                Rows(features, train.labels, train.groups, self.num_classes),
+                recipe,
+                lambda labels: self._objective(recipe.encoder_training.loss, labels, recipe.adapter.out),
+                device=self.device,
+                count=lambda done, total: self.log.count("heads", done, total),
+            )
+            found.append(joined)
+            linear = {"weight": joined.linear.weight, "bias": joined.linear.bias}
+            state = {f"classifier.{name}": torch.from_numpy(value).float() for name, value in linear.items()}
+            return state | {f"adapter.{name}": value for name, value in adapter.state_dict().items()}
+
+        state = self.ranks.spread(fit)
+        for name in ("adapter", "classifier"):
+            own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+            self.model.get_submodule(name).load_state_dict(own)
+        history: list[dict[str, float | int | str | None]] = self.ranks.told(lambda: found[0].history)
+        for facts in history:
+            self.log.epoch(int(facts["epoch"] or 0), facts)
+        for joined in found:
+            if joined.regression is not None:
+                self._tell_choice(joined.regression)
+            self.log.note(_joined_words(joined, recipe))
+        return history
 
     def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
         """Return the features of a split through the finished encoder, from the cache if they are there."""
@@ -323,10 +387,12 @@ class Stages:
         parts = {"encoder": self.model.encoder, "classifier": classifier, "projection": projection}
         return nn.ModuleDict(parts), [projection, classifier]
 
-    def _objective(self, loss: LossSettings) -> Objective:
-        counts, entry = torch.from_numpy(self.prepared.counts()), loss.entry
+    def _objective(self, loss: LossSettings, labels: Indices | None = None, width: int | None = None) -> Objective:
+        """Return the loss of a stage. ``labels`` are those of its images, by default of all training images."""
+        numbers = self.prepared.counts() if labels is None else np.bincount(labels, minlength=self.num_classes)
+        counts, entry = torch.from_numpy(numbers), loss.entry
         with seeded_init(self.recipe.seed, "objective"), of_loss(entry, "its constructor"):
-            objective = entry.load()(counts, self.recipe.head.out, **loss.parameters)
+            objective = entry.load()(counts, self.recipe.head.out if width is None else width, **loss.parameters)
             if not isinstance(objective, Objective):
                 raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
             return objective
@@ -431,6 +497,17 @@ def _choice(fitted: Regression, recipe: Recipe) -> str:
         return f"A class has too few images for inner folds: the regression has the strength C = {fitted.strength:g}."
     tried = f"{len(fitted.losses)} values on {fitted.folds} inner folds"
     return f"The regression has the strength C = {fitted.strength:g}, the best of {tried}."
+
+
+def _joined_words(joined: Joined, recipe: Recipe) -> str:
+    heads = recipe.adapter.heads
+    text = f"{heads} heads were trained" if heads > 1 else "One head was trained"
+    if joined.num_folds:
+        text += f", each without one of {joined.num_folds} inner folds, whose images calibrate the logits"
+    else:
+        text += " on all training images, because a class has too few images for inner folds"
+    blend = f" Their average has the weight {1 - recipe.adapter.blend:g}." if recipe.adapter.blend else ""
+    return f"{text}.{blend}"
 
 
 def _plain(x: Tensor) -> Tensor:
