@@ -272,7 +272,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
         splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
         if images:
-            digests = source.images.digest(np.arange(len(source))) if recipe.method == "frozen" else None
+            digests = source.images.digest(np.arange(len(source))) if recipe.method in ("frozen", "fine-tune") else None
             return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
         return prepare_vectors(X, codes, names, splits.train, splits.val)
 

@@ -46,6 +46,8 @@ UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LATER_FIELDS = frozenset({"data.include", "data.exclude"})
 """Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
+USUAL_VIEWS = 8
+"""Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
 """Losses of the logistic regression: each image counts the same, or each class."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
@@ -54,6 +56,8 @@ _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
 _IDLE = ("augment.", "head.", "encoder_training.", "classifier.", "selection.")
 _NOT_IDLE = frozenset({"augment.normalisation"})
 """Sections without effect if the encoder is frozen, and the fields in them that have one."""
+_OWN_SECTIONS = {"regression": ("frozen", "fine-tune"), "fine_tune": ("fine-tune",)}
+"""Sections that only some methods use."""
 _CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
@@ -232,13 +236,46 @@ class Classifier(Section):
 
 
 class Regression(Section):
-    """The logistic regression on standardised features. Used with method "frozen" only, with classifier.loss."""
+    """The logistic regression on standardised features, with classifier.loss. Used with methods "frozen" and
+    "fine-tune"."""
 
     strength: Positive | None = _field(
         None, "Inverse strength of the L2 penalty (C); unset: the value with the lowest loss on inner folds."
     )
     folds: Annotated[int, Ge(2), Le(20)] = _field(
         5, "Inner folds of the training images that choose the strength, by group if there are groups."
+    )
+
+
+class FineTune(Section):
+    """Training of a pretrained encoder with the settings of encoder_training. Used with method "fine-tune" only."""
+
+    blocks: Annotated[int, Ge(1), Le(_MOST)] | Literal["all"] = _field(
+        "all",
+        "How many of the last blocks of the encoder are trained. The activations of the other blocks are computed once "
+        "and kept in memory. all: the whole encoder is trained.",
+    )
+    views: Annotated[int, Ge(1), Le(256)] | None = _field(
+        None,
+        "Augmented views of each training image whose activations are kept, if blocks is a number; unset: "
+        f"{USUAL_VIEWS}.",
+    )
+    layer_decay: PartialShare = _field(
+        0.8, "Learning rate of a block as a share of that of the next block; the heads have the full rate."
+    )
+    warmup: Share = _field(0.1, "Share of the steps in which the learning rate rises to its full value.")
+    batch_norm: Literal["frozen", "train"] = _field(
+        "frozen", "Whether batch norm keeps the statistics of the pretrained weights, or uses those of each batch."
+    )
+    average: Share = _field(
+        0.99,
+        "Share of the old average in the moving average of the weights, which becomes the model; 0: the last weights.",
+    )
+    steps: Count | None = _field(None, "Number of training steps, instead of encoder_training.epochs.")
+    minutes: Positive | None = _field(
+        None,
+        "Minutes for the whole training, instead of encoder_training.epochs. The first steps are timed, and the number "
+        "of steps is then fixed. So the result depends on the speed of the machine.",
     )
 
 
@@ -276,10 +313,11 @@ class Recipe(Section):
     """
 
     description: AnyText = _field("", "What this recipe is for.")
-    method: Literal["two-stage", "end-to-end", "frozen"] = _field(
+    method: Literal["two-stage", "end-to-end", "frozen", "fine-tune"] = _field(
         "two-stage",
-        "First the encoder and then the classifier, both together with a classification loss, or a logistic "
-        "regression on the features of a pretrained encoder, which is not trained.",
+        "First the encoder and then the classifier, both together with a classification loss, a logistic regression "
+        "on the features of a pretrained encoder, which is not trained, or that regression and then the training of "
+        "the encoder.",
     )
     seed: Seed = _field(0, "Seed of all random choices of the run.")
     device: Text = _field("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
@@ -300,6 +338,7 @@ class Recipe(Section):
     encoder_training: EncoderTraining = EncoderTraining()
     classifier: Classifier = Classifier()
     regression: Regression = Regression()
+    fine_tune: FineTune = FineTune()
     selection: Selection = Selection()
     decision: Decision = Decision()
 
@@ -363,6 +402,8 @@ class Recipe(Section):
             changes.setdefault("augment.normalisation", "weights")
         if changes.get("method", self.method) == "frozen":
             _check_used(changes)
+        else:
+            _check_fine_tune(changes, self)
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
             late = {
@@ -403,16 +444,18 @@ class Recipe(Section):
         return self.classifier.loss if self.method == "frozen" else self.encoder_training.loss
 
     def ignores(self, path: str) -> bool:
-        """Return whether a field has no effect on this recipe, because its encoder is frozen."""
-        return self.method == "frozen" and is_idle(path)
+        """Return whether a field has no effect on this recipe, because of its method."""
+        if self.method == "frozen":
+            return is_idle(path) or path.startswith("fine_tune.")
+        return _unused(path, self.method, self.fine_tune.steps or self.fine_tune.minutes) is not None
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield dotted name, field and value of each field. The regression counts only for the method that uses it.
+        """Yield dotted name, field and value of each field. Some sections count only for the methods that use them.
 
-        So the hashes of the other methods are the same as before this section existed.
+        So the hashes of the other methods are the same as before these sections existed.
         """
         for path, field, value in words.leaves(self):
-            if self.method == "frozen" or not path.startswith("regression."):
+            if self.method in _OWN_SECTIONS.get(path.partition(".")[0], (self.method,)):
                 yield path, field, value
 
     def content_hash(self) -> str:
@@ -490,9 +533,37 @@ def is_idle(path: str) -> bool:
     return path.startswith(_IDLE) and path not in _NOT_IDLE and not path.startswith("classifier.loss")
 
 
+def _unused(path: str, method: str, budget: float | None) -> str | None:
+    """Return why a field has no effect, for recipes with a trained encoder. ``budget`` is that of ``fine_tune``."""
+    if path.startswith("fine_tune.") and method != "fine-tune":
+        return f'{path} has no effect with method "{method}". Start from the recipe fine-tune.'
+    if method != "fine-tune":
+        return None
+    if path.startswith("classifier.") and not path.startswith("classifier.loss"):
+        return f'{path} has no effect with method "fine-tune": the classifier starts from a logistic regression.'
+    if path == "encoder_training.epochs" and budget is not None:
+        do = "Set that field instead, or add --set fine_tune.steps=unset."
+        return f"{path} has no effect because fine_tune.steps or fine_tune.minutes is set. {do}"
+    return None
+
+
+def _check_fine_tune(changes: Mapping[str, Any], recipe: Recipe) -> None:
+    """Raise if a field is set that has no effect with the method or the budget of the new recipe."""
+    old = recipe.fine_tune
+    budgets = (changes.get("fine_tune.steps", old.steps), changes.get("fine_tune.minutes", old.minutes))
+    budget = next((value for value in budgets if value is not None), None)
+    for path in changes:
+        text = _unused(path, str(changes.get("method", recipe.method)), budget)
+        if text is not None:
+            raise InputError(text)
+
+
 def _check_used(changes: Mapping[str, Any]) -> None:
     """Raise if a field is set that has no effect with a frozen encoder."""
     for path in changes:
+        text = _unused(path, "frozen", None)
+        if text is not None:
+            raise InputError(text)
         if is_idle(path):
             do = "Use another recipe, such as from-scratch, to train an encoder."
             raise InputError(f'{path} has no effect with method "frozen". {do}')
@@ -516,6 +587,8 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     yield from _weights_conflicts(recipe)
     yield from _loss_conflicts(recipe)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
+    if recipe.method == "fine-tune":
+        yield from _fine_tune_conflicts(recipe)
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
         yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
@@ -530,6 +603,9 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     if weights == "none" and recipe.method == "frozen" and recipe.encoder.name != "identity":
         do = 'Set encoder.weights, such as "embedded".'
         yield f'encoder.weights cannot be "none" with method "frozen": random features are of no use. {do}'
+    elif weights == "none" and recipe.method == "fine-tune":
+        do = 'Set encoder.weights, such as "embedded", or use the recipe from-scratch.'
+        yield f'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. {do}'
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
@@ -540,10 +616,10 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for every loss that does not fit the method."""
-    if recipe.method == "frozen":
+    if recipe.method in ("frozen", "fine-tune"):
         if recipe.classifier.loss.name not in FROZEN_LOSSES:
-            fit = ", ".join(FROZEN_LOSSES)
-            yield f'classifier.loss cannot be {recipe.classifier.loss.name} with method "frozen". Use one of {fit}.'
+            fit, used = ", ".join(FROZEN_LOSSES), f'with method "{recipe.method}"'
+            yield f"classifier.loss cannot be {recipe.classifier.loss.name} {used}. Use one of {fit}."
         return
     need = "projections" if recipe.method == "two-stage" else "logits"
     other = "end-to-end" if recipe.method == "two-stage" else "two-stage"
@@ -561,6 +637,25 @@ def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
         start = f'start from a recipe with method "{other}", such as {_EXAMPLES[other]}'
         do = f"To use {loss.name}, {start}, or add --set method={other}."
         yield f'{path} cannot be {loss.name} with method "{recipe.method}". Use one of {fit}. {do}'
+
+
+def _fine_tune_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for every conflict between the settings of a fine-tuning."""
+    section, views = recipe.fine_tune, recipe.encoder_training.views
+    if section.steps is not None and section.minutes is not None:
+        yield "fine_tune.steps and fine_tune.minutes cannot both be set. Remove one of them."
+    if section.blocks == "all":
+        if section.views is not None:
+            do = "Set fine_tune.blocks to a number, or remove the field."
+            yield sentence('fine_tune.views must be unset when fine_tune.blocks is "all"', section.views, do)
+        return
+    kept = section.views or USUAL_VIEWS
+    if kept < views:
+        do = "A batch holds different views of an image."
+        yield sentence(f"fine_tune.views must be >= encoder_training.views ({views})", kept, do)
+    if recipe.compile:
+        do = 'Set compile = false, or fine_tune.blocks = "all".'
+        yield sentence("compile must be false when fine_tune.blocks is a number", "true", do)
 
 
 _KINDS = {"two-stage": ("contrastive", "joint"), "end-to-end": ("classification", "joint")}

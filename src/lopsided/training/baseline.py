@@ -31,6 +31,7 @@ LEVEL = 0.95
 _ADVICE = {
     "two-stage": "Train for more epochs, use pretrained weights (--weights), or try another loss.",
     "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
+    "fine-tune": "Use other pretrained weights (--encoder, --weights), or train fewer blocks (fine_tune.blocks).",
 }
 _BATCH = 256
 _SHRINKAGE = 0.1

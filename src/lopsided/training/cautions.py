@@ -52,6 +52,9 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
         "end-to-end": (recipe.encoder_training.epochs, "--epochs"),
         "classifier": (recipe.classifier.epochs, "--classifier-epochs"),
     }
+    budget = recipe.fine_tune
+    if recipe.method == "fine-tune" and (budget.steps or budget.minutes) is None:
+        planned = {"fine-tune": (recipe.encoder_training.epochs, "--epochs")}
     for stage, (epochs, flag) in planned.items():
         losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
         if len(losses) == epochs and is_falling(losses):
