@@ -15,8 +15,8 @@ class Average:
     """A moving average of the trained parameters of a module.
 
     After step t, counted from 0, the average is d average + (1 - d) weights, with d the smaller one of ``decay`` and
-    (1 + t) / (10 + t). So the first weights do not dominate the average of a short training. Running statistics of batch norm are not
-    averaged, because they are averages already.
+    (1 + t) / (10 + t). So the first weights do not dominate the average of a short training. Running statistics of
+    batch norm are not averaged, because they are averages already.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:

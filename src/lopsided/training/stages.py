@@ -167,7 +167,7 @@ class Stages:
         return self._extractor
 
     def _fine_tune(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Fit the regression, train the encoder or its last blocks, and fit the regression again if there are no logits."""
+        """Fit the regression and train the encoder or its last blocks. Without logits, fit the regression again."""
         recipe, section, counts = self.recipe, self.recipe.fine_tune, self.prepared.counts()
         if self.prepared.kind == "vector":
             raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe default or from-scratch.')
