@@ -26,7 +26,7 @@ from lopsided.recipe.words import leaves
 OLD = Path(__file__).parent / "version-0.1"
 LOSS = "encoder_training.loss"
 NAMES = ["baseline-ce", "baseline-focal", "baseline-weighted-ce", "default", "demo", "from-scratch"]
-NAMES += ["paper-fmnist", "paper-isic"]
+NAMES += ["fine-tune", "paper-fmnist", "paper-isic"]
 TEXTS = st.text(min_size=1).filter(lambda text: "\0" not in text)
 
 
@@ -273,7 +273,7 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("seed = -1", "seed must be an integer >= 0 and <= 9223372036854775807, got -1."),
         ("seed = true", "seed must be an integer >= 0 and <= 9223372036854775807, got True."),
         ("data = 3", "data must be a table, got 3."),
-        ('method = "both"', 'method must be one of "two-stage", "end-to-end", "frozen", got \'both\'.'),
+        ('method = "both"', 'method must be one of "two-stage", "end-to-end", "frozen", "fine-tune", got \'both\'.'),
         ('device = ""', "device must be a string that is not empty, got ''."),
         (
             "[encoder_training.loss]\nname = 'acl'\neta = nan",

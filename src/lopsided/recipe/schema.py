@@ -196,7 +196,8 @@ class EncoderTraining(Section):
     """The first stage. With method "end-to-end" it is the only stage."""
 
     loss: LossField = _field(
-        read_loss("afcl"), 'Contrastive or joint for "two-stage"; classification or joint for "end-to-end".'
+        read_loss("afcl"),
+        'Contrastive or joint for "two-stage"; classification or joint for "end-to-end"; any for "fine-tune".',
     )
     epochs: Count = _field(30, "Passes over the training images.")
     batch_size: Count = _field(128, "Images in a batch, over all ranks.")
@@ -644,6 +645,8 @@ def _fine_tune_conflicts(recipe: Recipe) -> Iterator[str]:
     section, views = recipe.fine_tune, recipe.encoder_training.views
     if section.steps is not None and section.minutes is not None:
         yield "fine_tune.steps and fine_tune.minutes cannot both be set. Remove one of them."
+    if recipe.encoder_training.batch_size < 2:
+        yield sentence('encoder_training.batch_size must be >= 2 with method "fine-tune"', 1)
     if section.blocks == "all":
         if section.views is not None:
             do = "Set fine_tune.blocks to a number, or remove the field."

@@ -122,6 +122,8 @@ def summary(facts: Facts) -> str:
         )
     elif recipe.method == "frozen":
         how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
+    elif recipe.method == "fine-tune":
+        how = f"logistic regression on its features, then {_tuned(recipe)}"
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
     if facts.metrics.val and recipe.method != "frozen":
@@ -133,6 +135,16 @@ def summary(facts: Facts) -> str:
         f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}. "
         f"The model was {used}. All images are from {source_name(recipe)}{scenario}."
     )
+
+
+def _tuned(recipe: Recipe) -> str:
+    """Return the budget of a fine-tuning, the trained part of the encoder, and the loss."""
+    section, training = recipe.fine_tune, recipe.encoder_training
+    budget = amount(section.steps, "step") if section.steps else amount(training.epochs, "epoch")
+    if section.minutes is not None:
+        budget = f"{section.minutes:g} minutes"
+    what = "all blocks" if section.blocks == "all" else f"the last {amount(section.blocks, 'block')}"
+    return f"{budget} of {what} with {_loss(training.loss)}"
 
 
 def _loss(loss: LossSettings) -> str:

@@ -88,6 +88,8 @@ def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
             yield f"The test split holds fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
     if recipe.method == "frozen":  # It selects no epoch.
         return
+    if prepared.val is None and recipe.method == "fine-tune":
+        return  # The averaged weights of a fixed budget are no worse than those of an epoch that few images select.
     if prepared.val is None:
         yield "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
     else:
