@@ -46,7 +46,7 @@ UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LATER_FIELDS = frozenset({"data.include", "data.exclude"})
 """Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
-USUAL_VIEWS = 8
+USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
 """Losses of the logistic regression: each image counts the same, or each class."""
