@@ -8,8 +8,8 @@
 ``tops`` trains on 700 of 1,000 images that the scenario draws, and evaluates on held-out images that the run has not
 drawn, with the same number per class. ``isic`` trains on four of five folds by lesion and evaluates on the fifth one;
 the folds are those of ``StratifiedGroupKFold`` with the seed of the line. ``tune`` compares settings of the fine-tuning
-on seeds from 100 on, which no other line uses. It evaluates every fourth held-out image, and computes the activations of
-the frozen blocks once for all arms, so that its minutes are too few.
+on seeds from 100 on, which no other line uses. It evaluates every fourth held-out image, and computes the activations
+of the frozen blocks once for all arms, so that its minutes are too few.
 
 Each line of the record is one run. A line that exists is not computed again, and ``--minutes`` stops after a run that
 ends later than this. ``uwa`` is that of the rule ``balanced``. ``minutes`` are those of the whole fit on one thread.
@@ -40,21 +40,36 @@ from lopsided.training.fit import Predictions, fit
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "fine_tune.jsonl"
 SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
+START: dict[str, Any] = {
+    "encoder_training.loss": "ce",
+    "encoder_training.batch_size": 64,
+    "encoder_training.lr": 1e-3,
+    "encoder_training.optimizer": "adamw",
+    "encoder_training.weight_decay": 0.01,
+    "encoder_training.sampler": "plain",
+    "fine_tune.blocks": 5,
+    "fine_tune.views": 4,
+    "fine_tune.layer_decay": 0.8,
+    "fine_tune.warmup": 0.1,
+    "fine_tune.batch_norm": "frozen",
+    "fine_tune.average": 0.99,
+    "fine_tune.steps": 200,
+}
+"""The settings from which the choice of the recipe ``fine-tune`` started."""
 CANDIDATES: dict[str, dict[str, Any]] = {
     "default": {},
     "fine-tune": {},
-    "blocks=1": {"fine_tune.blocks": 1},
-    "blocks=10": {"fine_tune.blocks": 10},
-    "blocks=all": {"fine_tune.blocks": "all", "fine_tune.views": None},
-    "lr/3": {"encoder_training.lr": 3e-4},
-    "lr/10": {"encoder_training.lr": 1e-4},
-    "balanced": {"encoder_training.sampler": "balanced"},
-    "average=0": {"fine_tune.average": 0.0},
-    "batch-norm": {"fine_tune.batch_norm": "train"},
-    "afcl": {"encoder_training.loss": "afcl"},
-    "cl": {"encoder_training.loss": "cl"},
+    "start": START,
+    "lr 1e-4": START | {"encoder_training.lr": 1e-4},
+    "lr 1e-5": START | {"encoder_training.lr": 1e-5},
+    "cl, lr 1e-4": START | {"encoder_training.loss": "cl", "encoder_training.lr": 1e-4},
+    "balanced, lr 1e-4": START | {"encoder_training.sampler": "balanced", "encoder_training.lr": 1e-4},
+    "weighted-ce, lr 1e-4": START | {"encoder_training.loss": "weighted-ce", "encoder_training.lr": 1e-4},
+    "batch norm trained, lr 1e-4": START | {"fine_tune.batch_norm": "train", "encoder_training.lr": 1e-4},
+    "no average, lr 1e-4": START | {"fine_tune.average": 0.0, "encoder_training.lr": 1e-4},
+    "10 blocks, lr 1e-4": START | {"fine_tune.blocks": 10, "encoder_training.lr": 1e-4},
 }
-"""Changes of the recipe ``fine-tune`` by name; ``default`` is the recipe ``default``."""
+"""Changes of the recipe ``fine-tune`` by name. ``default`` is the recipe ``default``."""
 
 
 def recipe_of(arm: str, changes: dict[str, Any]) -> Recipe:
@@ -192,12 +207,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["tops", "isic", "tune", "summary"])
     parser.add_argument("--number", type=int, default=None, help="seeds, or folds of isic")
-    parser.add_argument("--arms", default=None, help="names of CANDIDATES, separated by commas")
+    parser.add_argument("--arms", default=None, help="names of CANDIDATES, separated by semicolons")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    usual = list(CANDIDATES) if arguments.what == "tune" else ["default", "fine-tune"]
-    arms = arguments.arms.split(",") if arguments.arms else usual
+    usual = ["default", "fine-tune"]
+    if arguments.what == "tune":
+        usual = [arm for arm in CANDIDATES if arm != "fine-tune"]
+    arms = arguments.arms.split(";") if arguments.arms else usual
     number = arguments.number or {"tops": 6, "isic": FOLDS, "tune": 3, "summary": 0}[arguments.what]
     done = [{name: line[name] for name in ("data", "scenario", "seed", "arm")} for line in read(arguments.record)]
     begin = time.perf_counter()
