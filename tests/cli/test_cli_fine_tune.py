@@ -36,7 +36,7 @@ def test_a_field_of_the_section_selects_the_recipe_and_all_verbs_take_the_run(
     assert call("predict", run, photos, "--out", tmp_path / "answers.csv", "--device", "cpu").code == 0
     assert call("report", run).code == 0
     page = (run / "report.html").read_text()
-    assert "logistic regression on its features, then 2 steps of the last 1 block with cross-entropy" in page
+    assert "logistic regression on its features, then 2 steps of the last block with cross-entropy" in page
     assert json.loads(call("fit", "--out", run, "--resume", "--json").out)["method"] == "fine-tune"
 
 

@@ -15,7 +15,7 @@ from lopsided.models.encoders import build_encoder
         ("test_resnet", 1, (192, 2, 2)),
         ("test_resnet", 4, (32, 8, 8)),
         ("test_efficientnet", 2, (32, 4, 4)),
-        ("test_convnext", 1, (96, 1, 1)),
+        ("test_convnext", 1, (64, 1, 1)),
         ("mlp-16-8", 1, (16,)),
     ],
 )
@@ -85,7 +85,7 @@ def test_an_encoder_that_cannot_be_cut_is_one_sentence(kind: type[nn.Module]) ->
     with pytest.raises(InputError) as caught:
         cut_encoder(kind(), 1, (4,), "odd")
     assert str(caught.value) == (
-        'odd cannot be cut before its last 1 blocks. Set fine_tune.blocks = "all" to train the whole encoder.'
+        'odd cannot be cut for fine_tune.blocks = 1. Set fine_tune.blocks = "all" to train the whole encoder.'
     )
 
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from example_losses import add_examples
 from lopsided.data.augment import Augment
 from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
@@ -123,15 +124,22 @@ def test_weights_that_are_not_trained_are_in_no_group() -> None:
 def test_the_optimizer_takes_steps_of_the_scaled_rates(photos: Path, weights: Path) -> None:
     """With plain gradient descent and one step, the change of a weight is its rate times its gradient."""
     same = {"encoder_training.optimizer": "sgd", "encoder_training.weight_decay": 0.0, "fine_tune.warmup": 0.0}
-    same |= {"fine_tune.steps": 1, "fine_tune.average": 0.0, "encoder_training.schedule": "constant"}
+    same |= {
+        "encoder_training.lr": 1.0,
+        "fine_tune.steps": 1,
+        "fine_tune.average": 0.0,
+        "encoder_training.schedule": "constant",
+    }
     changes = []
     for decay in (1.0, 0.5):
         fitted = fit(small(weights, **same, **{"fine_tune.layer_decay": decay}), open_source(photos))
         before = pretrained(weights)
         changes.append({key: value - before[key] for key, value in fitted.model.encoder.state_dict().items()})
-    for name, scale in (("layer4.0.conv1.weight", 0.5), ("layer3.0.conv1.weight", 0.25)):
-        assert changes[0][name].abs().max() > 0
-        assert torch.allclose(changes[1][name], scale * changes[0][name], rtol=1e-2, atol=1e-7)
+    for name, scale in (("layer4.", 0.5), ("layer3.", 0.25)):
+        moved = [key for key in changes[0] if key.startswith(name) and changes[0][key].abs().max() > 1e-3]
+        assert moved
+        for key in moved:
+            assert torch.allclose(changes[1][key], scale * changes[0][key], rtol=1e-2, atol=1e-6)
 
 
 # Moving average
@@ -268,14 +276,11 @@ def test_batch_norm_can_be_trained(photos: Path, weights: Path) -> None:
     assert torch.equal(after["layer2.0.bn1.running_mean"], before["layer2.0.bn1.running_mean"])
 
 
-@pytest.mark.parametrize(("loss", "val"), [("ce", 0.2), ("cl", 0.2), ("cl", 0.0), ("kcl-ce", 0.2)])
+@pytest.mark.parametrize(("loss", "val"), [("ce", 0.2), ("cl", 0.2), ("cl", 0.0), ("joint", 0.2)])
 def test_any_kind_of_loss_gives_an_ordinary_model(
-    photos: Path, weights: Path, tmp_path: Path, loss: str, val: float
+    photos: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, val: float
 ) -> None:
-    from lopsided.losses import catalogue
-
-    if loss == "kcl-ce":  # Any loss that needs projections and logits.
-        loss = next(entry.name for entry in catalogue.losses(("joint",)))
+    add_examples(monkeypatch)  # The loss "joint" needs projections and logits.
     source = open_source(photos)
     recipe = small(weights, **{"encoder_training.loss": loss, "data.val": val, "encoder_training.lr": 1e-4})
     fitted = fit(recipe, source, tmp_path / "run")
@@ -544,6 +549,12 @@ def test_the_estimator_fine_tunes_images(weights: Path) -> None:
     generator = np.random.default_rng(0)
     y = np.arange(24) % 2
     x = np.clip(generator.normal(80 + 90 * y[:, None, None], 20, (24, 16, 16)), 0, 255).astype(np.uint8)
-    settings = {"encoder.weights": str(weights), "fine_tune.steps": 2, "fine_tune.blocks": 1, "fine_tune.views": 1}
-    model = LopsidedClassifier(recipe="fine-tune", encoder=SMALL, settings=settings, random_state=0, num_threads=1)
+    settings = {
+        "encoder.name": SMALL,
+        "encoder.weights": str(weights),
+        "fine_tune.steps": 2,
+        "fine_tune.blocks": 1,
+        "fine_tune.views": 1,
+    }
+    model = LopsidedClassifier(recipe="fine-tune", settings=settings, random_state=0, num_threads=1)
     assert (model.fit(x, y).predict(x) == y).all()

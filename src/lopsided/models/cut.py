@@ -67,7 +67,7 @@ def cut_encoder(encoder: nn.Module, blocks: int, shape: tuple[int, ...], name: s
         front, rest = _split(root, _Tracer(numbers).trace(root), numbers, first)
         found = _activation(encoder, front, shape)
     except Exception as error:  # Tracing runs the forward method of any encoder on symbols, and may fail in any way.
-        raise InputError(f"{name} cannot be cut before its last {blocks} blocks. {_WHOLE}") from error
+        raise InputError(f"{name} cannot be cut for fine_tune.blocks = {blocks}. {_WHOLE}") from error
     frozen = tuple(parameter for key, parameter in encoder.named_parameters() if numbers[key] < first)
     return Cut(front, rest, tuple(found.shape[1:]), frozen)
 

@@ -143,7 +143,7 @@ def _tuned(recipe: Recipe) -> str:
     budget = amount(section.steps, "step") if section.steps else amount(training.epochs, "epoch")
     if section.minutes is not None:
         budget = f"{section.minutes:g} minutes"
-    what = "all blocks" if section.blocks == "all" else f"the last {amount(section.blocks, 'block')}"
+    what = {"all": "all blocks", 1: "the last block"}.get(section.blocks, f"the last {section.blocks} blocks")
     return f"{budget} of {what} with {_loss(training.loss)}"
 
 

@@ -254,8 +254,8 @@ class Kept:
         frozen = sum(weight.numel() for weight in self.cut.frozen)
         total = sum(weight.numel() for weight in model.encoder.parameters())
         log.note(
-            f"The last {section.blocks} blocks of {recipe.encoder.name} are trained, with {total - frozen:,} of its "
-            f"{total:,} weights. {size}"
+            f"{total - frozen:,} of the {total:,} weights of {recipe.encoder.name} are trained: fine_tune.blocks is "
+            f"{section.blocks}. {size}"
         )
         kept = self._activations.compute(
             train.inputs,
