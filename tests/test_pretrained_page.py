@@ -23,3 +23,13 @@ def test_the_table_of_the_page_is_the_summary_of_the_records(script: str, first:
     table = page.partition(f"<!-- {first} -->\n")[2].partition(f"<!-- {last} -->")[0]
     assert shown.count("\n") > 3
     assert table == shown
+
+
+@pytest.mark.slow
+def test_the_tables_of_fine_tuning_are_the_summary_of_the_records() -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "fine_tune.py", "summary"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    page = (ROOT / "docs" / "pretrained.md").read_text()
+    table = page.partition("<!-- fine-tune -->\n")[2].partition("<!-- end fine-tune -->")[0]
+    assert shown.count("\n") > 6
+    assert table == shown

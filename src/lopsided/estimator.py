@@ -272,7 +272,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
         splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
         if images:
-            digests = source.images.digest(np.arange(len(source))) if recipe.is_frozen else None
+            cached = recipe.is_frozen or recipe.method == "fine-tune"
+            digests = source.images.digest(np.arange(len(source))) if cached else None
             return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
         return prepare_vectors(X, codes, names, splits.train, splits.val)
 

@@ -367,6 +367,9 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
         from lopsided.runs.run import Run
 
         return Run.open(out).recipe.to_toml(), ""
+    own = next((path for path in changes if path.startswith("fine_tune.")), None)
+    if own is not None or changes.get("method") == "fine-tune":
+        return find_recipe("fine-tune").to_toml(), f"Recipe: fine-tune, because {own or 'method'} is set."
     frozen = changes.get("method", "frozen")
     training = next((path for path in changes if is_idle(path, str(frozen))), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":

@@ -94,14 +94,15 @@ class Engine:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode without gradients inside the block, then restore its mode."""
-    mode = module.training
+    """Put a module into eval mode without gradients inside the block, then restore the mode of each of its parts."""
+    modes = [(child, child.training) for child in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        module.train(mode)
+        for child, mode in modes:
+            child.training = mode
 
 
 def _session(model: Model, shape: tuple[int, ...]) -> Any:

@@ -48,6 +48,8 @@ UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LATER_FIELDS = frozenset({"data.include", "data.exclude"})
 """Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
+USUAL_VIEWS = 4
+"""Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
 """Losses of the logistic regression: each image counts the same, or each class."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
@@ -62,6 +64,8 @@ _ADAPTER_IDLE = tuple(
 """Fields of the training without effect on heads, which are trained on the features of images."""
 FROZEN = ("frozen", "adapter")
 """Methods that do not train the encoder."""
+_OWN_SECTIONS = {"regression": (*FROZEN, "fine-tune"), "adapter": ("adapter",), "fine_tune": ("fine-tune",)}
+"""Sections that only some methods use."""
 _CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
@@ -200,7 +204,8 @@ class EncoderTraining(Section):
     """The first stage. With method "end-to-end" it is the only stage."""
 
     loss: LossField = _field(
-        read_loss("afcl"), 'Contrastive or joint for "two-stage"; classification or joint for "end-to-end".'
+        read_loss("afcl"),
+        'Contrastive or joint for "two-stage"; classification or joint for "end-to-end"; any for "fine-tune".',
     )
     epochs: Count = _field(30, "Passes over the training images.")
     batch_size: Count = _field(128, "Images in a batch, over all ranks.")
@@ -255,13 +260,47 @@ class Adapter(Section):
 
 
 class Regression(Section):
-    """The logistic regression on standardised features. Used with the methods "frozen" and "adapter" only."""
+    """The logistic regression on standardised features, with classifier.loss.
+
+    Used with the methods "frozen", "adapter" and "fine-tune"."""
 
     strength: Positive | None = _field(
         None, "Inverse strength of the L2 penalty (C); unset: the value with the lowest loss on inner folds."
     )
     folds: Annotated[int, Ge(2), Le(20)] = _field(
         5, "Inner folds of the training images that choose the strength, by group if there are groups."
+    )
+
+
+class FineTune(Section):
+    """Training of a pretrained encoder with the settings of encoder_training. Used with method "fine-tune" only."""
+
+    blocks: Annotated[int, Ge(1), Le(_MOST)] | Literal["all"] = _field(
+        "all",
+        "How many of the last blocks of the encoder are trained. The activations of the other blocks are computed once "
+        "and kept in memory. all: the whole encoder is trained.",
+    )
+    views: Annotated[int, Ge(1), Le(256)] | None = _field(
+        None,
+        "Augmented views of each training image whose activations are kept, if blocks is a number; unset: "
+        f"{USUAL_VIEWS}.",
+    )
+    layer_decay: PartialShare = _field(
+        0.8, "Learning rate of a block as a share of that of the next block; the heads have the full rate."
+    )
+    warmup: Share = _field(0.1, "Share of the steps in which the learning rate rises to its full value.")
+    batch_norm: Literal["frozen", "train"] = _field(
+        "frozen", "Whether batch norm keeps the statistics of the pretrained weights, or uses those of each batch."
+    )
+    average: Share = _field(
+        0.99,
+        "Share of the old average in the moving average of the weights, which becomes the model; 0: the last weights.",
+    )
+    steps: Count | None = _field(None, "Number of training steps, instead of encoder_training.epochs.")
+    minutes: Positive | None = _field(
+        None,
+        "Minutes for the whole training, instead of encoder_training.epochs. The first steps are timed, and the number "
+        "of steps is then fixed. So the result depends on the speed of the machine.",
     )
 
 
@@ -299,10 +338,11 @@ class Recipe(Section):
     """
 
     description: AnyText = _field("", "What this recipe is for.")
-    method: Literal["two-stage", "end-to-end", "frozen", "adapter"] = _field(
+    method: Literal["two-stage", "end-to-end", "frozen", "adapter", "fine-tune"] = _field(
         "two-stage",
         "First the encoder and then the classifier; both together with a classification loss; a logistic regression "
-        "on the features of a pretrained encoder, which is not trained; or contrastive heads on such features.",
+        "on the features of a pretrained encoder, which is not trained; contrastive heads on such features; or that "
+        "regression and then the training of the encoder.",
     )
     seed: Seed = _field(0, "Seed of all random choices of the run.")
     device: Text = _field("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
@@ -327,6 +367,7 @@ class Recipe(Section):
     classifier: Classifier = Classifier()
     adapter: Adapter = Adapter()
     regression: Regression = Regression()
+    fine_tune: FineTune = FineTune()
     selection: Selection = Selection()
     decision: Decision = Decision()
 
@@ -388,7 +429,7 @@ class Recipe(Section):
         values, path = self.model_dump(), "encoder_training.loss"
         if changes.get("encoder.weights") == "embedded":
             changes.setdefault("augment.normalisation", "weights")
-        _check_used(changes, str(changes.get("method", self.method)))
+        _check_used(changes, self)
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
             late = {
@@ -435,16 +476,16 @@ class Recipe(Section):
 
     def ignores(self, path: str) -> bool:
         """Return whether a field has no effect on this recipe, because of its method."""
-        return is_idle(path, self.method) or _needs_heads(path, self.method)
+        budget = self.fine_tune.steps or self.fine_tune.minutes
+        return _unused(path, self.method, budget) is not None
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield dotted name, field and value of each field. Two sections count only for the methods that use them.
+        """Yield dotted name, field and value of each field. Some sections count only for the methods that use them.
 
         So the hashes of the other methods are the same as before these sections existed.
         """
-        hidden = [f"{name}." for name, methods in _SECTIONS.items() if self.method not in methods]
         for path, field, value in words.leaves(self):
-            if not path.startswith(tuple(hidden)):
+            if self.method in _OWN_SECTIONS.get(path.partition(".")[0], (self.method,)):
                 yield path, field, value
 
     def content_hash(self) -> str:
@@ -517,10 +558,6 @@ def _place(values: dict[str, Any], path: str, value: object) -> None:
     table[field] = value
 
 
-_SECTIONS = {"regression": FROZEN, "adapter": ("adapter",)}
-"""Sections that only some methods use."""
-
-
 def is_idle(path: str, method: str = "frozen") -> bool:
     """Return whether a field has no effect because ``method`` does not train the encoder."""
     if method not in FROZEN or not path.startswith(_IDLE) or path in _NOT_IDLE or path.startswith("classifier.loss"):
@@ -530,19 +567,32 @@ def is_idle(path: str, method: str = "frozen") -> bool:
     return True
 
 
-def _needs_heads(path: str, method: str) -> bool:
-    """Return whether a field is one of the heads, which only one method has."""
-    return path.startswith("adapter.") and method != "adapter"
+def _unused(path: str, method: str, budget: float | None) -> str | None:
+    """Return why a field has no effect with a method, or None. ``budget`` is that of ``fine_tune``."""
+    nothing = f'{path} has no effect with method "{method}"'
+    if path.startswith("fine_tune.") and method != "fine-tune":
+        return f"{nothing}. Start from the recipe fine-tune."
+    if path.startswith("adapter.") and method != "adapter":
+        return f"{nothing}. Use a recipe with heads, such as adapter."
+    if is_idle(path, method):
+        return f"{nothing}. Use another recipe, such as from-scratch, to train an encoder."
+    if method == "fine-tune" and path.startswith("classifier.") and not path.startswith("classifier.loss"):
+        return f"{nothing}: the classifier starts from a logistic regression."
+    if method == "fine-tune" and path == "encoder_training.epochs" and budget is not None:
+        do = "Set that field instead, or add --set fine_tune.steps=unset."
+        return f"{path} has no effect because fine_tune.steps or fine_tune.minutes is set. {do}"
+    return None
 
 
-def _check_used(changes: Mapping[str, Any], method: str) -> None:
-    """Raise if a field is set that has no effect with this method."""
+def _check_used(changes: Mapping[str, Any], recipe: Recipe) -> None:
+    """Raise if a field is set that has no effect with the method or the budget of the new recipe."""
+    old = recipe.fine_tune
+    budgets = (changes.get("fine_tune.steps", old.steps), changes.get("fine_tune.minutes", old.minutes))
+    budget = next((value for value in budgets if value is not None), None)
     for path in changes:
-        if is_idle(path, method):
-            do = "Use another recipe, such as from-scratch, to train an encoder."
-            raise InputError(f'{path} has no effect with method "{method}". {do}')
-        if _needs_heads(path, method):
-            raise InputError(f'{path} has no effect with method "{method}". Use a recipe with heads, such as adapter.')
+        text = _unused(path, str(changes.get("method", recipe.method)), budget)
+        if text is not None:
+            raise InputError(text)
 
 
 def _shelf() -> resources.abc.Traversable:
@@ -566,6 +616,8 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         do = "Set adapter.blend, or remove regression.strength."
         yield sentence("regression.strength must be unset when adapter.blend is 0", recipe.regression.strength, do)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
+    if recipe.method == "fine-tune":
+        yield from _fine_tune_conflicts(recipe)
     if recipe.selection.patience is not None and data.val == 0:
         do = "Set data.val, or remove selection.patience."
         yield sentence("selection.patience must be unset when data.val is 0", recipe.selection.patience, do)
@@ -580,6 +632,9 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     if weights == "none" and recipe.is_frozen and recipe.encoder.name != "identity":
         do = 'Set encoder.weights, such as "embedded".'
         yield f'encoder.weights cannot be "none" with method "{recipe.method}": random features are of no use. {do}'
+    elif weights == "none" and recipe.method == "fine-tune":
+        do = 'Set encoder.weights, such as "embedded", or use the recipe from-scratch.'
+        yield f'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. {do}'
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
@@ -590,7 +645,7 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for every loss that does not fit the method."""
-    if recipe.is_frozen:
+    if recipe.is_frozen or recipe.method == "fine-tune":
         method, heads, linear = recipe.method, recipe.encoder_training.loss, recipe.classifier.loss
         if linear.name not in FROZEN_LOSSES:
             fit = ", ".join(FROZEN_LOSSES)
@@ -598,6 +653,9 @@ def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
         if method == "adapter" and heads.entry.kind != "contrastive":
             fit = ", ".join(entry.name for entry in catalogue.losses(("contrastive",)))
             yield f'encoder_training.loss cannot be {heads.name} with method "adapter". Use one of {fit}.'
+        if method == "fine-tune" and heads.entry.head != "linear":
+            do = "Use another loss, or the method end-to-end."
+            yield f'encoder_training.loss cannot be {heads.name} with method "fine-tune": it needs a cosine head. {do}'
         return
     need = "projections" if recipe.method == "two-stage" else "logits"
     other = "end-to-end" if recipe.method == "two-stage" else "two-stage"
@@ -615,6 +673,27 @@ def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
         start = f'start from a recipe with method "{other}", such as {_EXAMPLES[other]}'
         do = f"To use {loss.name}, {start}, or add --set method={other}."
         yield f'{path} cannot be {loss.name} with method "{recipe.method}". Use one of {fit}. {do}'
+
+
+def _fine_tune_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for every conflict between the settings of a fine-tuning."""
+    section, views = recipe.fine_tune, recipe.encoder_training.views
+    if section.steps is not None and section.minutes is not None:
+        yield "fine_tune.steps and fine_tune.minutes cannot both be set. Remove one of them."
+    if recipe.encoder_training.batch_size < 2:
+        yield sentence('encoder_training.batch_size must be >= 2 with method "fine-tune"', 1)
+    if section.blocks == "all":
+        if section.views is not None:
+            do = "Set fine_tune.blocks to a number, or remove the field."
+            yield sentence('fine_tune.views must be unset when fine_tune.blocks is "all"', section.views, do)
+        return
+    kept = section.views or USUAL_VIEWS
+    if kept < views:
+        do = "A batch holds different views of an image."
+        yield sentence(f"fine_tune.views must be >= encoder_training.views ({views})", kept, do)
+    if recipe.compile:
+        do = 'Set compile = false, or fine_tune.blocks = "all".'
+        yield sentence("compile must be false when fine_tune.blocks is a number", "true", do)
 
 
 _KINDS = {"two-stage": ("contrastive", "joint"), "end-to-end": ("classification", "joint")}

@@ -125,6 +125,8 @@ def summary(facts: Facts) -> str:
     elif recipe.method == "adapter":
         plus = " and by a logistic regression" if recipe.adapter.blend else ""
         how = f"{amount(recipe.adapter.heads, 'head')} on its features, which were not trained, by {how}{plus}"
+    elif recipe.method == "fine-tune":
+        how = f"logistic regression on its features, then {_tuned(recipe)}"
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
     if facts.metrics.val and not recipe.is_frozen:
@@ -136,6 +138,16 @@ def summary(facts: Facts) -> str:
         f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}. "
         f"The model was {used}. All images are from {source_name(recipe)}{scenario}."
     )
+
+
+def _tuned(recipe: Recipe) -> str:
+    """Return the budget of a fine-tuning, the trained part of the encoder, and the loss."""
+    section, training = recipe.fine_tune, recipe.encoder_training
+    budget = amount(section.steps, "step") if section.steps else amount(training.epochs, "epoch")
+    if section.minutes is not None:
+        budget = f"{section.minutes:g} minutes"
+    what = {"all": "all blocks", 1: "the last block"}.get(section.blocks, f"the last {section.blocks} blocks")
+    return f"{budget} of {what} with {_loss(training.loss)}"
 
 
 def _loss(loss: LossSettings) -> str:

@@ -167,8 +167,10 @@ def _digest(content: Any) -> str:
 
 
 def epochs_of(recipe: Recipe) -> tuple[int, ...]:
-    """Return the epochs of each stage. A frozen encoder has no epochs."""
+    """Return the epochs of each stage. A frozen encoder, and one with a budget in steps or minutes, has no epochs."""
     if recipe.method == "frozen":
+        return ()
+    if recipe.method == "fine-tune" and (recipe.fine_tune.steps or recipe.fine_tune.minutes) is not None:
         return ()
     first = recipe.encoder_training.epochs
     return (first, recipe.classifier.epochs) if recipe.method == "two-stage" else (first,)

@@ -33,6 +33,7 @@ _ADVICE = {
     "two-stage": "Train for more epochs, use pretrained weights (--weights), or try another loss.",
     "adapter": "Use other pretrained weights (--encoder, --weights), or the recipe default.",
     "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
+    "fine-tune": "Use other pretrained weights (--encoder, --weights), or train fewer blocks (fine_tune.blocks).",
 }
 _PIXELS = f"a simple baseline, a linear classifier on images of {SIDE} x {SIDE} pixels"
 _BATCH = 256

@@ -7,7 +7,7 @@ layers call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -28,8 +28,12 @@ class BatchStatistics:
     the number of batches it saw in the epoch.
     """
 
-    def __init__(self, module: nn.Module, ranks: Ranks, *, synchronised: bool) -> None:
-        self.layers = [child for child in module.modules() if isinstance(child, _BatchNorm)]
+    def __init__(
+        self, module: nn.Module, ranks: Ranks, *, synchronised: bool, frozen: Collection[nn.Module] = ()
+    ) -> None:
+        fixed = {id(child) for part in frozen for child in part.modules()}  # Their statistics do not change.
+        layers = (child for child in module.modules() if isinstance(child, _BatchNorm))
+        self.layers = [layer for layer in layers if id(layer) not in fixed]
         self.ranks, self.synchronised = ranks, synchronised and ranks.size > 1
         self._before = self._tracked()
         self.ghost = False

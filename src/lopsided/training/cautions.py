@@ -53,6 +53,9 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
         "adapter": (recipe.encoder_training.epochs, "--epochs"),
         "classifier": (recipe.classifier.epochs, "--classifier-epochs"),
     }
+    budget = recipe.fine_tune
+    if recipe.method == "fine-tune" and (budget.steps or budget.minutes) is None:
+        planned = {"fine-tune": (recipe.encoder_training.epochs, "--epochs")}
     for stage, (epochs, flag) in planned.items():
         losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
         if len(losses) == epochs and is_falling(losses):
@@ -86,6 +89,8 @@ def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
             yield f"The test split holds fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
     if recipe.is_frozen:  # It selects no epoch.
         return
+    if prepared.val is None and recipe.method == "fine-tune":
+        return  # The averaged weights of a fixed budget are no worse than those of an epoch that few images select.
     if prepared.val is None:
         yield "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
     else:

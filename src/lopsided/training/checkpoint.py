@@ -35,7 +35,7 @@ FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "enco
 TIMES_AS_LONG = 20.0
 """Least seconds of training per second of writing."""
 _KEY = "lopsided"
-_STAGES = ("encoder", "classifier", "end-to-end", "frozen", "adapter")
+_STAGES = ("encoder", "classifier", "end-to-end", "frozen", "adapter", "fine-tune")
 _CHOSEN = re.compile(r"chosen-[a-z-]+-\d+\.safetensors")
 _STEP, _MOMENTUM = "step", "momentum_buffer"
 _FIT = "The checkpoint does not fit the recipe"
@@ -55,6 +55,8 @@ class State:
     chosen: str | None = None
     finished: bool = False
     seconds: float = 0.0
+    steps: int | None = None
+    """The number of steps of a stage whose budget is in minutes. It is settled once."""
     threads: int = 1
     ranks: int = 1
     fast: bool = True
@@ -191,6 +193,7 @@ def _odd_fields(state: State) -> Iterator[str]:
         "epoch": state.epoch >= 0,
         "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It names a file that will be read.
         "seconds": 0 <= state.seconds < math.inf,
+        "steps": state.steps is None or 1 <= state.steps < 2**63,
         "threads": 1 <= state.threads < 2**31,
         "ranks": 1 <= state.ranks < 2**31,
     }

@@ -24,7 +24,7 @@ from lopsided.evaluation.decision import (
 from lopsided.inference.probabilities import predict_inputs
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
-from lopsided.training.prior import carried_prior
+from lopsided.training.prior import between, carried_prior
 from lopsided.training.stages import Stages
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ def settle(stages: Stages) -> None:
     held = None
     if prepared.val is not None:
         size = recipe.encoder_training.batch_size
-        engine = stages.engine if recipe.is_frozen else None
+        engine = stages.engine if recipe.is_frozen or recipe.method == "fine-tune" else None
         probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
         held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
 
@@ -63,7 +63,7 @@ def settle(stages: Stages) -> None:
             if held is not None:
                 change = fit_calibration(held, carried, biases=kind == "affine")
             prior = prior_of(prepared.counts())
-            change = replace(change, bias=tuple(np.add(change.bias, _between(carried, prior)).tolist()))
+            change = replace(change, bias=tuple(np.add(change.bias, between(carried, prior)).tolist()))
         decision = _decision(recipe, prepared, carried, prior, held, change)
         found = {"temperature": change.temperature, "bias": list(change.bias)}
         return {**found, "prior": list(prior), "decision": decision.model_dump()}
@@ -86,13 +86,6 @@ def settle(stages: Stages) -> None:
     )
     for text in _notes(recipe, stages, calibrated=calibrated):
         stages.log.note(text)
-
-
-def _between(carried: Sequence[float], prior: Sequence[float]) -> Floats:
-    """Return the biases that move probabilities from one prior to another; 0 for a class without training images."""
-    old, new = np.asarray(carried), np.asarray(prior)
-    seen = (old > 0) & (new > 0)
-    return np.where(seen, np.log(np.where(seen, new, 1.0)) - np.log(np.where(seen, old, 1.0)), 0.0)
 
 
 def _decision(

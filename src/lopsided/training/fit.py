@@ -1,4 +1,4 @@
-"""Fit a model from a recipe and a source: in two stages, end to end, on frozen features, or with heads on them.
+"""Fit a model from a recipe and a source: in two stages, end to end, on frozen features, or by fine-tuning.
 
 **Two stages.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
 drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
@@ -9,6 +9,9 @@ epochs of both stages.
 **Frozen.** The encoder has pretrained weights and is not trained. Each image is encoded once, or its features come
 from a cache on disk. A logistic regression on the features (see ``regression``) becomes the linear layer. A killed run
 starts again and finds the features in the cache. **Adapter** also trains small heads on the features (see ``adapter``).
+
+**Fine-tune.** The logistic regression comes first. Then the pretrained encoder, or its last blocks, is trained with it
+(see ``fine_tune``).
 
 **Selection of the epoch.** With a validation split, every stage keeps the epoch with the highest ``selection.metric``.
 If two epochs tie, the later one wins. Training stops early after ``selection.patience`` epochs without an improvement.
@@ -62,6 +65,7 @@ from lopsided.training.cautions import cautions, falling_cautions, source_cautio
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.default_run import classify_by_default, is_default
+from lopsided.training.fine_tune import num_epochs
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -164,7 +168,7 @@ def fit(
         ranks.check_same("images, labels and splits", state.data)
         if saved is not None:
             notes += _check_resumable(state, saved[0])
-            check_course(*saved, _stage_epochs(recipe))
+            check_course(*saved, _stage_epochs(recipe, prepared, saved[0]))
             # The next resume must compare with the values of this one.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
@@ -255,8 +259,10 @@ def _check_resumable(state: State, saved: State) -> list[str]:
     return notes
 
 
-def _stage_epochs(recipe: Recipe) -> dict[str, int]:
+def _stage_epochs(recipe: Recipe, prepared: Prepared, saved: State) -> dict[str, int]:
     epochs = recipe.encoder_training.epochs
+    if recipe.method == "fine-tune":
+        epochs = num_epochs(recipe, prepared.train.labels, saved.steps)
     if recipe.method == "two-stage":
         return {"encoder": epochs, "classifier": recipe.classifier.epochs}
     return {recipe.method: 0 if recipe.method == "frozen" else epochs}

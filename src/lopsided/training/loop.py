@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -22,6 +24,7 @@ from lopsided.losses.queue import FeatureQueue
 from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.machine import seeded
 from lopsided.recipe import Classifier, EncoderTraining
+from lopsided.training.average import Average
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
 from lopsided.training.precision import Precision
@@ -42,6 +45,11 @@ class Stage:
     image, (n, w) or (n, views, w): the projections, the logits, or both side by side. ``projected`` is the number of
     columns that are projections. ``objective`` returns each sample's part of the loss. ``judge`` returns figures on the
     validation split.
+
+    ``groups`` are groups of parameters for the optimizer; the learning rate of a group is multiplied by its ``scale``.
+    ``frozen`` are modules that stay in eval mode. ``steps`` is the number of steps if the last epoch is not complete,
+    and the learning rate rises over the first ``warmup`` steps. ``average`` is the decay of a moving average of the
+    weights; if it is not 0, the average is evaluated and kept instead of the weights.
     """
 
     name: str
@@ -57,11 +65,21 @@ class Stage:
     judge: Callable[[], dict[str, float]] | None = None
     views: int = 1
     min_batch: int = 1
+    groups: list[dict[str, Any]] | None = None
+    frozen: tuple[nn.Module, ...] = ()
+    steps: int | None = None
+    warmup: int = 0
+    average: float = 0.0
 
     @property
     def training(self) -> EncoderTraining | None:
         """The settings of a stage that trains an encoder, otherwise None."""
         return self.settings if isinstance(self.settings, EncoderTraining) else None
+
+    @property
+    def total(self) -> int:
+        """The number of steps of the stage."""
+        return self.steps or self.settings.epochs * len(self.sampler)
 
     @property
     def trained(self) -> nn.ModuleDict:
@@ -108,13 +126,15 @@ class Loop:
         self.stage, self.device, self.seed, self.reporter = stage, device, seed, reporter
         self.num_classes, self.minority, self.ranks = num_classes, minority, ranks or Ranks()
         self.trained = stage.trained.to(device)
-        self.optimizer = make_optimizer(self.trained, stage.settings, device)
+        self.optimizer = make_optimizer(self.trained, stage.settings, device, stage.groups)
+        self.average = Average(stage.module, stage.average) if stage.average else None
+        self._rate = stage.settings.lr
         settings = stage.training
         self.queue = None
         if settings is not None and settings.queue:
             self.queue = FeatureQueue(settings.queue, balanced=settings.queue_balanced)
         synchronised = settings is not None and settings.batch_norm == "sync"
-        self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised)
+        self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised, frozen=stage.frozen)
         # A linear classifier on computed features does not benefit from lower precision.
         self.precision = Precision("float32" if settings is None else precision, device)
         self._step = Step(
@@ -131,12 +151,15 @@ class Loop:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that the next epoch starts from, by name."""
         tensors = training_tensors(self.trained, self.optimizer) | self.precision.tensors()
+        tensors |= self.average.tensors() if self.average is not None else {}
         return tensors | (self.queue.tensors() if self.queue is not None else {})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the result of ``tensors`` into the loop."""
         restore_training(self.trained, self.optimizer, tensors)
         self.precision.restore(tensors)
+        if self.average is not None:
+            self.average.restore(tensors)
         if self.queue is not None:
             self.queue.restore(tensors, self.device)
 
@@ -146,6 +169,8 @@ class Loop:
         tally = Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
         seen = 0
         self.trained.train()
+        for module in stage.frozen:
+            module.eval()
         batches = list(self._batches(index))
         # Each rank gets its own seed. With one seed, all ranks would use the same dropout mask for different images.
         names = (stage.name, index) if self.ranks.size == 1 else (stage.name, index, "rank", self.ranks.rank)
@@ -157,6 +182,8 @@ class Loop:
                 queued = set() if self.queue is None else self.queue.classes()
                 found = self._step.gradients(batch, x, index, step)
                 self.precision.step(self.optimizer)
+                if self.average is not None:
+                    self.average.update(index * len(stage.sampler) + step)
                 tally.add(found, stage.part.labels[batch.rows], stage.views, queued)
                 if (step + 1) % self._look == 0:
                     self.reporter.step(self._check(tally, index, checkpoint), tally.images - seen)
@@ -165,6 +192,28 @@ class Loop:
         self.ranks.sum_([tally.loss])
         self.statistics.average()
         return self._facts(index, tally, perf_counter() - begin)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Put the moving average of the weights into the module inside the block, if there is an average."""
+        return nullcontext() if self.average is None else self.average.applied()
+
+    def trial(self, steps: int, clock: Callable[[], float] = perf_counter) -> list[float]:
+        """Train for a few steps and return the seconds of each step. The weights change."""
+        self.trained.train()
+        for module in self.stage.frozen:
+            module.eval()
+        batches = list(itertools.islice(itertools.cycle(list(self._batches(0))), steps))
+        times = []
+        with seeded(self.device, self.seed, "trial"), self.statistics.over_ranks():
+            inputs = self.stage.part.inputs.batches(map(self._rows, batches))
+            begin = clock()
+            for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
+                self.optimizer.zero_grad(set_to_none=True)
+                self._step.gradients(batch, x, 0, step)
+                self.precision.step(self.optimizer)
+                times.append(clock() - begin)
+                begin = clock()
+        return times
 
     def _batches(self, index: int) -> Iterator[Batch]:
         """Yield the batches of an epoch. They are the same on every rank."""
@@ -184,13 +233,16 @@ class Loop:
         return rows if len(rows) else batch.rows[:1]
 
     def _set_rate(self, index: int, step: int) -> None:
-        settings = self.stage.settings
+        settings, warmup = self.stage.settings, self.stage.warmup
         rate = settings.lr
-        if settings.schedule == "cosine":
-            done = (index * len(self.stage.sampler) + step) / (settings.epochs * len(self.stage.sampler))
-            rate *= 0.5 * (1 + math.cos(math.pi * done))
+        done = index * len(self.stage.sampler) + step
+        if done < warmup:
+            rate *= (done + 1) / warmup
+        elif settings.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * ((done - warmup) / (self.stage.total - warmup))))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
+        self._rate = rate
 
     def _check(self, tally: Tally, index: int, checkpoint: Checkpoint) -> float:
         """Return the last loss. Raise if a loss since the last check is not finite."""
@@ -235,5 +287,4 @@ class Loop:
         }
         if self.stage.projected:
             facts["anchors_without_positives"] = tally.alone / tally.images
-        rate = self.optimizer.param_groups[0]["lr"]
-        return {**facts, "lr": rate, "seconds": seconds, "images_per_second": tally.images / seconds}
+        return {**facts, "lr": self._rate, "seconds": seconds, "images_per_second": tally.images / seconds}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,11 +20,14 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
     the prior from the shares itself.
     """
     stage: EncoderTraining | Classifier = recipe.encoder_training
-    if recipe.method != "end-to-end":
+    regressed = recipe.is_frozen or (
+        recipe.method == "fine-tune" and "logits" not in recipe.encoder_training.loss.entry.needs
+    )
+    if recipe.method == "two-stage" or regressed:
         stage = recipe.classifier
     numbers = np.asarray(counts, dtype=np.int64)
     shares = numbers.astype(np.float64)
-    if recipe.is_frozen:
+    if regressed:
         pass  # The regression uses each training image once.
     elif stage.sampler in ("balanced", "m-per-class"):
         shares = (numbers > 0).astype(np.float64)
@@ -34,3 +39,15 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
     reweighs = entry.reweighs
     weights = None if reweighs is None else reweighs(numbers.tolist(), stage.loss.parameters)
     return prior_of(shares, weights)
+
+
+def regression_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
+    """Return the prior that the probabilities of a logistic regression with ``classifier.loss`` carry."""
+    return carried_prior(recipe.model_copy(update={"method": "frozen"}), counts)
+
+
+def between(carried: Sequence[float], prior: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return the biases that move probabilities from one prior to another; 0 for a class without training images."""
+    old, new = np.asarray(carried), np.asarray(prior)
+    seen = (old > 0) & (new > 0)
+    return np.where(seen, np.log(np.where(seen, new, 1.0)) - np.log(np.where(seen, old, 1.0)), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -16,7 +17,7 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.errors import RunError
+from lopsided.errors import InputError, RunError
 from lopsided.evaluation.decision import TINY, HeldBack, fit_calibration, resolve
 from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.engine import Engine, evaluating
@@ -30,6 +31,7 @@ from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, all_finite
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
 from lopsided.seeds import derive_seed
+from lopsided.training import fine_tune
 from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.checkpoint import (
     ENCODER_NAME,
@@ -39,12 +41,14 @@ from lopsided.training.checkpoint import (
     restoring,
 )
 from lopsided.training.loop import Loop, Stage
-from lopsided.training.prior import carried_prior
+from lopsided.training.prior import between, carried_prior, regression_prior
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, balanced_log_loss, centroid_logits, figures, probe_rows
 from lopsided.training.step import of_loss
 
+_ENCODER = "module.encoder."
+"""Start of the names of the encoder's weights in a checkpoint."""
 _AVERAGED = ", and the running statistics are averaged over the ranks after each epoch"
 
 
@@ -113,7 +117,10 @@ class Stages:
     def _classifier_loss(self) -> LossSettings:
         """The loss that trains the classifier of the finished model."""
         recipe = self.recipe
-        return recipe.encoder_training.loss if recipe.method == "end-to-end" else recipe.classifier.loss
+        trained = recipe.method == "end-to-end" or (
+            recipe.method == "fine-tune" and "logits" in recipe.encoder_training.loss.entry.needs
+        )
+        return recipe.encoder_training.loss if trained else recipe.classifier.loss
 
     def _head(self, loss: LossSettings, features: int) -> ClassifierHead:
         return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
@@ -137,6 +144,8 @@ class Stages:
         if self.recipe.is_frozen:
             return
         norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
+        if self.recipe.method == "fine-tune" and self.recipe.fine_tune.batch_norm == "frozen":
+            norm = False
         if num > 1:
             yield f"{num} ranks share each batch of {settings.batch_size:,} images."
         if num > 1 and norm:
@@ -163,6 +172,9 @@ class Stages:
             state.epoch, state.seconds = len(state.history), perf_counter() - self._begin
         elif state.stage == "end-to-end":
             self._run_stage(self._end_to_end(), state, tensors)
+        elif state.stage == "fine-tune":
+            self._fine_tune(state, tensors)
+            state.seconds = perf_counter() - self._begin
         else:
             if state.stage == "encoder":
                 self._run_stage(self._encoder_stage(), state, tensors)
@@ -188,10 +200,69 @@ class Stages:
             self._extractor = Extractor(self.model, self.card, self.engine, self.ranks)
         return self._extractor
 
-    def _regress(self) -> None:
-        """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks."""
+    def _fine_tune(self, state: State, tensors: dict[str, Tensor]) -> None:
+        """Fit the regression and train the encoder or its last blocks. Without logits, fit the regression again."""
+        recipe, section, counts = self.recipe, self.recipe.fine_tune, self.prepared.counts()
+        if self.prepared.kind == "vector":
+            raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe default or from-scratch.')
+        if tensors:
+            own = {key.removeprefix(_ENCODER): value for key, value in tensors.items() if key.startswith(_ENCODER)}
+            load_strictly(self.model.encoder, own)  # The front computes the activations with these weights.
+        else:
+            self._regress()
+            shift = between(regression_prior(recipe, counts), carried_prior(recipe, counts))
+            with torch.no_grad():
+                self.model.classifier.bias.add_(torch.from_numpy(shift).to(self.model.classifier.bias))
+        self._engine = self._extractor = None  # The encoder changes now.
+        sampler = fine_tune.fine_tune_sampler(recipe, self.prepared.train.labels)
+        stage = self._fine_tune_stage(sampler)
+        steps = fine_tune.num_steps(recipe, len(sampler), state.steps)
+        if steps is None:
+            seconds = 60 * (section.minutes or 0.0) - (perf_counter() - self._begin)
+            found = fine_tune.settle_steps(self._loop(stage), stage.judge, seconds)
+            steps = state.steps = self.ranks.told(lambda: found)
+            self.log.note(fine_tune.budget_words(steps, section.minutes or 0.0, seconds))
+        elif section.minutes is not None:
+            self.log.note(f"The run keeps the {steps:,} steps that were settled when it started.")
+        sampler.limit = stage.steps = steps
+        stage.settings = recipe.encoder_training.model_copy(update={"epochs": -(-steps // len(sampler))})
+        stage.warmup = round(section.warmup * steps)
+        self._run_stage(stage, state, tensors)
+        self.model.encoder.requires_grad_(True)
+        if "logits" not in recipe.encoder_training.loss.entry.needs:
+            self._regress(cached=False)
+
+    def _fine_tune_stage(self, sampler: BatchSampler) -> Stage:
+        """Return the stage that trains the encoder, or its last blocks on the activations of the others."""
+        recipe, section, val = self.recipe, self.recipe.fine_tune, self.prepared.val
+        kept = None
+        if section.blocks != "all":
+            kept = fine_tune.Kept(self.model, self.prepared, recipe, self._augment, self.ranks, self.log)
+        judge, features = None, self._features if kept is None else kept.features
+        if val is not None:
+            logits = "logits" in recipe.encoder_training.loss.entry.needs
+            judge = self._judge(val, features) if logits else self._probe(val, features)
+        stage = self._network_stage("fine-tune", judge, None if kept is None else kept.cut.rest)
+        frozen = fine_tune.norm_layers(self.model.encoder) if section.batch_norm == "frozen" else ()
+        return replace(
+            stage,
+            part=stage.part if kept is None else kept.part,
+            sampler=sampler,
+            transform=stage.transform if kept is None else kept.transform,
+            frozen=frozen if kept is None else (*frozen, kept.cut.front),
+            groups=fine_tune.parameter_groups(
+                self.model.encoder, stage.trained, recipe.encoder_training, section.layer_decay
+            ),
+            average=section.average,
+        )
+
+    def _regress(self, *, cached: bool = True) -> None:
+        """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
+
+        ``cached`` is false for an encoder that no other run has.
+        """
         settings, train = self.recipe.regression, self.prepared.train
-        features = self._training_features()
+        features = self._training_features(cached=cached)
         found: list[Regression] = []
 
         def fit() -> dict[str, Tensor]:
@@ -217,15 +288,18 @@ class Stages:
         self.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
         self.log.note(_choice(fitted, self.recipe))
 
-    def _training_features(self) -> npt.NDArray[np.float32]:
+    def _training_features(self, *, cached: bool = True) -> npt.NDArray[np.float32]:
         """Return the features of the training images by the encoder as it is."""
+        train = self.prepared.train
         self.model.eval()
-        if self.prepared.kind == "image":
+        if not cached:
+            train = replace(train, digests=None)
+        elif self.prepared.kind == "image":
             space = self.extractor.space
             where = "not cached" if space is None else f"cached in {space.root}"
             engine = self.extractor.engine.name.split()[0]
             self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}. Features are {where}.")
-        features = self.frozen_features(self.prepared.train, "features of training images")
+        features = self.frozen_features(train, "features of training images")
         if not np.isfinite(features).all():
             raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
         return features
@@ -274,18 +348,21 @@ class Stages:
             self.log.warn(extractor.problem)
         return found
 
-    def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
-        epochs, minority = stage.settings.epochs, self.prepared.minority
-        loop = Loop(
+    def _loop(self, stage: Stage) -> Loop:
+        return Loop(
             stage,
             device=self.device,
             seed=self.recipe.seed,
             num_classes=self.num_classes,
-            minority=minority,
+            minority=self.prepared.minority,
             reporter=self.log,
             ranks=self.ranks,
             precision=self.recipe.precision,
         )
+
+    def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
+        epochs = stage.settings.epochs
+        loop = self._loop(stage)
         selection, metric = Selection(patience=self.recipe.selection.patience), self.recipe.selection.metric
         best: dict[str, Tensor] = {}
         if tensors:
@@ -305,14 +382,15 @@ class Stages:
             now = loop.tensors()
             if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
                 loop.check_weights(all_finite(now.values()), index, self.checkpoint)
-            found = stage.judge() if stage.judge is not None else {}
-            found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
-            facts |= {f"val_{name}": value for name, value in found.items()}
-            state.history.append(facts)
-            figure = figure_of(metric, [row for row in state.history if row["stage"] == stage.name])
-            if selection.update(index, figure) and figure is not None:
-                best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
-                state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
+            with loop.averaged():
+                found = stage.judge() if stage.judge is not None else {}
+                found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
+                facts |= {f"val_{name}": value for name, value in found.items()}
+                state.history.append(facts)
+                figure = figure_of(metric, [row for row in state.history if row["stage"] == stage.name])
+                if selection.update(index, figure) and figure is not None:
+                    best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
+                    state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
             state.epoch, state.selection = index + 1, selection.to_dict()
             state.seconds = perf_counter() - self._begin
             self.log.epoch(index + 1, facts)
@@ -325,6 +403,8 @@ class Stages:
             load_strictly(stage.module, best)
             text = f"Stage {stage.name} keeps epoch {selection.chosen + 1} of {state.epoch}"
             self.log.note(f"{text}, validation {metric.replace('_', ' ')} {abs(selection.best or 0.0):.4f}.")
+        elif loop.average is not None:
+            loop.average.apply()
 
     def _encoder_stage(self) -> Stage:
         """Return the first of two stages: encoder, projection head, and a linear layer if the loss needs logits."""
@@ -334,23 +414,29 @@ class Stages:
     def _end_to_end(self) -> Stage:
         """Return the only stage: encoder, linear layer, and a projection head if the loss needs projections."""
         val = self.prepared.val
+        return self._network_stage("end-to-end", None if val is None else self._judge(val, self._features))
+
+    def _judge(self, val: Part, features: Callable[[Inputs], Tensor]) -> Callable[[], dict[str, float]]:
+        """Return a function that evaluates the classifier on the features of validation images."""
 
         def judge() -> dict[str, float]:
-            assert val is not None
             with evaluating(self.model):
-                logits = self.model.classifier(self._features(val.inputs))
+                logits = self.model.classifier(features(val.inputs))
             return self._judged(logits, val.labels)
 
-        return self._network_stage("end-to-end", None if val is None else judge)
+        return judge
 
-    def _network_stage(self, name: str, judge: Callable[[], dict[str, float]] | None) -> Stage:
-        """Return a stage that trains the encoder and the heads that its loss needs."""
+    def _network_stage(
+        self, name: str, judge: Callable[[], dict[str, float]] | None, encode: Callable[[Tensor], Tensor] | None = None
+    ) -> Stage:
+        """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features."""
+        encode = encode or self.model.features
         settings, views = self.recipe.encoder_training, self.recipe.encoder_training.views
         needs = settings.loss.entry.needs
         module, heads = self._module(name, needs)
 
         def output(x: Tensor) -> Tensor:
-            features = self.model.features(x)
+            features = encode(x)
             rows = torch.cat([head(features) for head in heads], dim=1) if len(heads) > 1 else heads[0](features)
             return rows if views == 1 else rows.view(len(rows) // views, views, -1)
 
@@ -451,15 +537,15 @@ class Stages:
             seed=derive_seed(self.recipe.seed, stage),
         )
 
-    def _probe(self, val: Part) -> Callable[[], dict[str, float]]:
+    def _probe(self, val: Part, features: Callable[..., Tensor] | None = None) -> Callable[[], dict[str, float]]:
         """Return a function that evaluates the encoder by nearest class means of training images, not augmented."""
-        train = self.prepared.train
+        train, features = self.prepared.train, features or self._features
         rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
         labels = torch.from_numpy(train.labels[rows]).to(self.device)
 
         def judge() -> dict[str, float]:
-            known = self._features(train.inputs, rows)
-            logits = centroid_logits(known, labels, self._features(val.inputs), self.num_classes)
+            known = features(train.inputs, rows)
+            logits = centroid_logits(known, labels, features(val.inputs), self.num_classes)
             found = figures(logits.argmax(axis=1), val.labels, self.num_classes)
             return found | {"log_loss": balanced_log_loss(logits, val.labels)}
 

@@ -88,12 +88,20 @@ def _views_of_taps(tensors: tuple[Tensor, ...], used: slice) -> tuple[Tensor, ..
 
 
 def make_optimizer(
-    module: nn.Module, settings: EncoderTraining | Classifier, device: torch.device
+    module: nn.Module,
+    settings: EncoderTraining | Classifier,
+    device: torch.device,
+    groups: list[dict[str, Any]] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a stage, in its fused form on devices that support it."""
+    """Return the optimizer of a stage, in its fused form on devices that support it.
+
+    ``groups`` are groups of parameters with settings of their own. Without them, all parameters are one group.
+    """
     fused = device.type in ("cpu", "cuda")
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters: list[Any] = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if groups is not None:
+        parameters = [dict(group) for group in groups]  # The optimizer adds its own settings.
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=MOMENTUM, **common)  # type: ignore[arg-type]
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
