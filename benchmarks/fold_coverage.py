@@ -1,7 +1,7 @@
 """How often does an interval of 95 % hold the true difference of two arms that were compared over repeated folds?
 
     python benchmarks/fold_coverage.py                    prints all settings, writes docs/records/fold_coverage.json
-    python benchmarks/fold_coverage.py --only "30 rare"   only settings whose name contains this text; adds to the record
+    python benchmarks/fold_coverage.py --only "30 rare"   only settings whose name has this text; adds to the record
 
 The two arms are logistic regressions on Gaussian features, with the same weight for each class. In the settings
 "equal", each arm sees one half of the features, and both halves have the same distribution: the true difference is 0
