@@ -44,8 +44,8 @@ RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
-LATER_FIELDS = frozenset({"data.include", "data.exclude"})
-"""Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
+LATER_FIELDS = frozenset({"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final"})
+"""Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
 """Losses of the logistic regression: each image counts the same, or each class."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
@@ -132,6 +132,14 @@ class Data(Section):
     val: Share = _field(
         0.15,
         "Share of all images for the selection of the epoch; 0: keep the last epoch, ignore a given val split.",
+    )
+    folds: Annotated[int, Ge(2), Le(1000)] | None = _field(
+        None, "Test every image: train this many models, each tested on one fold of the images; unset: one split."
+    )
+    repeats: Annotated[int, Ge(1), Le(1000)] = _field(1, "How often to draw and train the folds.")
+    fold: Count | None = _field(
+        None,
+        "The fold that this run is tested on, counted from 1 over all repeats; runs with folds set it for their parts.",
     )
     held_out: bool = _field(
         False, "Also evaluate on images that the scenario did not draw, with the same number per class."
@@ -293,6 +301,11 @@ class Recipe(Section):
     precision: Literal["float32", "bf16", "fp16"] = _field(
         "float32", "Precision of the encoder in training; weights and losses are always float32."
     )
+    final: Literal["auto", "refit", "ensemble"] = _field(
+        "auto",
+        "The model of a run with folds: refit trains on all images, ensemble averages the models of the folds; auto: "
+        "refit if the encoder is frozen, otherwise ensemble.",
+    )
     data: Data = Data()
     augment: Augment = Augment()
     encoder: Encoder = Encoder()
@@ -422,9 +435,9 @@ class Recipe(Section):
 
 
 def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Yield dotted name and value of each field that a hash may cover, without unset ``LATER_FIELDS``."""
-    for path, _, value in recipe.leaves():
-        if value is not None or path not in LATER_FIELDS:
+    """Yield dotted name and value of each field that a hash may cover, without ``LATER_FIELDS`` at their default."""
+    for path, field, value in recipe.leaves():
+        if path not in LATER_FIELDS or value != field.default:
             yield path, value
 
 
@@ -513,6 +526,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if data.held_out and data.scenario is None:
         do = "Set data.scenario, or remove data.held_out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
+    yield from _fold_conflicts(recipe)
     yield from _weights_conflicts(recipe)
     yield from _loss_conflicts(recipe)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
@@ -522,6 +536,24 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.selection.patience is not None and recipe.selection.metric == "last":
         do = "Choose another selection.metric, or remove selection.patience."
         yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
+
+
+def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for every conflict between the fields of folds."""
+    data = recipe.data
+    if data.folds is None:
+        idle = (("data.fold", None, data.fold), ("data.repeats", 1, data.repeats), ("final", "auto", recipe.final))
+        for name, default, value in idle:
+            if value != default:
+                must = f"{name} must be {'unset' if default is None else default} when data.folds is unset"
+                yield sentence(must, value, "Set data.folds (--folds).")
+        return
+    if data.split == "given":
+        do = "Use another split, or leave out folds."
+        yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'
+    if data.val + 1 / data.folds >= 1:
+        must = f"data.val must be below {1 - 1 / data.folds:.3g} with {data.folds} folds, to leave images for training"
+        yield sentence(must, data.val)
 
 
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
