@@ -42,7 +42,7 @@ class Cell:
     def name(self) -> str:
         """The cell in words."""
         what = self.arm or self.recipe.loss.label
-        return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed)
+        return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed, self.recipe.data.fold)
 
 
 @dataclass(frozen=True)
