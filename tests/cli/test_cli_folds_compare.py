@@ -38,7 +38,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, En
 def test_every_image_is_tested_once_by_each_arm_and_all_arms_see_the_same_folds(
     comparison: tuple[Path, Path, Ended],
 ) -> None:
-    photos, out, ended = comparison
+    _, out, ended = comparison
     assert ended.code == 0, ended.err
     records = read_records(out / "records.jsonl")[0]
     tested: dict[str, dict[int, set[str]]] = {}
@@ -141,7 +141,7 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
         (("--repeats", "3"), "--repeats repeats folds, but --folds is missing. Add it, such as --folds 5."),
         (
             ("--folds", "3", "--seeds", "3"),
-            "--seeds is the number of runs without folds and cannot be used with --folds. Remove one of the two options.",
+            "--seeds is the number of runs without folds and cannot be used with --folds. Remove one of the two",
         ),
         (("--folds", "1"), "Invalid value for '--folds'"),
         (("--folds", "3", "--repeats", "0"), "Invalid value for '--repeats'"),
@@ -179,7 +179,7 @@ def test_a_folder_of_other_images_or_other_folds_or_of_seeds_is_refused(
     elsewhere = write_photos(tmp_path / "elsewhere" / "photos", {"cat": 7, "dog": 6})
     assert_refused(
         call("compare", elsewhere, "--folds", "3", *arms),
-        f"{out} has folds of other images than 'photos' has now: names, labels or groups differ. Choose another folder.",
+        f"{out} has folds of other images than 'photos' has now: names, labels or groups differ. Choose another",
     )
     seeds = sweep.open_sweep(tmp_path / "seeds", {"kind": "compare"})
     append_record(seeds / "records.jsonl", run("cl", 0, 0.5))

@@ -109,7 +109,7 @@ def blocks(comparison: Comparison) -> list[Block]:
         if len(comparison.scenarios) == 1:
             scenario = comparison.scenarios[0]
             where = "" if scenario is None else f" at {scenario}"
-            columns = tuple((comparison.word(figure), scenario, split, figure) for figure in figures)
+            columns = tuple((_header(comparison.word(figure)), scenario, split, figure) for figure in figures)
             found.append(Block(f"{source}{where}: {images}", columns))
             continue
         for figure in figures:
@@ -117,6 +117,11 @@ def blocks(comparison: Comparison) -> list[Block]:
             unit = images.removesuffix(", per cent") if figure == NATS else images
             found.append(Block(f"{source}: {comparison.word(figure)} on {unit}", columns))
     return found
+
+
+def _header(word: str) -> str:
+    """Return a short header: "UWA balanced" in place of "UWA by the rule balanced", for 80 to 160 columns of text."""
+    return word.replace(" by the rule ", " ")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
