@@ -60,8 +60,8 @@ def check_labels(labels: ArrayLike, probabilities: ArrayLike) -> LabelCheck:
 
     >>> p = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.1, 0.9], [0.9, 0.1]]
     >>> check = check_labels([0, 0, 0, 1, 1], p)  # The last image looks like class 0.
-    >>> check.order[0], check.suggested[4], check.num_suspects
-    (4, 0, 1)
+    >>> check.order.tolist(), check.suggested.tolist(), check.num_suspects
+    ([4, 2, 1, 0, 3], [0, 0, 0, 1, 0], 1)
     """
     y, p = _checked(labels, probabilities)
     rows, num_classes = np.arange(len(y)), p.shape[1]
