@@ -24,7 +24,7 @@ from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.decision import HeldBack, at_prevalence
-from lopsided.evaluation.folds import settle_crossed, settle_scores
+from lopsided.evaluation.folds import named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
@@ -240,6 +240,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         calibrated, decided = settle_crossed(rule, kind, names, prior, held, numbers)
         change, decision = settle_scores(rule, kind, names, prior, held)
         num = 0 if kind == "none" else len(codes)
+        decision = named_out_of_fold(decision)
         stages.card = recalibrate(stages.model, stages.card, prior, change, decision, num)
         self.oof_proba_, self.oof_fold_ = calibrated.astype(np.float32), numbers
         self.oof_pred_ = classes[decided]

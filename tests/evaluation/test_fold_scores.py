@@ -39,7 +39,7 @@ def test_out_of_fold_calibration_moves_scores_towards_the_truth() -> None:
     p, _ = settle_crossed("balanced", "affine", CLASSES, PRIOR, held, folds)
     rows = np.arange(600)
     before, after = (-np.log(each[rows, held.labels]).mean() for each in (held.probabilities, p))
-    assert after < before - 0.05
+    assert after < before - 0.02
 
 
 def test_without_calibration_scores_stay_as_they_are_and_balanced_divides_by_the_prior() -> None:

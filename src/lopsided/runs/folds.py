@@ -39,7 +39,7 @@ from lopsided.evaluation.decision import (
     explain,
     figures_by_rule,
 )
-from lopsided.evaluation.folds import mean_evaluation, settle_crossed, settle_scores
+from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
@@ -256,8 +256,7 @@ class _Assembly:
         repeats = [self._scores(repeat) for repeat in range(len(self.numbers))]
         settled = [settle_crossed(self.rule, self.kind, self.classes, self.prior, r.held, r.folds) for r in repeats]
         change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
-        notes = tuple(note.replace("validation images", "out-of-fold images") for note in decision.notes)
-        decision = decision.model_copy(update={"notes": notes})
+        decision = named_out_of_fold(decision)
         model, card = self._model(change, decision)
         for text in self._notes(model, card):
             self.log.note(text)

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.splits import Leaks
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.decision import HeldBack, decided_unseen, figures_by_rule
+from lopsided.evaluation.folds import named_out_of_fold
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.inference.use import Use, choose_use
@@ -185,11 +186,21 @@ def open_use(
 ) -> Use:
     """Return how to use the model of a run: by its rule or another one, at its prior or at another prevalence.
 
-    Rules that are fitted use the validation images in the ``predictions.csv`` of the run.
+    Rules that are fitted use the validation images in the ``predictions.csv`` of the run, or the out-of-fold images of
+    a run with folds.
     """
     asked = rule or (card.decision.rule if prevalence is not None else None)
-    held = held_back(Path(folder), card) if asked is not None and parse_rule(asked).fitted else None
-    return choose_use(card, rule, prevalence, held)
+    if asked is None or not parse_rule(asked).fitted:
+        return choose_use(card, rule, prevalence)
+    use = choose_use(card, rule, prevalence, held_back(Path(folder), card))
+    path = Path(folder) / RECIPE
+    is_single = not path.is_file() or _evaluated(Run.open(folder).recipe) == "val"
+    return use if is_single else replace(use, decision=named_out_of_fold(use.decision))
+
+
+def _evaluated(recipe: Recipe) -> str:
+    """Return the split of ``predictions.csv`` to which rules are fitted."""
+    return "val" if recipe.data.folds is None or recipe.data.fold is not None else "test"
 
 
 def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
@@ -202,8 +213,7 @@ def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
         return None
     try:
         run = Run.open(folder)
-        split = "val" if run.recipe.data.folds is None or run.recipe.data.fold is not None else "test"
-        rows = [row for row in run.predictions() if row["split"] == split]
+        rows = [row for row in run.predictions() if row["split"] == _evaluated(run.recipe)]
         places = {name: i for i, name in enumerate(card.classes)}
         p = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in card.classes] for row in rows])
         labels = np.array([places[row["label"]] for row in rows], dtype=np.int64)
