@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lopsided.evaluation.decision import explain, threshold_of
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
+from lopsided.reports.labels_section import labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
@@ -83,12 +84,15 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
         "command": f"lopsided fit --recipe {RECIPE} --out again",
         "folder": clean(folder.resolve().name),
         "judged": None,
+        "labels": None,
     }
     if facts.figures is None or split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
     most, room = MOST_IMAGES, PICTURE_LIMIT
     while True:
         pictures, data, seen = _judgement(facts, facts.figures, judged[split], judged.get("val"), kind, most, room)
+        if metrics.folds is not None:
+            seen["labels"] = labels_section(folder, in_order(judged[split], recipe.seed, most).first(), pictures)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
             return page

@@ -44,6 +44,7 @@ from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
+from lopsided.runs.labels import write_label_check
 from lopsided.training.prior import settled_prior
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
@@ -285,6 +286,9 @@ class _Assembly:
         card = save_model(self.folder, model, card)
         parts = {"test": test, "held_out": further}
         runs.write_tables(self.folder, parts, table, self.classes)
+        mean = np.mean([each for each, _ in settled], axis=0)
+        for text in write_label_check(self.folder, self.source, mean, repeats[0].features):
+            self.log.note(text)
         splits = Splits(np.arange(len(self.source)), *(np.empty(0, dtype=np.int64),) * 2)
         counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
         runs.write_metrics(
