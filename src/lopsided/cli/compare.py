@@ -147,9 +147,9 @@ def compare(
     else:
         planned = fold_cells(chosen, base, scenarios, repeats or 1)
     opened = sweeping.open_data(base)
-    source, images = opened.name, None if folds is None else _check_images(out, opened, base)
+    source, images = opened.name, None if folds is None else check_images(out, opened, base)
     baseline = baseline or (BASELINE if BASELINE in recipes else next(iter(recipes)))
-    about = _about(out, source, base, recipes, planned) | {"baseline": baseline}
+    about = about_comparison(out, source, base, recipes, planned) | {"baseline": baseline}
     about |= {} if images is None else {"images": images}
     worker = sweeping.make_engine(engine or "local", address, workers, threads)
     failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)
@@ -193,7 +193,7 @@ def _scenarios(texts: Sequence[str]) -> list[str | None]:
     return [*found] or [None]
 
 
-def _about(
+def about_comparison(
     out: Path, source: str, base: Recipe, recipes: Mapping[str, Recipe], planned: Sequence[Cell]
 ) -> dict[str, Any]:
     """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or other settings."""
@@ -230,7 +230,7 @@ def _about(
     return {"kind": KIND, "arms": arms, "settings": settings, "changes": changes, "scenarios": scenarios}
 
 
-def _check_images(out: Path, source: Source, base: Recipe) -> str:
+def check_images(out: Path, source: Source, base: Recipe) -> str:
     """Return a digest of the names, labels and groups of the images. Raise an error if the folder has another one.
 
     Folds of other images cannot be compared. The number of folds is checked, too, before any cell fails on it.

@@ -162,6 +162,17 @@ def fit(
         bool, option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
     decide: Annotated[str | None, option(RUN, rules.HELP)] = None,
+    auto: Annotated[
+        bool,
+        option(
+            RUN,
+            "Compare recipes and losses over folds, the cheapest first, and train the model of the arm to take.",
+            "--auto",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None, option(RUN, "With --auto: the time for the comparison; 60 by default.", min=0.0)
+    ] = None,
     workers: Workers = None,
     engine: EngineName = None,
     address: Address = None,
@@ -183,9 +194,15 @@ def fit(
     and the encoder is not trained. --workers or --engine ray train several
     folds at once.
 
+    With --auto, several recipes and losses are compared over the same folds,
+    the cheapest first, as far as --minutes allow. The run then holds the
+    model of the cheapest arm within one standard error of the best, and
+    RUN/comparison/report.html says why.
+
     \b
     Examples:
       lopsided fit photos --out run
+      lopsided fit photos --out run --auto --minutes 30
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --out run --recipe from-scratch --image-size 64
       lopsided fit photos --out run --loss afcl --folds 5 --workers 2
@@ -232,6 +249,26 @@ def fit(
         first = ranks is None or ranks.first
         sets = read_changes(changes or (), [("DATA", "data.source", data), *options])
         asked = fields | ({"data.folds": None} if folds == 1 else {}) | sets
+        if minutes is not None and not auto:
+            raise InputError("--minutes is the time of a comparison, but --auto is missing. Add --auto.")
+        if auto:
+            _check_auto(recipe, loss, folds, repeats, ranks)
+            from lopsided.cli.auto import fit_auto
+
+            with _naming_flags(fields):
+                run, already = fit_auto(
+                    data,
+                    out,
+                    asked,
+                    minutes=minutes,
+                    resume=resume,
+                    quiet=quiet,
+                    workers=workers,
+                    engine=engine,
+                    address=address,
+                )
+            _show_run(run, as_json, already=already)
+            return
         with _naming_flags(fields):
             parallel = _parallel(workers, engine, address, ranks, quiet=quiet)
             silent = quiet or not first
@@ -240,6 +277,17 @@ def fit(
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
             _show_run(run, as_json, already=already)
+
+
+def _check_auto(
+    recipe: str | None, loss: str | None, folds: int | None, repeats: int | None, ranks: Ranks | None
+) -> None:
+    """Raise an error for options that --auto decides itself."""
+    refuse({"--recipe": recipe, "--loss": loss}, "chooses what to train", "--auto")
+    refuse({"--folds 1": folds == 1 or None}, "trains one split", "--auto")
+    refuse({"--repeats": repeats}, "repeats the folds of one recipe", "--auto")
+    if ranks is not None:
+        raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
 
 
 def _parallel(
