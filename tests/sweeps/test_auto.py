@@ -44,7 +44,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pretending, "wrong", ())
 
 
-def chosen(folder: Path, arms: str = "cl,weighted-ce,ce", **changes: Any) -> Choice:
+def chosen(folder: Path, arms: str = "ce,weighted-ce,cl", **changes: Any) -> Choice:
     base = Recipe().override(**{"data.source": "photos", "data.folds": 3})
     return choose(parse_arms([arms]), base, folder, engine=lambda: Pretending(slots=1), clock=lambda: 0.0, **changes)
 
@@ -77,7 +77,7 @@ def test_an_arm_whose_folds_do_not_fit_is_left_out_after_its_first_fold(tmp_path
 
 def test_without_time_only_the_cheapest_arm_is_trained(tmp_path: Path) -> None:
     choice = chosen(tmp_path / "CMP", minutes=0.0)
-    first = cheapest_first(parse_arms(["cl,weighted-ce,ce"]), Recipe().override(**{"data.source": "photos"}))[0].name
+    first = cheapest_first(parse_arms(["ce,weighted-ce,cl"]), Recipe().override(**{"data.source": "photos"}))[0].name
     assert {arm for arm, _ in Pretending.trained} == {first}
     assert choice.answer.chosen == first
     assert set(choice.left_out.values()) == {"the 0 minutes were over"}
