@@ -15,6 +15,7 @@ predict   some hundred images, a few of them unreadable, over the answers of an 
 reproduce the local engine with two workers on six cells. A worker is killed, and later the driver or its whole process
           group; then the same command again. A cell that was finished when a kill fell must not be touched again, each
           cell must have one record in the end, and all files must be those of a sweep that was never killed.
+compare   the same for two arms over three folds of the same images.
 
 Every write: the process kills itself before its k-th file operation (open for writing, truncate, fsync, rename, remove,
 make or remove a folder) below the folder it writes to, for every k until it comes to its end: a fit that writes a
@@ -53,7 +54,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.use", "lopsided.training.fit"]
 PRELOAD += ["lopsided.inference.predict", "lopsided.sweeps.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
 PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
-QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce")
+QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce", "compare")
 RANDOM, WRITES = "random moments", "every write"
 PATIENCE = 600.0
 """Seconds after which a process that should have ended is one that hangs."""
@@ -93,7 +94,12 @@ RECIPES = {
         scenario="90:10,total=60", held_out="false", val=0.0, encoder="mlp-64", epochs=1, classifier_epochs=1
     ),
 }
-CELLS = ("--scenarios", "70:30,80:20,90:10", "--values", "0,300", "--runs", "1", "--workers", "2", "--threads", "1")
+WORKERS = ("--workers", "2", "--threads", "1")
+SWEEPS = {
+    "reproduce": ("reproduce", "eta", "--scenarios", "70:30,80:20,90:10", "--values", "0,300", "--runs", "1", *WORKERS),
+    "compare": ("compare", "--arms", "ce,cl", "--folds", "3", *WORKERS),
+}
+"""Commands of six cells each."""
 
 
 # Processes
@@ -442,13 +448,13 @@ def predict_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
 
 
 class Sweep:
-    """The command ``reproduce`` with two workers, as a session of its own."""
+    """The command ``reproduce`` or ``compare`` with two workers, as a session of its own."""
 
     killed = False
 
-    def __init__(self, data: Path, out: Path) -> None:
+    def __init__(self, data: Path, out: Path, verb: str) -> None:
         self.out, self.told = out, data / "told.txt"
-        command = [sys.executable, "-m", "lopsided", "reproduce", "eta", "--recipe", str(data / "cell.toml"), *CELLS]
+        command = [sys.executable, "-m", "lopsided", *SWEEPS[verb], "--recipe", str(data / "cell.toml")]
         with self.told.open("w") as told:
             self.process = subprocess.Popen(
                 [*command, "--out", str(out)], stdout=told, stderr=told, start_new_session=True,
@@ -504,23 +510,23 @@ def sweep_phase(out: Path, total: int) -> str:
     return f"{done} of {total} cells done"
 
 
-def reproduce_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
+def sweep_at_random(data: Path, verb: str, kills: int, rng: random.Random) -> Tally:
     """Kill a worker and then the driver, a worker and then the group, and a worker alone; three starts a sweep."""
-    tally = Tally(f"reproduce, {RANDOM}")
+    tally = Tally(f"{verb}, {RANDOM}")
     begin = time.monotonic()
-    whole = Sweep(data, data / "sweep-whole")
+    whole = Sweep(data, data / f"{verb}-whole", verb)
     wait_until(whole.working)
     starting, begin = time.monotonic() - begin, time.monotonic()
     assert whole.end() == 0, whole.told.read_text()
     seconds = time.monotonic() - begin
-    expected = content_of(data / "sweep-whole")
-    total = len(cells_of(data / "sweep-whole"))
+    expected = content_of(data / f"{verb}-whole")
+    total = len(cells_of(data / f"{verb}-whole"))
     out = data / "sweep"
     while tally.counts["kills"] < kills:
         wrong: list[str] = []
         killed: list[str] = []
         for victims in (("worker", "driver"), ("worker", "group"), ("worker",)):
-            sweep = Sweep(data, out)
+            sweep = Sweep(data, out, verb)
             if rng.random() < 0.1:
                 time.sleep(starting * rng.random())
             else:
@@ -627,8 +633,8 @@ def ask(question: str, data: Path, kills: int, writes: int | None, rng: random.R
         expected, _ = undisturbed(data, "predict-expected", lambda out: predict_arguments(data, out))
         phase = partial(predict_phase, expected, b"")
         return every_write(data, "predict", partial(predict_arguments, data), phase, writes)
-    if question == "reproduce":
-        return reproduce_at_random(data, kills, rng)
+    if question in SWEEPS:
+        return sweep_at_random(data, question, kills, rng)
     if question == "sweep-writes":
         recipe = str(data / "tiny.toml")
         return every_write(
@@ -639,13 +645,15 @@ def ask(question: str, data: Path, kills: int, writes: int | None, rng: random.R
 
 def print_table(record: dict[str, Any]) -> None:
     """Print what the record says as the rows of a Markdown table, questions in their order."""
-    names = [f"{name}, {how}" for name in ("fit", "predict", "reproduce", "sweep") for how in (RANDOM, WRITES)]
+    names = [
+        f"{name}, {how}" for name in ("fit", "predict", "reproduce", "compare", "sweep") for how in (RANDOM, WRITES)
+    ]
     for name in (name for name in names if name in record):
         result = record[name]
         phases = Counter[str]()
         for phase, number in result["phases"].items():
             # Of a sweep: who was killed, or else how far it had come.
-            phases[phase.partition(",")[0] if name == f"reproduce, {RANDOM}" else phase] += number
+            phases[phase.partition(",")[0] if name.partition(",")[0] in SWEEPS else phase] += number
         told = ", ".join(f"{phase} {number}" for phase, number in phases.items())
         print(f"| {name} | {result['kills']} | {result['equal_afterwards']} | {told} |")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lopsided.runs.records import Figures, LossTable, Record
+from lopsided.runs.records import Figures, Fold, LossTable, Record
 
 
 def run(arm: str, seed: int, uwa: float, scenario: str | None = "90:10", **changes: Any) -> Record:
@@ -22,3 +22,18 @@ def run(arm: str, seed: int, uwa: float, scenario: str | None = "90:10", **chang
 
 def runs(arm: str, *uwas: float, **changes: Any) -> list[Record]:
     return [run(arm, seed, uwa, **changes) for seed, uwa in enumerate(uwas)]
+
+
+def folds(arm: str, *uwas: float, number: int = 5, seconds: float = 60.0, **changes: Any) -> list[Record]:
+    """Runs of an arm whose data are folds of 120 images, 24 of them of the rare class; seconds are those of a fold."""
+    return [
+        replace(
+            run(arm, 0, uwa, scenario=None, **changes),
+            cell=f"{arm}-fold-{i}",
+            data=f"fold-{i}",
+            seconds=seconds,
+            fold=Fold(i, number, 100, 20),
+            test=replace(run(arm, 0, uwa).test, images=20, minority=4, log_loss=0.5 - uwa / 4),
+        )
+        for i, uwa in enumerate(uwas, start=1)
+    ]

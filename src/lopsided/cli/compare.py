@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -19,13 +20,18 @@ from lopsided.cli.train import read_changes
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
+    from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
-    from lopsided.runs.records import Failure
+    from lopsided.runs.records import Failure, Record
     from lopsided.sweeps.compare import Comparison
     from lopsided.sweeps.engines import Cell
 
 KIND = "compare"
 """The kind of these sweeps in ``sweep.json``."""
+SEEDS = 3
+"""The default number of runs of each arm without folds."""
+BASELINE = "default"
+"""The arm that is the baseline by default, if it is one of the arms."""
 
 
 def compare(
@@ -49,15 +55,22 @@ def compare(
         ),
     ] = None,
     baseline: Annotated[
-        str | None, option(CHOICE, "The arm that the others are compared to; by default the first.")
+        str | None,
+        option(CHOICE, "The arm that the others are compared to; by default the arm default, or else the first."),
     ] = None,
+    folds: Annotated[
+        int | None,
+        option(CHOICE, "Test every image: the runs of an arm are these folds, the same for all arms.", min=2),
+    ] = None,
+    repeats: Annotated[int | None, option(CHOICE, "How often to draw the folds; 1 by default.", min=1)] = None,
     scenario: Annotated[
         list[str] | None,
         option(CHOICE, "Class proportions to draw, such as 90:10. Separate several by commas, or repeat the option."),
     ] = None,
     seeds: Annotated[
-        int, option(CHOICE, "Runs of each arm in each scenario, with seeds 0, 1, ...; 3 by default.", min=1)
-    ] = 3,
+        int | None,
+        option(CHOICE, "Without --folds: runs of each arm in each scenario, seeds 0, 1, ...; 3 by default.", min=1),
+    ] = None,
     recipe: Annotated[
         str,
         option(
@@ -93,8 +106,14 @@ def compare(
     need another folder. A failed cell does not stop the others; the exit code
     is then 1.
 
+    With --folds, every image is tested once in each repeat, by a model that
+    was trained without it. The answer names the best arm, the arms that
+    cannot be told apart from it, the arm to take, and how many more repeats
+    or rare images would tell two arms apart.
+
     \b
     Examples:
+      lopsided compare photos --arms default,ce,cl,afcl --folds 5 --repeats 3 --out CMP
       lopsided compare photos --arms ce,weighted-ce,cl,afcl --out CMP
       lopsided compare photos --arms cl,afcl:gamma=7 --seeds 5 --out CMP
       lopsided compare photos --arms cl,mine.toml --baseline cl --out CMP
@@ -102,33 +121,54 @@ def compare(
       lopsided report CMP --open
     """
     from lopsided.recipe import find_recipe
-    from lopsided.sweeps.arms import cells, check_arms, parse_arms
+    from lopsided.sweeps.arms import cells, check_arms, fold_cells, parse_arms
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
     wanted = ",".join(scenario) if scenario else None
     sets = read_changes(changes or (), [("DATA", "data.source", data), ("--scenario", "data.scenario", wanted)])
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
+    given |= _fold_fields(folds, repeats, seeds, sets)
     base = find_recipe(recipe).override(**{**sets, **given})
     if base.data.source is None:
         do = "Write lopsided compare DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
-    chosen = parse_arms(arms or ["ce,weighted-ce,cl,afcl"], sets)
+    usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
+    chosen = parse_arms(arms or [usual], sets)
     recipes = check_arms(chosen, base)
     if baseline is not None and baseline not in recipes:
         must = f"--baseline must be one of the arms, {', '.join(recipes)}"
         raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
-    if not base.data.test:
+    if not base.data.test and folds is None:
         raise InputError("A comparison needs test images, but data.test is 0. Set it, such as --set data.test=0.15.")
     scenarios = _scenarios(scenario or ())
-    planned = cells(chosen, base, scenarios, range(base.seed, base.seed + seeds))
-    source = sweeping.check_data(base)
-    about = _about(out, source, base, recipes, planned) | {"baseline": baseline or next(iter(recipes))}
+    if folds is None:
+        planned = cells(chosen, base, scenarios, range(base.seed, base.seed + (seeds or SEEDS)))
+    else:
+        planned = fold_cells(chosen, base, scenarios, repeats or 1)
+    opened = sweeping.open_data(base)
+    source, images = opened.name, None if folds is None else check_images(out, opened, base)
+    baseline = baseline or (BASELINE if BASELINE in recipes else next(iter(recipes)))
+    about = about_comparison(out, source, base, recipes, planned) | {"baseline": baseline}
+    about |= {} if images is None else {"images": images}
     worker = sweeping.make_engine(engine or "local", address, workers, threads)
     failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)
     _show(_compare(out, planned, baseline, source), failed, out, as_json=as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def _fold_fields(folds: int | None, repeats: int | None, seeds: int | None, sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the recipe for folds. Raise an error for options that contradict each other."""
+    own = [path for path in ("data.folds", "data.repeats", "data.fold", "final") if path in sets]
+    if own:
+        raise InputError(f"A comparison cannot set {own[0]}. Use --folds and --repeats.")
+    if folds is None:
+        if repeats is not None:
+            raise InputError("--repeats repeats folds, but --folds is missing. Add it, such as --folds 5.")
+        return {}
+    sweeping.refuse({"--seeds": seeds}, "is the number of runs without folds", "--folds")
+    return {"data.folds": folds}
 
 
 def _scenarios(texts: Sequence[str]) -> list[str | None]:
@@ -153,7 +193,7 @@ def _scenarios(texts: Sequence[str]) -> list[str | None]:
     return [*found] or [None]
 
 
-def _about(
+def about_comparison(
     out: Path, source: str, base: Recipe, recipes: Mapping[str, Recipe], planned: Sequence[Cell]
 ) -> dict[str, Any]:
     """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or other settings."""
@@ -168,6 +208,7 @@ def _about(
     if others:
         names = ", ".join(map(shown, others))
         raise InputError(f"{out} has runs on {names}, not on {shown(source)}. Choose another folder.")
+    _check_kind_of_runs(out, records, base.data.folds)
     settings = _settings(base)
     changes = {arm: _changed(_without_loss(settings), _settings(recipe)) for arm, recipe in recipes.items()}
     texts = [cell.recipe.data.scenario for cell in planned if cell.recipe.data.scenario is not None]
@@ -187,6 +228,37 @@ def _about(
     before = there["arms"] if isinstance(there.get("arms"), list) else []
     arms = [*recipes, *(arm for arm in before if isinstance(arm, str) and arm not in recipes)]
     return {"kind": KIND, "arms": arms, "settings": settings, "changes": changes, "scenarios": scenarios}
+
+
+def check_images(out: Path, source: Source, base: Recipe) -> str:
+    """Return a digest of the names, labels and groups of the images. Raise an error if the folder has another one.
+
+    Folds of other images cannot be compared. The number of folds is checked, too, before any cell fails on it.
+    """
+    from lopsided.data.folds import fold_numbers
+    from lopsided.data.prepare import data_seed, split_rule
+    from lopsided.recipe.words import shown
+    from lopsided.sweeps.sweep import about_sweep
+
+    if base.data.scenario is None:
+        how = split_rule(base, source)
+        fold_numbers(source, how=how, folds=base.data.folds or 0, seed=data_seed(base))
+    groups = [] if source.groups is None else source.groups.tolist()
+    content = json.dumps([list(source.names), source.labels.tolist(), groups])
+    digest = hashlib.sha256(content.encode(errors="surrogateescape")).hexdigest()[:16]
+    there = about_sweep(out).get("images", digest)
+    if there != digest:
+        what = f"{out} has folds of other images than {shown(source.name)} has now"
+        raise InputError(f"{what}: names, labels or groups differ. Choose another folder.")
+    return digest
+
+
+def _check_kind_of_runs(out: Path, records: Sequence[Record], folds: int | None) -> None:
+    """Raise an error if the folder has runs of folds and this comparison has runs of seeds, or the other way round."""
+    for record in records:
+        if (record.fold is None) != (folds is None):
+            then, now = ("seeds", "folds") if record.fold is None else ("folds", "seeds")
+            raise InputError(f"{out} has runs of {then}, not of {now}. Choose another folder.")
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
@@ -250,7 +322,9 @@ def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: s
 
 def _show(comparison: Comparison, failed: Sequence[Failure], out: Path, *, as_json: bool) -> None:
     if as_json:
-        show_json({"out": str(out), **comparison.to_dict(), "failed": sweeping.failed_dict(failed)})
+        from lopsided.sweeps.answer import to_dict
+
+        show_json({"out": str(out), **to_dict(comparison), "failed": sweeping.failed_dict(failed)})
         return
     from lopsided.sweeps.tables import print_comparison
 

@@ -60,6 +60,7 @@ WIDEST, LONGEST = 60, 390
 _RUN_FILES = frozenset(
     {"recipe.toml", "log.jsonl", "predictions.csv", "model.safetensors", "model.json"}
     | {"features.safetensors", "metrics.json", "sweep.json", "records.jsonl", "failures.jsonl"}
+    | {"labels.csv", "near_duplicates.csv"}
 )
 _RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
 """A run or sweep folder contains all files of at least one set. A recipe alone does not mark a run."""
@@ -233,6 +234,18 @@ def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
         side = "above" if change["value"] > 0 else "below"
         return [f"{words} This model is {abs(change['value']):.3f} {side} it: difference {interval(change)}."]
     return [f"{words} The difference of this model to it is {interval(change)}, which chance can explain."]
+
+
+def fold_words(folds: Mapping[str, Any]) -> str:
+    """Return the spread of the UWA over the folds, and what the model of a run with folds is."""
+    values = sorted(row["uwa"] for row in folds["per_fold"])
+    spread = f"By fold, the unweighted accuracy is {values[0]:.3f} to {values[-1]:.3f}."
+    if folds["final"] == "refit":
+        return f"{spread} The model is trained on all images ({folds['parameters'] / 1e6:.1f} million parameters)."
+    return (
+        f"{spread} The model is the ensemble of {folds['members']} models ({folds['parameters'] / 1e6:.1f} million "
+        f"parameters). An image costs {folds['members']} times as much as with one of them."
+    )
 
 
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:

@@ -52,7 +52,6 @@ def report(
       lopsided report sweep --runs
     """
     from lopsided.paper.page import is_of_paper, sweep_page
-    from lopsided.reports.arms_page import arms_page
     from lopsided.reports.report import RunReports, write_report, write_run_reports
     from lopsided.sweeps.sweep import SWEEP
 
@@ -64,7 +63,7 @@ def report(
 
         with counter("writing pages", quiet=quiet) as progress:
             pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
-    page = sweep_page if of_paper else arms_page
+    page = sweep_page if of_paper else None
     written = write_report(folder, out, kind=map_kind, allow_outside=allow_outside, sweep_page=page)
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}

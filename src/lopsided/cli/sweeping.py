@@ -15,6 +15,7 @@ from lopsided.errors import DataError, InputError, sentence
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
     from lopsided.runs.records import Failure
     from lopsided.sweeps.engines import Cell, Engine
@@ -66,6 +67,11 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
 
 def check_data(base: Recipe) -> str:
     """Check images and weights once, before every cell of a sweep fails on them. Return the name of the source."""
+    return open_data(base).name
+
+
+def open_data(base: Recipe) -> Source:
+    """Check images and weights like ``check_data``. Return the source."""
     from lopsided.data.sources import open_source
     from lopsided.recipe import WEIGHT_NAMES
     from lopsided.runs.run import settle
@@ -85,7 +91,7 @@ def check_data(base: Recipe) -> str:
     )
     if settled.data.split == "group" and source.groups is None:
         raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")
-    return source.name
+    return source
 
 
 def make_engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:

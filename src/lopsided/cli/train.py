@@ -23,18 +23,20 @@ from lopsided.cli.output import (
     decision_words,
     elapsed,
     figures_table,
+    fold_words,
     interval,
     say,
     show,
     show_json,
     table,
 )
-from lopsided.cli.sweeping import option
+from lopsided.cli.sweeping import Address, EngineName, Workers, make_engine, option, refuse
 from lopsided.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
     from lopsided.recipe import Recipe
+    from lopsided.runs.folds import Parallel
     from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
@@ -115,6 +117,24 @@ def fit(
     group: Annotated[
         str | None, option(DATA, "Table column of groups, such as patient. A group stays in one split.")
     ] = None,
+    folds: Annotated[
+        int | None,
+        option(
+            DATA,
+            "Test every image: train this many models, each tested on one fold. 1: one split. Default: 5 with the "
+            "default recipe if a class has fewer than 200 images.",
+            min=1,
+        ),
+    ] = None,
+    repeats: Annotated[int | None, option(DATA, "How often to draw and train the folds.", min=1)] = None,
+    final: Annotated[
+        str | None,
+        option(
+            DATA,
+            "The model of a run with folds: refit (one model of all images) or ensemble (of the models of the folds). "
+            "Default: refit if the encoder is frozen, otherwise ensemble.",
+        ),
+    ] = None,
     scenario: Annotated[
         str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
     ] = None,
@@ -143,6 +163,20 @@ def fit(
         bool, option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
     decide: Annotated[str | None, option(RUN, rules.HELP)] = None,
+    auto: Annotated[
+        bool,
+        option(
+            RUN,
+            "Compare recipes and losses over folds, the cheapest first, and train the model of the arm to take.",
+            "--auto",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None, option(RUN, "With --auto: the time for the comparison; 60 by default.", min=0.0)
+    ] = None,
+    workers: Workers = None,
+    engine: EngineName = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -156,11 +190,23 @@ def fit(
     then kept. The test split is evaluated once. Use --set for recipe fields
     that have no option.
 
+    With --folds 5, every image is tested once, by a model that was not
+    trained on it. This is the default if a class has fewer than 200 images
+    and the encoder is not trained. --workers or --engine ray train several
+    folds at once.
+
+    With --auto, several recipes and losses are compared over the same folds,
+    the cheapest first, as far as --minutes allow. The run then holds the
+    model of the cheapest arm within one standard error of the best, and
+    RUN/comparison/report.html says why.
+
     \b
     Examples:
       lopsided fit photos --out run
+      lopsided fit photos --out run --auto --minutes 30
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --out run --recipe from-scratch --image-size 64
+      lopsided fit photos --out run --loss afcl --folds 5 --workers 2
       lopsided fit photos --out baseline --loss weighted-ce
       lopsided fit photos --out run --val 0.2 --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
@@ -186,6 +232,9 @@ def fit(
         "data.test": test,
         "data.split": split,
         "data.group": group,
+        "data.folds": None if folds == 1 else folds,
+        "data.repeats": repeats,
+        "final": final,
         "data.scenario": scenario,
         "data.include": include or None,
         "data.exclude": exclude or None,
@@ -200,12 +249,59 @@ def fit(
     with _joined() as ranks:
         first = ranks is None or ranks.first
         sets = read_changes(changes or (), [("DATA", "data.source", data), *options])
+        asked = fields | ({"data.folds": None} if folds == 1 else {}) | sets
+        if minutes is not None and not auto:
+            raise InputError("--minutes is the time of a comparison, but --auto is missing. Add --auto.")
+        if auto:
+            _check_auto(recipe, loss, folds, repeats, ranks)
+            from lopsided.cli.auto import fit_auto
+
+            with _naming_flags(fields):
+                run, already = fit_auto(
+                    data,
+                    out,
+                    asked,
+                    minutes=minutes,
+                    resume=resume,
+                    quiet=quiet,
+                    workers=workers,
+                    engine=engine,
+                    address=address,
+                )
+            _show_run(run, as_json, already=already)
+            return
         with _naming_flags(fields):
-            run, already = _fit(data, out, recipe, fields | sets, resume=resume, quiet=quiet or not first, ranks=ranks)
+            parallel = _parallel(workers, engine, address, ranks, quiet=quiet)
+            silent = quiet or not first
+            run, already = _fit(data, out, recipe, asked, resume=resume, quiet=silent, ranks=ranks, parallel=parallel)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
             _show_run(run, as_json, already=already)
+
+
+def _check_auto(
+    recipe: str | None, loss: str | None, folds: int | None, repeats: int | None, ranks: Ranks | None
+) -> None:
+    """Raise an error for options that --auto decides itself."""
+    refuse({"--recipe": recipe, "--loss": loss}, "chooses what to train", "--auto")
+    refuse({"--folds 1": folds == 1 or None}, "trains one split", "--auto")
+    refuse({"--repeats": repeats}, "repeats the folds of one recipe", "--auto")
+    if ranks is not None:
+        raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
+
+
+def _parallel(
+    workers: int | None, engine: str | None, address: str | None, ranks: Ranks | None, *, quiet: bool
+) -> Parallel | None:
+    """Return the trainer of several folds at once, or None if no option asks for it."""
+    if workers is None and engine is None and address is None:
+        return None
+    if ranks is not None:
+        refuse({"--workers": workers, "--engine": engine, "--address": address}, "trains folds at once", "torchrun")
+    from lopsided.sweeps.folds import on_engine
+
+    return on_engine(make_engine(engine or "local", address, workers, None), (lambda text: None) if quiet else say)
 
 
 def _flag_of(field: str) -> str:
@@ -266,6 +362,7 @@ def _fit(
     resume: bool,
     quiet: bool,
     ranks: Ranks | None,
+    parallel: Parallel | None = None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
     text, why = _told(ranks, lambda: _choose(recipe, out, resume, changes))
@@ -274,6 +371,10 @@ def _fit(
     chosen = Recipe.from_toml(text).override(**changes)
     if not resume:
         _check_split(chosen)
+    if not (resume and (out / "recipe.toml").is_file()) and recipe in (None, "default"):
+        chosen, why = _with_folds(chosen, why, data, changes, ranks)
+    if parallel is not None and chosen.data.folds is None:
+        raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -290,6 +391,7 @@ def _fit(
                 progress=checking,
                 ranks=ranks,
                 why=why,
+                parallel=parallel,
             )
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
@@ -299,6 +401,23 @@ def _fit(
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
     return run, already
+
+
+_SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split")
+"""Fields that state how to split the images. If one of them is set, there are no folds by default."""
+
+
+def _with_folds(
+    recipe: Recipe, why: str, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None
+) -> tuple[Recipe, str]:
+    """Return a recipe with the default folds, if there are any, and the reason."""
+    if recipe.method != "frozen" or any(name in changes for name in _SPLIT_FIELDS):
+        return recipe, why
+    from lopsided.runs.folds import default_folds
+
+    folds, text = _told(ranks, lambda: default_folds(recipe, data))
+    why = " ".join(filter(None, [why, text]))
+    return (recipe, why) if folds is None else (recipe.override(**{"data.folds": folds}), why)
 
 
 @contextmanager
@@ -392,14 +511,17 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     if as_json:
         show_json({"run": str(run.folder), **metrics})
         return
-    counts = metrics["counts"]
+    counts, folds = metrics["counts"], metrics.get("folds")
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
+    if folds is not None:
+        numbers = f"{folds['folds']} folds of {sum(counts['test'].values()):,}"
     name = "Frozen features" if metrics["method"] == "frozen" else metrics["loss"].upper()
     name = f"{name} heads on frozen features" if metrics["method"] == "adapter" else name
     parts = [f"{name} on {metrics['source']}: {numbers} images"]
     for split in ("test", "val"):
         if metrics[split] is not None:
-            parts.append(f"{split}\n{figures_table(metrics[split])}")
+            title = split if folds is None else "all images, each tested by a model that was not trained on it"
+            parts.append(f"{title}\n{figures_table(metrics[split])}")
             parts += decision_words(metrics, split)
             parts += baseline_words(metrics, split)
             break
@@ -408,6 +530,8 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] not in FROZEN:
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
+    if folds is not None:
+        parts.append(fold_words(folds))
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
     training = metrics["seconds"]

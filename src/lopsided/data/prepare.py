@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from lopsided.data.folds import fold_splits
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits, open_source
@@ -63,6 +64,23 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
     return source, held_out
 
 
+def list_drawn(recipe: Recipe) -> Source:
+    """Return the source of ``open_drawn`` without reading its images. Missing and unreadable files are not noticed."""
+    data = recipe.data
+    source = open_source(
+        data.source or "",
+        classes=data.classes,
+        group=data.group,
+        missing_ok=True,
+        allow_outside=data.allow_outside,
+        include=data.include,
+        exclude=data.exclude,
+    )
+    if data.scenario is None:
+        return source
+    return source.subset(draw(source.labels, source.classes, parse_scenario(data.scenario), data_seed(recipe)))
+
+
 def usual_side(*sources: Source) -> int | None:
     """Return the side to which images of different sizes are resized by default, or None if all have the same size.
 
@@ -89,14 +107,20 @@ def split_rule(recipe: Recipe, source: Source) -> How:
 
 
 def split_source(recipe: Recipe, source: Source) -> Splits:
-    """Split a source by the rule of a recipe."""
-    how = split_rule(recipe, source)
-    return split(source, how=how, val=recipe.data.val, test=recipe.data.test, seed=data_seed(recipe))
+    """Split a source by the rule of a recipe.
+
+    With ``data.fold``, the test split is that fold. A recipe with folds but without ``data.fold`` describes the model
+    of all images, so it has no test split.
+    """
+    data, seed, how = recipe.data, data_seed(recipe), split_rule(recipe, source)
+    if data.folds is not None and data.fold is not None:
+        return fold_splits(source, how=how, folds=data.folds, fold=data.fold, val=data.val, seed=seed)
+    return split(source, how=how, val=data.val, test=data.test if data.folds is None else 0.0, seed=seed)
 
 
 def split_words(recipe: Recipe, source: Source) -> str:
     """Return a sentence that names the split rule and the reason for it."""
-    how = split_rule(recipe, source)
+    how, data = split_rule(recipe, source), recipe.data
     what = {
         "random": "at random, without regard to classes or groups",
         "stratified": "at random within each class (stratified)",
@@ -108,5 +132,9 @@ def split_words(recipe: Recipe, source: Source) -> str:
         "group": "the data have groups",
         "given": "the data have splits",
     }
-    reason = f"the default, because {why[how]}" if recipe.data.split == "auto" else "as requested"
+    reason = f"the default, because {why[how]}" if data.split == "auto" else "as requested"
+    if data.folds is not None and data.fold is not None:
+        repeat, fold = divmod(data.fold - 1, data.folds)
+        which = f"fold {fold + 1} of {data.folds}" + (f" in repeat {repeat + 1}" if repeat else "")
+        return f"The test images are {which}. The images are split {what}; {reason}."
     return f"The images are split {what}; {reason}."

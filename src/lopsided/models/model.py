@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +19,10 @@ from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.adapter import Adapter, adapter_width
 from lopsided.models.encoders import build_encoder, is_mlp
+from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.machine import arrange
-from lopsided.recipe import MAX_SIDE
+from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""
@@ -71,6 +73,8 @@ class ModelCard(BaseModel):
     """The classifier: one linear layer, or scaled cosines of features and class weights plus a bias."""
     adapter: AdapterCard | None = None
     """The heads between the encoder and the classifier; None: the classifier gets the features of the encoder."""
+    members: int = Field(default=1, ge=1, le=MAX_MEMBERS)
+    """The number of encoders. An ensemble normalises the inputs of each member itself, after ``mean`` and ``std``."""
     prior: tuple[float, ...] | None = None
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
     the loss. None in models of earlier versions."""
@@ -146,6 +150,9 @@ def _build(card: ModelCard) -> Model:
         image_size=None if vector else (card.shape[1], card.shape[2]),
         in_features=card.shape[0] if vector else None,
     )
+    if card.members > 1:
+        rest = [copy.deepcopy(encoder) for _ in range(card.members - 1)]
+        encoder, features = Ensemble([encoder, *rest], card.channels), features * card.members
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes))
@@ -161,9 +168,9 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     content = save(state, metadata={"format": "pt"})
     card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
     atomic_write(folder / WEIGHTS_NAME, content)
-    # Versions without adapters refuse this key, and they can read every model without an adapter.
-    hidden = {"adapter"} if card.adapter is None else None
-    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=hidden) + "\n")
+    # Earlier versions refuse these keys, and they can read every model that does not need them.
+    usual = {name for name in ("adapter", "members") if getattr(card, name) == ModelCard.model_fields[name].default}
+    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=usual) + "\n")
     return card
 
 
@@ -193,6 +200,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     _check_numbers(state, path)
     _check_head(state, card, path)
     _check_adapter(state, card, path)
+    _check_members(state, card, path)
     try:
         if is_mlp(card.encoder):  # The card may ask for any size, so compare shapes before allocating memory.
             with torch.device("meta"):
@@ -239,6 +247,14 @@ def _check_adapter(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> 
         needed = {f"adapter.{key}": tuple(value.shape) for key, value in heads.state_dict().items()}
     if found != needed:
         raise RunError(f"{path} does not hold the heads that {CARD_NAME} describes. Train the model again.")
+
+
+def _check_members(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
+    """Raise if the weights hold another number of encoders than the card, before building so many."""
+    start = "encoder.members."
+    found = len({key.removeprefix(start).partition(".")[0] for key in state if key.startswith(start)}) or 1
+    if found != card.members:
+        raise RunError(sentence(f"{path} must hold the weights of {card.members} encoders", found))
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:

@@ -3,6 +3,7 @@
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.schema import (
     FROZEN,
+    MAX_MEMBERS,
     MAX_SIDE,
     RUNTIME_FIELDS,
     UNHASHED_FIELDS,
@@ -20,6 +21,7 @@ from lopsided.recipe.schema import (
 
 __all__ = [
     "FROZEN",
+    "MAX_MEMBERS",
     "MAX_SIDE",
     "RUNTIME_FIELDS",
     "UNHASHED_FIELDS",

@@ -38,6 +38,9 @@ WEIGHT_NAMES = ("none", "embedded", "timm")
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
 
+MAX_MEMBERS = 100
+"""The largest number of encoders in an ensemble."""
+
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset(
@@ -46,8 +49,8 @@ RUNTIME_FIELDS = frozenset(
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
-LATER_FIELDS = frozenset({"data.include", "data.exclude"})
-"""Fields that older records lack. They are part of a hash only if they are set, so that older hashes stay valid."""
+LATER_FIELDS = frozenset({"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final"})
+"""Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
@@ -144,6 +147,14 @@ class Data(Section):
     val: Share = _field(
         0.15,
         "Share of all images for the selection of the epoch; 0: keep the last epoch, ignore a given val split.",
+    )
+    folds: Annotated[int, Ge(2), Le(1000)] | None = _field(
+        None, "Test every image: train this many models, each tested on one fold of the images; unset: one split."
+    )
+    repeats: Annotated[int, Ge(1), Le(1000)] = _field(1, "How often to draw and train the folds.")
+    fold: Count | None = _field(
+        None,
+        "The fold that this run is tested on, counted from 1 over all repeats; runs with folds set it for their parts.",
     )
     held_out: bool = _field(
         False, "Also evaluate on images that the scenario did not draw, with the same number per class."
@@ -359,6 +370,11 @@ class Recipe(Section):
     compare_default: bool = _field(
         True, "After training, also evaluate the recipe default on the same split, for comparison."
     )
+    final: Literal["auto", "refit", "ensemble"] = _field(
+        "auto",
+        "The model of a run with folds: refit trains on all images, ensemble averages the models of the folds; auto: "
+        "refit if the encoder is frozen, otherwise ensemble.",
+    )
     data: Data = Data()
     augment: Augment = Augment()
     encoder: Encoder = Encoder()
@@ -474,6 +490,11 @@ class Recipe(Section):
         """Whether the encoder is not trained."""
         return self.method in FROZEN
 
+    @property
+    def ensembles(self) -> bool:
+        """Whether the model of a run with folds is the ensemble of the models of its folds."""
+        return self.final == "ensemble" or (self.final == "auto" and _can_ensemble(self))
+
     def ignores(self, path: str) -> bool:
         """Return whether a field has no effect on this recipe, because of its method."""
         budget = self.fine_tune.steps or self.fine_tune.minutes
@@ -495,9 +516,9 @@ class Recipe(Section):
 
 
 def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Yield dotted name and value of each field that a hash may cover, without unset ``LATER_FIELDS``."""
-    for path, _, value in recipe.leaves():
-        if value is not None or path not in LATER_FIELDS:
+    """Yield dotted name and value of each field that a hash may cover, without ``LATER_FIELDS`` at their default."""
+    for path, field, value in recipe.leaves():
+        if path not in LATER_FIELDS or value != field.default:
             yield path, value
 
 
@@ -610,6 +631,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if data.held_out and data.scenario is None:
         do = "Set data.scenario, or remove data.held_out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
+    yield from _fold_conflicts(recipe)
     yield from _weights_conflicts(recipe)
     yield from _loss_conflicts(recipe)
     if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
@@ -624,6 +646,35 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.selection.patience is not None and recipe.selection.metric == "last":
         do = "Choose another selection.metric, or remove selection.patience."
         yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
+
+
+def _can_ensemble(recipe: Recipe) -> bool:
+    """Return whether an ensemble is possible and useful: each member must be an encoder and a linear layer."""
+    return not recipe.is_frozen and recipe.encoder_training.loss.entry.head == "linear"
+
+
+def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for every conflict between the fields of folds."""
+    data = recipe.data
+    if data.folds is None:
+        idle = (("data.fold", None, data.fold), ("data.repeats", 1, data.repeats), ("final", "auto", recipe.final))
+        for name, default, value in idle:
+            if value != default:
+                must = f"{name} must be {'unset' if default is None else default} when data.folds is unset"
+                yield sentence(must, value, "Set data.folds (--folds).")
+        return
+    if recipe.final == "ensemble" and recipe.method != "frozen" and not _can_ensemble(recipe):
+        what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.encoder_training.loss.name}"
+        yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
+    if data.split == "given":
+        do = "Use another split, or leave out folds."
+        yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'
+    if recipe.ensembles and data.folds > MAX_MEMBERS:
+        do = "Use fewer folds, or --final refit."
+        yield sentence(f"data.folds must be at most {MAX_MEMBERS} for an ensemble", data.folds, do)
+    if data.val + 1 / data.folds >= 1:
+        must = f"data.val must be below {1 - 1 / data.folds:.3g} with {data.folds} folds, to leave images for training"
+        yield sentence(must, data.val)
 
 
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:

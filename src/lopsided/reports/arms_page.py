@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from lopsided.evaluation.intervals import Figure
-from lopsided.reports import svg
-from lopsided.reports.page import render
+from lopsided.reports import fold_page, svg
+from lopsided.reports.fold_data import read_out_of_fold
+from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import amount, clean, duration, signed
 from lopsided.runs.records import Record
-from lopsided.sweeps.compare import FIGURES, RECALL, RULE, SECONDS, WORDS, Comparison, compare, name_arms
+from lopsided.sweeps.answer import answer
+from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
 from lopsided.sweeps.tables import MISSING, mean_text, shown_interval
 
+MIN_ROOM = 100_000
+"""Pictures with a smaller budget in bytes are not tried."""
 
-def arms_page(folder: Path, beside: Path | None = None) -> str:
-    """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs."""
+
+def arms_page(folder: Path, beside: Path | None = None, *, allow_outside: bool = False) -> str:
+    """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs.
+
+    Files that a table names outside its folder become pictures only with ``allow_outside``.
+    """
     sweep = read_sweep(folder, beside)
     sources: dict[str, list[Record]] = {}
     for record in sweep.records:
@@ -35,9 +43,29 @@ def arms_page(folder: Path, beside: Path | None = None) -> str:
         why = "An earlier run has the same arm, data and seed."
         warnings.append((f"{amount(passed_over, 'run')} ignored", why))
     there = {figure for comparison in comparisons for figure in comparison.figures}
+    room = fold_page.PICTURE_LIMIT
+    while True:
+        images, pictures, notes = _images(folder, comparisons, sources, sweep, room, allow_outside=allow_outside)
+        page = _render(sweep, sources, comparisons, [*warnings, *notes], there, images, pictures)
+        if room < MIN_ROOM or len(page.encode()) <= LIMIT:
+            return page
+        room //= 2
+
+
+def _render(
+    sweep: SweepData,
+    sources: Mapping[str, list[Record]],
+    comparisons: Sequence[Comparison],
+    warnings: Sequence[tuple[str, str]],
+    there: set[str],
+    images: dict[str, Any] | None,
+    pictures: str,
+) -> str:
     return render(
         "arms.html.j2",
         data={"kind": "sweep"},
+        pictures=pictures,
+        images=images,
         title=f"Comparison {sweep.name}",
         folder=sweep.name,
         summary=sweep.summary(amount(len({arm for comparison in comparisons for arm in comparison.arms}), "arm")),
@@ -48,9 +76,42 @@ def arms_page(folder: Path, beside: Path | None = None) -> str:
             for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
         ],
         failures=sweep.failure_rows(),
-        rule=RULE,
         has_pages=bool(sweep.pages),
     )
+
+
+def _images(
+    folder: Path,
+    comparisons: Sequence[Comparison],
+    sources: Mapping[str, list[Record]],
+    sweep: SweepData,
+    room: int,
+    *,
+    allow_outside: bool,
+) -> tuple[dict[str, Any] | None, str, list[tuple[str, str]]]:
+    """Return the sections that show images, the CSS rules of the pictures, and warnings, if the runs are folds.
+
+    They are those of the first source with folds and of its first scenario.
+    """
+    for number, (comparison, records) in enumerate(zip(comparisons, sources.values(), strict=True), start=1):
+        if comparison.folds is None or not comparison.scenarios:
+            continue
+        scenario = comparison.scenarios[0]
+        own = [record for record in records if record.scenario == scenario]
+        data, notes = read_out_of_fold(folder, own, name_arms(records, sweep.arms))
+        warnings = [(note, "") for note in notes]
+        if data is None:
+            return None, "", warnings
+        shown = fold_page.shown_images(data, room, allow_outside=allow_outside)
+        found = {
+            "group": number,
+            "scenario": _scenario(scenario),
+            "curves": fold_page.curve_plots(data),
+            "pairs": list(fold_page.disagreements(data, shown)),
+            "picture_note": clean(shown.thumbnails.note),
+        }
+        return found, shown.thumbnails.css(), warnings
+    return None, "", []
 
 
 def _compare(records: Sequence[Record], sweep: SweepData) -> Comparison:
@@ -61,8 +122,13 @@ def _compare(records: Sequence[Record], sweep: SweepData) -> Comparison:
 def _group(source: str, comparison: Comparison, records: Sequence[Record], sweep: SweepData) -> dict[str, Any]:
     return {
         "title": clean(source),
-        "protocol": "all runs",
-        "sentences": [clean(comparison.sentence(scenario)) for scenario in comparison.scenarios],
+        "protocol": "all runs" if comparison.folds is None else f"all runs of {comparison.folds} folds",
+        "sentences": [
+            clean(text) for scenario in comparison.scenarios for text in answer(comparison, scenario).sentences()
+        ],
+        "rule": comparison.rule,
+        "runs_are": "runs" if comparison.folds is None else "folds",
+        "interval": "Student's 95 % interval" if comparison.folds is None else "a 95 % interval for folds that overlap",
         "arms": [clean(arm) for arm in comparison.arms],
         "baseline": clean(comparison.baseline),
         "about": [(clean(arm), clean(comparison.about.get(arm, ""))) for arm in comparison.arms],
@@ -91,15 +157,19 @@ def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield a table of all arms for each scenario, set of images and figure."""
     for split, figure in _shown(comparison):
         means = [entry.mean for key, entry in comparison.entries.items() if key[2:] == (split, figure)]
-        low, high = svg.padded(limit for mean in means for limit in (mean.value, *(shown_interval(mean) or ())))
-        low, high = max(low, 0.0), min(high, 100.0)
+        is_share = figure != NATS
+        low, high = svg.padded(limit for mean in means for limit in (mean.value, *(_limits(mean, figure) or ())))
+        low, high = max(low, 0.0), min(high, 100.0) if is_share else high
+        where = "out-of-fold" if comparison.folds else WORDS[split]
+        unit = ", per cent" if is_share else ""
         for scenario in comparison.scenarios:
             yield {
                 "figure": figure,
                 "split": split,
-                "caption": f"{_scenario(scenario)}: {WORDS[figure]} on {WORDS[split]} images, per cent",
-                "low": f"{low:.0f}",
-                "high": f"{high:.0f}",
+                "caption": f"{_scenario(scenario)}: {WORDS[figure]} on {where} images{unit}",
+                "digits": 1 if is_share else 3,
+                "low": f"{low:.0f}" if is_share else f"{low:.2f}",
+                "high": f"{high:.0f}" if is_share else f"{high:.2f}",
                 "rows": [_mean_row(comparison, scenario, arm, split, figure, (low, high)) for arm in comparison.arms],
             }
 
@@ -111,27 +181,39 @@ def _mean_row(
     if entry is None:
         return {"arm": clean(arm), "mean": None}
     base = comparison.entry(scenario, comparison.baseline, split, figure)
-    limits, time = shown_interval(entry.mean), comparison.entry(scenario, arm, "test", SECONDS)
+    limits, time = _limits(entry.mean, figure), comparison.entry(scenario, arm, "test", SECONDS)
     seconds = math.nan if time is None else time.mean.value
     return {
         "arm": clean(arm),
         "mean": entry.mean.value,
-        "strip": _strip(arm, entry.mean, None if base is None else base.mean.value, scale),
-        "interval": "" if limits is None else f"[{limits[0]:.1f}, {limits[1]:.1f}]",
+        "strip": _strip(arm, entry.mean, None if base is None else base.mean.value, scale, figure),
+        "interval": "" if limits is None else _interval_text(limits, figure),
         "runs": len(entry.runs),
         "seconds": seconds,
         "time": duration(seconds),
     }
 
 
-def _strip(arm: str, mean: Figure, base: float | None, scale: svg.Range) -> Markup:
+def _limits(mean: Figure, figure: str) -> tuple[float, float] | None:
+    """Return the interval of a mean. A share lies between 0 and 100 per cent, a log loss above 0."""
+    if figure != NATS:
+        return shown_interval(mean)
+    return None if math.isnan(mean.high) else (max(mean.low, 0.0), mean.high)
+
+
+def _interval_text(limits: tuple[float, float], figure: str) -> str:
+    digits = 3 if figure == NATS else 1
+    return f"[{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]"
+
+
+def _strip(arm: str, mean: Figure, base: float | None, scale: svg.Range, figure: str) -> Markup:
     """Draw a mean with its interval on the table's scale, with a mark where the baseline is."""
 
     def share(value: float) -> float:
         return (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.5
 
-    low, high = shown_interval(mean) or (mean.value, mean.value)
-    label = f"{clean(arm)}: {mean_text(mean)}"
+    low, high = _limits(mean, figure) or (mean.value, mean.value)
+    label = f"{clean(arm)}: {mean_text(mean, figure)}"
     return svg.strip(label, share(mean.value), share(low), share(high), None if base is None else share(base))
 
 
@@ -143,7 +225,8 @@ def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 "figure": figure,
                 "split": split,
                 "baseline": number,
-                "caption": f"{WORDS[figure]} on {WORDS[split]} images, points above {clean(baseline)}",
+                "caption": f"{WORDS[figure]} on {'out-of-fold' if comparison.folds else WORDS[split]} images, "
+                f"{'difference to' if figure == NATS else 'points above'} {clean(baseline)}",
                 "rows": [
                     (
                         clean(arm),
@@ -164,9 +247,9 @@ def _difference(
     found = comparison.difference(scenario, arm, split, figure, to=baseline)
     if found is None:
         return None
-    value = found.figure
-    interval = "" if math.isnan(value.low) else f"[{signed(value.low, 1)}, {signed(value.high, 1)}]"
-    return {"text": signed(value.value, 1), "interval": interval, "pairs": found.pairs, "differs": found.differs}
+    value, digits = found.figure, 3 if figure == NATS else 1
+    interval = "" if math.isnan(value.low) else f"[{signed(value.low, digits)}, {signed(value.high, digits)}]"
+    return {"text": signed(value.value, digits), "interval": interval, "pairs": found.pairs, "differs": found.differs}
 
 
 def _recalls(comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -179,7 +262,8 @@ def _recalls(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 rows.append((clean(arm), [MISSING if entry is None else mean_text(entry.mean) for entry in found]))
             yield {
                 "split": split,
-                "caption": f"{_scenario(scenario)}: recall on {WORDS[split]} images, per cent, mean with 95 % interval",
+                "caption": f"{_scenario(scenario)}: recall on {'out-of-fold' if comparison.folds else WORDS[split]} "
+                "images, per cent, mean with 95 % interval",
                 "rows": rows,
             }
 
@@ -195,5 +279,9 @@ def _run_groups(comparison: Comparison, records: Sequence[Record], sweep: SweepD
                     "anchor": "",
                     "scenario": _scenario(scenario),
                     "what": clean(name),
-                    "runs": [sweep.run_row(run) for run in sorted(own, key=lambda run: run.seed)],
+                    "runs": [sweep.run_row(run) for run in sorted(own, key=_place)],
                 }
+
+
+def _place(run: Record) -> tuple[int, int]:
+    return run.seed, 0 if run.fold is None else run.fold.fold

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,18 +46,19 @@ def write_report(
     *,
     kind: str = "pca",
     allow_outside: bool = False,
-    sweep_page: Callable[[Path, Path], str] = arms_page,
+    sweep_page: Callable[[Path, Path], str] | None = None,
 ) -> Report:
     """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA.
 
     ``allow_outside`` lets pictures be made of files that a run's table names outside its folder. ``sweep_page`` writes
-    the page of a sweep from its folder and the folder that the page will lie in.
+    the page of a sweep from its folder and the folder that the page will lie in; by default it is ``arms_page``.
     """
     check_kind(kind)
     path = Path(folder)
     target = path / PAGE if out is None else Path(out)
     if (path / SWEEP).is_file():
-        about, page = "sweep", sweep_page(path, target.parent)
+        make = sweep_page or partial(arms_page, allow_outside=allow_outside)
+        about, page = "sweep", make(path, target.parent)
     elif (path / RECIPE).is_file():
         about, page = "run", run_page(path, kind, allow_outside=allow_outside)
     else:

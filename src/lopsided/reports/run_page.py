@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lopsided.evaluation.decision import explain, threshold_of
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
+from lopsided.reports.labels_section import labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
@@ -83,12 +84,15 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
         "command": f"lopsided fit --recipe {RECIPE} --out again",
         "folder": clean(folder.resolve().name),
         "judged": None,
+        "labels": None,
     }
     if facts.figures is None or split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
     most, room = MOST_IMAGES, PICTURE_LIMIT
     while True:
         pictures, data, seen = _judgement(facts, facts.figures, judged[split], judged.get("val"), kind, most, room)
+        if metrics.folds is not None:
+            seen["labels"] = labels_section(folder, in_order(judged[split], recipe.seed, most).first(), pictures)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
             return page
@@ -129,7 +133,7 @@ def _judgement(
     shown, cells = run_figures.confusion_cells(figures.confusion)
     context = {
         "judged": judged,
-        "split": run_words.SPLITS[judged.split],
+        "split": facts.split_word(judged.split),
         "listed_note": ordered.note,
         "picture_note": thumbnails.note,
         "confusion_words": run_words.confusion_words(facts, judged),
@@ -187,6 +191,7 @@ def _head(facts: Facts) -> dict[str, Any]:
     train = facts.counts("train")
     largest = max(train.values(), default=0)
     splits = [split for split, counts in metrics.counts if counts and sum(counts.values())]
+    splits = splits if metrics.folds is None else ["train"]  # Each image is a training and a test image.
     rows = [
         {"name": clean(name), "counts": [facts.counts(split).get(name, 0) for split in splits],
          "share": train.get(name, 0) / largest if largest else 0.0}
@@ -203,7 +208,7 @@ def _head(facts: Facts) -> dict[str, Any]:
         "warnings": run_words.warnings(facts),
         "classes": [clean(name) for name in facts.classes],
         "rarest": facts.rarest,
-        "count_splits": [run_words.SPLITS.get(split, split) for split in splits],
+        "count_splits": ["images"] if metrics.folds else [run_words.SPLITS.get(split, split) for split in splits],
         "count_rows": rows if len(rows) <= FEW_CLASSES else [],
         "count_words": many if len(rows) > FEW_CLASSES else "",
         "headline": [] if figures is None else _headline(facts, figures),
@@ -262,7 +267,7 @@ def _by_default(facts: Facts) -> str:
 
 def _figure_columns(metrics: Metrics) -> list[dict[str, Any]]:
     words = {
-        "test": "test images",
+        "test": "test images" if metrics.folds is None else "all images, out-of-fold",
         "held_out": "images not drawn by the scenario",
         "val": "validation images, which selected the model",
     }
@@ -436,7 +441,9 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
             is_contrastive = "projections" in facts.recipe.encoder_training.loss.entry.needs
             diagnostics = {"words": words, "plot": plot[0], "legend": plot[1], "is_contrastive": is_contrastive}
     return {
-        "learning_words": run_words.learning_words(stages, facts.recipe.selection.metric),
+        "learning_words": run_words.learning_words(
+            stages, facts.recipe.selection.metric, folds=facts.metrics.folds is not None
+        ),
         "stages": [(stage.name, run_figures.learning_plots(stage)) for stage in stages],
         "diagnostics": diagnostics,
         "notes": [clean(note) for note in notes],

@@ -49,7 +49,9 @@ class SweepData:
         parts = [f"{amount(len(self.records), 'run')} on {sources}: {what}"]
         if scenarios:
             parts.append(amount(len(scenarios), "scenario"))
-        parts.append(amount(len({record.seed for record in self.records}), "seed"))
+        folds = {record.fold.fold for record in self.records if record.fold is not None}
+        seeds = len({record.seed for record in self.records})
+        parts.append(amount(len(folds), "fold") if folds else amount(seeds, "seed"))
         hours = duration(sum(record.seconds for record in self.records))
         failed = f" {amount(len(self.failures), 'cell')} failed." if self.failures else ""
         return f"{', '.join(parts)}. They took {hours} of training altogether.{failed}"
@@ -84,7 +86,9 @@ class SweepData:
 
     def run_row(self, record: Record) -> dict[str, Any]:
         """Return one run for the list at a page's end."""
-        return {"record": record, "link": self.pages.get(record.cell, ""), "time": duration(record.seconds)}
+        place = record.seed if record.fold is None else record.fold.fold
+        link = self.pages.get(record.cell, "")
+        return {"record": record, "place": place, "link": link, "time": duration(record.seconds)}
 
 
 def read_sweep(folder: Path, beside: Path | None = None) -> SweepData:
@@ -109,9 +113,14 @@ def failed_cells(failures: Iterable[Failure], records: Iterable[Record]) -> list
     return [(last, attempts[cell]) for cell, last in {failure.cell: failure for failure in open_failures}.items()]
 
 
+def is_key(cell: str) -> bool:
+    """Return whether a cell is the name of a folder, not a path that leads elsewhere."""
+    return _KEY.fullmatch(cell) is not None
+
+
 def _find_pages(folder: Path, beside: Path, records: Iterable[Record]) -> dict[str, str]:
     """Return the addresses of those runs' pages that are there, by cell, as seen from ``beside``."""
-    cells = {record.cell for record in records if _KEY.fullmatch(record.cell)}  # Not a path that leads elsewhere.
+    cells = {record.cell for record in records if is_key(record.cell)}
     found = {cell: folder / CELLS / cell / PAGE for cell in cells}
     return {
         cell: quote(os.path.relpath(page, beside).replace(os.sep, "/"))

@@ -39,7 +39,7 @@ ROUNDING = 2e-3
 LOCK_SECONDS = 60.0
 """How long to wait for the lock of a folder of records, which is held only while a line is written."""
 
-VARIED_FIELDS = frozenset({"seed", "data.source", "data.scenario", "encoder.weights"})
+VARIED_FIELDS = frozenset({"seed", "data.source", "data.scenario", "data.fold", "encoder.weights"})
 VARIED_LOSS = "encoder_training.loss."
 """Fields in which recipes of one family may differ, besides the fields that do not change what is trained."""
 
@@ -147,7 +147,8 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
     """Return a hash that is equal for two runs that were trained and tested on the same images.
 
     It covers the name of the source, the fields that draw and split, the seed if it decides the draw, and the number of
-    images of each class in each split, which changes when images are added to a folder.
+    images of each class in each split, which changes when images are added to a folder. A fold has the same test images
+    whatever part of the other images is used for validation, so the key of a fold does not cover that part.
     """
     kept: dict[str, Any] = {
         path: value
@@ -155,7 +156,15 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
         if path.startswith("data.") and path not in RUNTIME_FIELDS | BLIND_FIELDS
     }
     kept["seed"] = recipe.seed if recipe.data.redraw else 0
-    return _digest([_source_name(recipe, metrics), kept, metrics["classes"], metrics["counts"]])
+    counts = metrics["counts"]
+    if recipe.data.fold is not None:
+        kept.pop("data.val", None)
+        counts = {"rest": _added(counts["train"], counts.get("val")), "test": counts["test"]}
+    return _digest([_source_name(recipe, metrics), kept, metrics["classes"], counts])
+
+
+def _added(first: Mapping[str, int], second: Mapping[str, int] | None) -> dict[str, int]:
+    return {name: number + (second or {}).get(name, 0) for name, number in first.items()}
 
 
 def _source_name(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
@@ -176,13 +185,13 @@ def epochs_of(recipe: Recipe) -> tuple[int, ...]:
     return (first, recipe.classifier.epochs) if recipe.method == "two-stage" else (first,)
 
 
-def coordinates(scenario: str | None, what: str, seed: int) -> str:
-    """Name a cell by its scenario, its arm or loss, and its seed.
+def coordinates(scenario: str | None, what: str, seed: int, fold: int | None = None) -> str:
+    """Name a cell by its scenario, its arm or loss, and its seed or fold.
 
-    >>> coordinates("90:10", "AFCL(eta=300)", 2)
-    '90:10 AFCL(eta=300) seed 2'
+    >>> coordinates("90:10", "AFCL(eta=300)", 2), coordinates(None, "CL", 0, 6)
+    ('90:10 AFCL(eta=300) seed 2', 'all images CL fold 6')
     """
-    return f"{scenario or 'all images'} {what} seed {seed}"
+    return f"{scenario or 'all images'} {what} {f'seed {seed}' if fold is None else f'fold {fold}'}"
 
 
 def proportion(scenario: str | None) -> str | None:
@@ -209,12 +218,15 @@ class Figures:
     majority_vote: _Share
     rules: tuple[tuple[str, _Share], ...] = ()
     """The UWA of the same model by each of the rules ``plain`` and ``balanced``. Empty in lines of earlier versions."""
+    log_loss: _Number | None = None
+    """The log loss; None in lines of earlier versions."""
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
         """Return the figures of an evaluation in ``metrics.json``; ``minority`` is the index of the rarest class."""
         figures, rows = evaluation["figures"], evaluation["per_class"]
         auroc = figures.get("auroc", {"value": None})["value"]
+        log_loss = figures.get("log_loss", {"value": None})["value"]
         recalls = (row["recall"]["value"] for row in rows)
         return cls(
             images=evaluation["num_images"],
@@ -225,7 +237,35 @@ class Figures:
             auroc=None if auroc is None else _short(auroc),
             majority_vote=_short(evaluation["majority"]["accuracy"]),
             rules=tuple((name, _short(rule["uwa"])) for name, rule in evaluation.get("rules", {}).items()),
+            log_loss=None if log_loss is None else _short(log_loss),
         )
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The fold that a run was tested on: which one, counted from 1 over all repeats, and of how many.
+
+    ``rest`` and ``rest_minority`` are the numbers of images outside the fold, in total and of the rarest class.
+    """
+
+    fold: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    folds: Annotated[int, Field(ge=2, le=2**63 - 1)]
+    rest: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    rest_minority: _Count
+
+    @classmethod
+    def of(cls, recipe: Recipe, metrics: Mapping[str, Any], minority: int) -> Fold | None:
+        """Return the fold of a run, or None if the run has no folds."""
+        fold, folds = recipe.data.fold, recipe.data.folds
+        if fold is None or folds is None:
+            return None
+        rest = _added(metrics["counts"]["train"], metrics["counts"].get("val"))
+        return cls(fold, folds, sum(rest.values()), rest.get(metrics["classes"][minority], 0))
+
+    @property
+    def repeat(self) -> int:
+        """The repeat of the folds, from 0."""
+        return (self.fold - 1) // self.folds
 
 
 @dataclass(frozen=True)
@@ -236,8 +276,9 @@ class Record:
     total. ``held_out`` has the figures on the images that the scenario did not draw, if they were requested. ``data``
     is equal for runs that saw the same images. ``family`` differs between recipes that differ in more than loss,
     proportions and seed. ``epochs`` has the epochs of each stage. ``classes`` has the class names in order. ``arm`` is
-    the name of the run's arm in a comparison. A line of format 1 has no loss of the classifier and may lack the fields
-    after ``data``. Its ``data`` is a hash of source, scenario, split and seed.
+    the name of the run's arm in a comparison. ``fold`` is set if the test images are a fold. A line of format 1 has no
+    loss of the classifier and may lack the fields after ``data``. Its ``data`` is a hash of source, scenario,
+    split and seed.
     """
 
     cell: str
@@ -262,6 +303,7 @@ class Record:
     epochs: tuple[int, ...] | None = None
     classes: tuple[str, ...] | None = None
     arm: str | None = None
+    fold: Fold | None = None
 
     @classmethod
     def from_run(cls, run: Run) -> Record:
@@ -307,12 +349,13 @@ class Record:
             family=family,
             epochs=epochs_of(recipe),
             classes=tuple(map(_writable, metrics["classes"])),
+            fold=Fold.of(recipe, metrics, minority),
         )
 
     @property
     def name(self) -> str:
         """The cell in words."""
-        return coordinates(self.scenario, self.arm or self.loss.label, self.seed)
+        return coordinates(self.scenario, self.arm or self.loss.label, self.seed, self.fold and self.fold.fold)
 
     @property
     def treatment(self) -> Treatment:
@@ -344,17 +387,19 @@ class Failure:
     seed: int
     error: str
     arm: str | None = None
+    fold: int | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, error: str, arm: str | None = None) -> Failure:
         """Return the failure of a settled recipe. Characters that UTF-8 cannot encode are replaced."""
         loss = LossTable.of(recipe.loss)
-        return cls(cell_key(recipe), proportion(recipe.data.scenario), loss, recipe.seed, _writable(error), arm)
+        scenario, fold = proportion(recipe.data.scenario), recipe.data.fold
+        return cls(cell_key(recipe), scenario, loss, recipe.seed, _writable(error), arm, fold)
 
     @property
     def name(self) -> str:
         """The cell in words."""
-        return coordinates(self.scenario, self.arm or self.loss.label, self.seed)
+        return coordinates(self.scenario, self.arm or self.loss.label, self.seed, self.fold)
 
     def to_json(self) -> str:
         """Write one line, without its break."""

@@ -18,6 +18,9 @@ LOSS = "encoder_training.loss"
 OWN_DATA = frozenset({"data.image_size", "data.channels"})
 """Fields of the data that an arm may set: they change how images are presented, not which images are used."""
 
+OWN_IN_FOLDS = frozenset({"data.val"})
+"""Fields of the data that a recipe keeps as an arm if the runs are folds. The test images do not depend on them."""
+
 SHARED_FIELDS = frozenset({"seed", "description"}) | RUNTIME_FIELDS
 """Fields that every arm takes from the base recipe, besides the data."""
 
@@ -38,7 +41,8 @@ class Arm:
         """Return the recipe of this arm, with the data and the seed of ``base``."""
         if self.recipe is None:
             return base.override(**self.changes)
-        shared = {path: value for path, _, value in leaves(base) if is_shared(path)}
+        kept = OWN_IN_FOLDS if base.data.folds is not None else frozenset()
+        shared = {path: value for path, _, value in leaves(base) if is_shared(path) and path not in kept}
         own = {path: value for path, _, value in leaves(self.recipe) if path in OWN_DATA and value is None}
         if self.recipe.augment.normalisation == "weights":  # Size and channels then belong to the encoder's weights.
             own = {}
@@ -145,10 +149,25 @@ def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:
 
 def cells(arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], seeds: Iterable[int]) -> list[Cell]:
     """Return the cells of a comparison, seed by seed, so that an interrupted one has complete tables of fewer runs."""
+    return _cells(arms, base, scenarios, [{"seed": seed} for seed in seeds])
+
+
+def fold_cells(arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], repeats: int) -> list[Cell]:
+    """Return the cells of a comparison whose runs are the folds of ``base``, fold by fold. All arms see the same folds.
+
+    A cell does not depend on the number of repeats, so that further repeats add to a comparison.
+    """
+    number = (base.data.folds or 0) * repeats
+    return _cells(arms, base, scenarios, [{"data.fold": fold} for fold in range(1, number + 1)])
+
+
+def _cells(
+    arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], runs: Sequence[Mapping[str, Any]]
+) -> list[Cell]:
     recipes = check_arms(arms, base)
     return [
-        Cell.of(with_scenario(recipe, scenario).override(seed=seed), name)
-        for seed in seeds
+        Cell.of(with_scenario(recipe, scenario).override(**run), name)
+        for run in runs
         for scenario in scenarios
         for name, recipe in recipes.items()
     ]

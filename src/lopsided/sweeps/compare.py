@@ -3,7 +3,8 @@
 An arm is one treatment: the method, the losses and every other field of the recipe except the data, the seed and the
 class proportions. An entry is one figure of one arm in one scenario: a value per run, and the mean with Student's 95 %
 interval. It never pools runs of different treatments. A difference between two arms uses the pairs of runs that saw the
-same data with the same seed.
+same data with the same seed. If the runs of an arm are folds of the same images, their training images overlap, and the
+intervals have the variance of Nadeau and Bengio.
 
 Each model is evaluated on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
 scenario did not draw. Held-out accuracy is the mean of the recalls weighted by the scenario's proportions: an estimate
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from lopsided.data.scenarios import parse_scenario
@@ -26,7 +28,7 @@ from lopsided.recipe.words import listed, shown
 from lopsided.runs.records import ROUNDING, Record, Treatment
 
 SPLITS = ("test", "held_out")
-FIGURES = ("uwa", "uwa_balanced", "uwa_tuned", "uwa_plain", "accuracy", "auroc")
+FIGURES = ("uwa", "uwa_balanced", "uwa_tuned", "uwa_plain", "accuracy", "auroc", "log_loss")
 BY_RULE = {"uwa_balanced": "balanced", "uwa_tuned": "tuned", "uwa_plain": "plain"}
 """The figures of one model by another decision rule than its own."""
 RECALL, SECONDS = "recall:", "seconds"
@@ -39,11 +41,19 @@ WORDS = {
     "uwa_plain": "UWA by the rule plain",
     "accuracy": "accuracy",
     "auroc": "AUROC",
+    "log_loss": "log loss",
     "seconds": "seconds",
     "test": "test",
     "held_out": "held-out",
 }
+NATS = "log_loss"
+"""The figure that is not a share. It is in nats, and lower values are better."""
 ALPHA = 0.05
+FOLD_RULE = (
+    "A difference compares folds with the same test images. Its interval is the corrected resampled t interval of "
+    "Nadeau and Bengio, because the training images of folds overlap. With Bonferroni's correction for the number of "
+    "arms, the intervals of all differences to the baseline hold together at 95 %. Figures are not corrected for."
+)
 RULE = (
     "A difference compares runs that saw the same data with the same seed; its interval is Student's. With "
     "Bonferroni's correction for the number of arms, the intervals of all differences to the baseline hold together "
@@ -60,27 +70,41 @@ class Run(NamedTuple):
     data: str
     seed: int
     value: float
+    fold: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON. A run of a seed has no fold."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of one arm in one scenario; shares are in per cent."""
+    """One figure of one arm in one scenario; shares are in per cent.
+
+    ``overlap`` is 0, or for folds the number of images in a fold divided by the number of the other images.
+    """
 
     runs: tuple[Run, ...]
+    overlap: float = 0.0
 
     @property
     def mean(self) -> Figure:
-        """The mean over the runs, with Student's 95 % interval."""
-        return mean_interval([run.value for run in self.runs])
+        """The mean over the runs, with its 95 % interval."""
+        return mean_interval([run.value for run in self.runs], overlap=self.overlap)
 
-    def less(self, other: Entry, level: float) -> Difference | None:
-        """Return the mean difference to another arm over their pairs of runs; None without a pair."""
+    def pairs(self, other: Entry) -> list[tuple[float, float]]:
+        """Return the values of both arms in the runs that saw the same data with the same seed."""
         theirs = {run[:2]: run.value for run in other.runs}
-        pairs = [(run.value, theirs[run[:2]]) for run in self.runs if run[:2] in theirs]
+        return [(run.value, theirs[run[:2]]) for run in self.runs if run[:2] in theirs]
+
+    def less(self, other: Entry, level: float, same: float = ROUNDING) -> Difference | None:
+        """Return the mean difference to another arm over their pairs of runs; None without a pair."""
+        pairs = self.pairs(other)
         if not pairs:
             return None
         own, base = zip(*pairs, strict=True)
-        return Difference(paired_difference(own, base, level, same=ROUNDING), len(pairs))
+        overlap = max(self.overlap, other.overlap)
+        return Difference(paired_difference(own, base, level, same=same, overlap=overlap), len(pairs))
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,15 @@ class Comparison:
     """A description of each arm."""
     passed_over: int
     """The number of runs ignored because an earlier run has the same arm, data and seed."""
+    folds: int | None = None
+    """The number of folds if the runs are folds."""
+    rare: int = 0
+    """The number of images of the rarest class in all folds of a repeat."""
+
+    @property
+    def rule(self) -> str:
+        """The sentences that explain the intervals."""
+        return RULE if self.folds is None else FOLD_RULE
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -143,7 +176,15 @@ class Comparison:
         own, other = self.entry(scenario, arm, split, figure), self.entry(scenario, to, split, figure)
         if own is None or other is None or arm == to:
             return None
-        return own.less(other, 1 - ALPHA / max(comparisons or len(self.arms) - 1, 1))
+        same = ROUNDING / 100 if figure == NATS else ROUNDING
+        return own.less(other, self.level(comparisons), same)
+
+    def level(self, comparisons: int = 0) -> float:
+        """Return the level of one interval if ``comparisons`` intervals hold together at 95 %.
+
+        The default is the number of the arms besides the baseline.
+        """
+        return 1 - ALPHA / max(comparisons or len(self.arms) - 1, 1)
 
     def sentence(self, scenario: str | None) -> str:
         """Return which arm has the highest UWA, and which arms cannot be told apart from it.
@@ -183,7 +224,8 @@ class Comparison:
             "scenarios": list(self.scenarios),
             "entries": [self._to_dict(key, entry) for key, entry in self.entries.items()],
             "sentences": [self.sentence(scenario) for scenario in self.scenarios],
-            "rule": RULE,
+            "rule": self.rule,
+            **({} if self.folds is None else {"folds": self.folds, "rare": self.rare}),
         }
 
     def _to_dict(self, key: Key, entry: Entry) -> dict[str, Any]:
@@ -194,7 +236,7 @@ class Comparison:
             "arm": arm,
             "split": split,
             "figure": self.word(figure) if figure.startswith(RECALL) else figure,
-            "runs": [run._asdict() for run in entry.runs],
+            "runs": [run.to_dict() for run in entry.runs],
             "mean": entry.mean.to_dict(),
             "difference": None if difference is None else difference.figure.to_dict(),
             "pairs": 0 if difference is None else difference.pairs,
@@ -214,7 +256,7 @@ def compare(
     Without ``arms``, every treatment is an arm, named by ``name_arms``. The default baseline is the first arm.
     ``source`` names the data if there are no records.
     """
-    records = sorted(records, key=lambda record: record.seed)
+    records = sorted(records, key=lambda record: (record.seed, 0 if record.fold is None else record.fold.fold))
     arms = name_arms(records) if arms is None else arms
     chosen = [record for record in records if record.treatment in arms]
     names = tuple(dict.fromkeys(arms.values()))
@@ -223,14 +265,17 @@ def compare(
     if scenarios is None:
         scenarios = sorted({record.scenario for record in chosen}, key=lopsidedness)
     found: dict[Key, dict[tuple[str, int], Run]] = {}
+    overlaps: dict[tuple[str | None, str], list[float]] = {}
     seen: Counter[tuple[Treatment, str | None, str, int]] = Counter()
     for record in chosen:
         place = record.treatment, record.scenario, record.data, record.seed
         seen[place] += 1
         if record.scenario in scenarios and seen[place] == 1:
+            overlaps.setdefault((record.scenario, arms[record.treatment]), []).append(overlap_of(record))
             for split, figure, value in values_of(record):
                 runs = found.setdefault((record.scenario, arms[record.treatment], split, figure), {})
-                runs[record.data, record.seed] = Run(record.data, record.seed, value)
+                fold = None if record.fold is None else record.fold.fold
+                runs[record.data, record.seed] = Run(record.data, record.seed, value, fold)
     order = {name: i for i, name in enumerate(names)}
     keys = sorted(found, key=lambda key: (list(scenarios).index(key[0]), order[key[1]]))
     return Comparison(
@@ -239,10 +284,24 @@ def compare(
         arms=names,
         baseline=(names[0] if names else "") if baseline is None else baseline,
         scenarios=tuple(scenarios),
-        entries={key: Entry(tuple(found[key].values())) for key in keys},
+        entries={key: Entry(tuple(found[key].values()), fmean(overlaps[key[:2]])) for key in keys},
         about={arms[record.treatment]: _about(record) for record in reversed(chosen)},
         passed_over=sum(seen.values()) - len(seen),
+        folds=next((record.fold.folds for record in chosen if record.fold is not None), None),
+        rare=max((r.test.minority + r.fold.rest_minority for r in chosen if r.fold is not None), default=0),
     )
+
+
+def overlap_of(record: Record) -> float:
+    """Return the test images of a fold divided by the other images; 0 if the run is no fold.
+
+    Folds of groups can share a rare class less evenly than all images, so the larger ratio of the two counts.
+    """
+    fold = record.fold
+    if fold is None:
+        return 0.0
+    rare = record.test.minority / fold.rest_minority if fold.rest_minority else 0.0
+    return max(record.test.images / fold.rest, rare)
 
 
 def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Treatment, str]:
@@ -333,10 +392,12 @@ def values_of(record: Record) -> Iterator[tuple[str, str, float]]:
 
 
 def value_of(record: Record, split: str, figure: str) -> float | None:
-    """Return one of ``FIGURES`` of a run in per cent, or None."""
+    """Return one of ``FIGURES`` of a run, shares in per cent, or None."""
     figures = record.test if split == "test" else record.held_out
     if figures is None:
         return None
+    if figure == NATS:
+        return figures.log_loss
     value = dict(figures.rules).get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
     if figure != "accuracy" or split == "test" or shares is None or len(shares) != len(figures.recalls):

@@ -31,6 +31,8 @@ class Cell:
     key: str
     recipe: Recipe
     arm: str | None = None
+    place: str = ""
+    """The path of the run below the folder of the engine; by default the folder ``key`` among the cells."""
 
     @classmethod
     def of(cls, recipe: Recipe, arm: str | None = None) -> Cell:
@@ -39,10 +41,15 @@ class Cell:
         return cls(cell_key(settled), settled, arm)
 
     @property
+    def path(self) -> str:
+        """The path of the run below the folder of the engine."""
+        return self.place or f"{CELLS}/{self.key}"
+
+    @property
     def name(self) -> str:
         """The cell in words."""
         what = self.arm or self.recipe.loss.label
-        return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed)
+        return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed, self.recipe.data.fold)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class LocalEngine:
 
     def submit(self, cell: Cell) -> None:
         """Start a cell on an idle worker, or on a new one."""
-        folder = str(self._folder / CELLS / cell.key)
+        folder = str(self._folder / cell.path)
         toml = cell.recipe.to_toml()
         while True:
             pool = self._idle.pop() if self._idle else self._new_pool()

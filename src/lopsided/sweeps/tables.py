@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lopsided.evaluation.intervals import Figure
-from lopsided.sweeps.compare import FIGURES, RECALL, RULE, SECONDS, WORDS, Comparison
+from lopsided.sweeps.answer import answer
+from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, WORDS, Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,12 +37,16 @@ def is_cut(mean: Figure) -> bool:
     return mean.low < 0 or mean.high > 100
 
 
-def mean_text(mean: Figure) -> str:
+def mean_text(mean: Figure, figure: str = "") -> str:
     """Return a mean in per cent with its interval, as two limits if the interval exceeds 0 or 100.
+
+    A log loss has three digits.
 
     >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
     ('90.0 ±5.0', '98.0 [95.5, 100.0]')
     """
+    if figure == NATS:
+        return f"{mean.value:.3f}" if math.isnan(mean.high) else f"{mean.value:.3f} ±{mean.high - mean.value:.3f}"
     limits = shown_interval(mean)
     if limits is None:
         return f"{mean.value:.1f}"
@@ -49,16 +54,17 @@ def mean_text(mean: Figure) -> str:
     return f"{mean.value:.1f} [{low:.1f}, {high:.1f}]" if is_cut(mean) else f"{mean.value:.1f} ±{high - mean.value:.1f}"
 
 
-def difference_text(value: Figure) -> str:
+def difference_text(value: Figure, figure: str = "") -> str:
     """Return a difference with half of its interval, if it has one, and a star if the interval excludes 0.
 
     >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
     ('+1.2 ±0.8*', '-1.0 ±2.0')
     """
-    text = f"{value.value:+.1f}"
+    digits = 3 if figure == NATS else 1
+    text = f"{value.value:+.{digits}f}"
     if math.isnan(value.high):
         return text
-    return f"{text} ±{value.high - value.value:.1f}{'*' if value.leaves_out_0 else ''}"
+    return f"{text} ±{value.high - value.value:.{digits}f}{'*' if value.leaves_out_0 else ''}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -82,14 +88,14 @@ class Block:
     def rows(self, comparison: Comparison) -> Iterator[list[str]]:
         """Yield a row of means per arm, followed by a row of differences for every arm but the baseline."""
         for arm in comparison.arms:
-            entries = [comparison.entry(scenario, arm, *of) for _, scenario, *of in self.columns]
+            found = [(comparison.entry(scenario, arm, *of), of[-1]) for _, scenario, *of in self.columns]
             yield [
                 arm,
-                *(MISSING if entry is None else f"{mean_text(entry.mean)} ({len(entry.runs)})" for entry in entries),
+                *(MISSING if e is None else f"{mean_text(e.mean, figure)} ({len(e.runs)})" for e, figure in found),
             ]
             if arm != comparison.baseline:
-                gaps = [comparison.difference(scenario, arm, *of) for _, scenario, *of in self.columns]
-                texts = [MISSING if gap is None else f"{difference_text(gap.figure)} ({gap.pairs})" for gap in gaps]
+                gaps = [(comparison.difference(scenario, arm, *of), of[-1]) for _, scenario, *of in self.columns]
+                texts = [MISSING if g is None else f"{difference_text(g.figure, f)} ({g.pairs})" for g, f in gaps]
                 yield [f"  less {comparison.baseline}", *texts]
 
 
@@ -99,17 +105,23 @@ def blocks(comparison: Comparison) -> list[Block]:
     figures = [name for name in comparison.figures if name in FIGURES or (few and name.startswith(RECALL))]
     source, found = comparison.source, []
     for split in comparison.splits:
-        images = f"{WORDS[split]} images, per cent"
+        images = f"{'out-of-fold' if comparison.folds else WORDS[split]} images, per cent"
         if len(comparison.scenarios) == 1:
             scenario = comparison.scenarios[0]
             where = "" if scenario is None else f" at {scenario}"
-            columns = tuple((comparison.word(figure), scenario, split, figure) for figure in figures)
+            columns = tuple((_header(comparison.word(figure)), scenario, split, figure) for figure in figures)
             found.append(Block(f"{source}{where}: {images}", columns))
             continue
         for figure in figures:
             columns = tuple((name or "all images", name, split, figure) for name in comparison.scenarios)
-            found.append(Block(f"{source}: {comparison.word(figure)} on {images}", columns))
+            unit = images.removesuffix(", per cent") if figure == NATS else images
+            found.append(Block(f"{source}: {comparison.word(figure)} on {unit}", columns))
     return found
+
+
+def _header(word: str) -> str:
+    """Return a short header: "UWA balanced" in place of "UWA by the rule balanced", for 80 to 160 columns of text."""
+    return word.replace(" by the rule ", " ")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -134,7 +146,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(printable(text), style="dim"))
     console.print()
     for scenario in comparison.scenarios:
-        console.print(Text(printable(comparison.sentence(scenario)), style="bold"))
+        for text in answer(comparison, scenario).sentences():
+            console.print(Text(printable(text), style="bold"))
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -147,11 +160,14 @@ def notes(comparison: Comparison) -> list[str]:
             if (entry := comparison.entry(scenario, arm, "test", SECONDS)) is not None
         ]
         if times:
-            found.append(f"Minutes of a run{'' if scenario is None else f' at {scenario}'}: {', '.join(times)}.")
-    found.append(
-        "Means over runs with Student's 95 % interval; the number of runs, or of pairs, is in parentheses. "
-        f"{RULE} * The interval excludes 0."
+            what = "run" if comparison.folds is None else "fold"
+            found.append(f"Minutes of a {what}{'' if scenario is None else f' at {scenario}'}: {', '.join(times)}.")
+    means = (
+        "Means over runs with Student's 95 % interval; the number of runs, or of pairs, is in parentheses."
+        if comparison.folds is None
+        else "Means over folds with a 95 % interval; the number of folds is in parentheses."
     )
+    found.append(f"{means} {comparison.rule} * The interval excludes 0.")
     if comparison.passed_over:
         number = runs_text(comparison.passed_over)
         found.append(f"{number} ignored: an earlier run has the same arm, data and seed.")

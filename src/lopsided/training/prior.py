@@ -46,8 +46,13 @@ def regression_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]
     return carried_prior(recipe.model_copy(update={"method": "frozen"}), counts)
 
 
-def between(carried: Sequence[float], prior: Sequence[float]) -> npt.NDArray[np.float64]:
+def bias_between(carried: Sequence[float], prior: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return the biases that move probabilities from one prior to another; 0 for a class without training images."""
     old, new = np.asarray(carried), np.asarray(prior)
     seen = (old > 0) & (new > 0)
     return np.where(seen, np.log(np.where(seen, new, 1.0)) - np.log(np.where(seen, old, 1.0)), 0.0)
+
+
+def settled_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
+    """Return the prior that probabilities carry at the end of training, which moves them unless calibration is none."""
+    return carried_prior(recipe, counts) if recipe.decision.calibration == "none" else prior_of(counts)

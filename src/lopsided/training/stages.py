@@ -41,7 +41,7 @@ from lopsided.training.checkpoint import (
     restoring,
 )
 from lopsided.training.loop import Loop, Stage
-from lopsided.training.prior import between, carried_prior, regression_prior
+from lopsided.training.prior import bias_between, carried_prior, regression_prior
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Log
 from lopsided.training.selection import Selection, balanced_log_loss, centroid_logits, figures, probe_rows
@@ -210,7 +210,7 @@ class Stages:
             load_strictly(self.model.encoder, own)  # The front computes the activations with these weights.
         else:
             self._regress()
-            shift = between(regression_prior(recipe, counts), carried_prior(recipe, counts))
+            shift = bias_between(regression_prior(recipe, counts), carried_prior(recipe, counts))
             with torch.no_grad():
                 self.model.classifier.bias.add_(torch.from_numpy(shift).to(self.model.classifier.bias))
         self._engine = self._extractor = None  # The encoder changes now.

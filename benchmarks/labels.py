@@ -1,0 +1,206 @@
+"""How many flipped labels does the label check list first, and how similar are near-duplicates? On ISIC 2018.
+
+    python benchmarks/labels.py flips     flips 20 of 1,228 labels, five times; $LOPSIDED_DATA holds the images
+    python benchmarks/labels.py near      similarity of changed copies, of one lesion and of other lesions
+
+Both add to docs/records/labels.json. ``flips`` computes out-of-fold probabilities as ``lopsided fit --folds 5`` does
+with the recipe ``default``: features of the embedded encoder, folds by lesion that are drawn from the flipped labels,
+and a regression whose strength inner folds choose. It counts the flipped labels among the first 40 images in
+several orders:
+
+- ours: ``check_labels``, suspects first, then by the probability of the label,
+- self-confidence: by the probability of the label alone,
+- margin: by the probability of the label less the largest other probability,
+- adjusted: the margin after the threshold of each class is subtracted from its probability (for imbalance),
+- balanced: by the probability of the label if all classes had the same share.
+
+``near`` changes 200 images as people do (JPEG quality 60, half the size, a crop of 5 % on each side, a mirror image,
+20 % brighter) and compares the cosine of standardised features with that of the most similar image of another lesion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from lopsided.data.folds import fold_numbers
+from lopsided.data.inputs import StreamedInputs
+from lopsided.data.sources import Source, open_source, source_from_arrays
+from lopsided.evaluation.labels import NEAR, check_labels, standardised
+from lopsided.inference.features import Extractor
+from lopsided.models.encoders import build_encoder
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import Model, ModelCard
+from lopsided.models.pretrained import preprocessing_of
+from lopsided.recipe import named_recipe
+from lopsided.training.regression import fit_regression
+
+RECORD = Path(__file__).parents[1] / "docs" / "records" / "labels.json"
+FLIPPED, FIRST, SEEDS, FOLDS = 20, 40, 5, 5
+CHANGED = 200
+
+
+def extractor(classes: tuple[str, ...]) -> tuple[Extractor, int]:
+    """Return the extractor of the recipe ``default``, and its image size."""
+    encoder = named_recipe("default").encoder
+    pixels = preprocessing_of(encoder.name, encoder.weights)
+    size = pixels.image_size
+    network, width = build_encoder(encoder.name, channels=3, image_size=size, weights=encoder.weights)
+    card = ModelCard(
+        kind="image", encoder=encoder.name, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
+        std=pixels.std, classes=classes, features=width,
+    )  # fmt: skip
+    model = Model(network, ClassifierHead(width, len(classes)), pixels.mean, pixels.std).eval()
+    return Extractor(model, card), size
+
+
+def features_of(source: Source) -> np.ndarray:
+    """Return the features of all images."""
+    found, size = extractor(source.classes)
+    inputs = StreamedInputs(source.images, size, 3, 2)
+    return np.asarray(found.features(inputs, source.images.digest(np.arange(len(source)))))
+
+
+def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: int) -> np.ndarray:
+    """Return the probabilities of every image by a regression that was fitted without its fold."""
+    flipped = replace(source, labels=labels)
+    numbers = fold_numbers(flipped, how="group", folds=FOLDS, seed=seed)
+    p = np.zeros((len(labels), len(source.classes)))
+    assert source.groups is not None
+    for fold in range(FOLDS):
+        train, test = numbers != fold, numbers == fold
+        found = fit_regression(
+            features[train], labels[train], len(source.classes), groups=source.groups[train], seed=seed
+        )
+        logits = features[test] @ found.weight.T + found.bias
+        p[test] = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p[test] /= p[test].sum(axis=1, keepdims=True)
+    return p
+
+
+def orders(labels: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the images in the order of each rule, the most doubtful first."""
+    rows = np.arange(len(labels))
+    check = check_labels(labels, p)
+
+    def margin(values: np.ndarray) -> np.ndarray:
+        others = values.copy()
+        others[rows, labels] = -np.inf
+        return np.asarray(values[rows, labels] - others.max(axis=1))
+
+    ratio = p / (np.bincount(labels) / len(labels))
+    scores = {
+        "self-confidence": p[rows, labels],
+        "margin": margin(p),
+        "adjusted": margin(p - check.thresholds),
+        "balanced": (ratio / ratio.sum(axis=1, keepdims=True))[rows, labels],
+    }
+    return {"ours": check.order, **{name: np.argsort(score, kind="stable") for name, score in scores.items()}}
+
+
+def flips() -> dict[str, Any]:
+    """Flip labels and count how many are listed first."""
+    source = open_source("isic2018", classes=["MEL", "DF"])
+    features = features_of(source)
+    lines = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        flipped = rng.permutation(len(source))[:FLIPPED]
+        labels = source.labels.copy()
+        labels[flipped] = 1 - labels[flipped]
+        p = out_of_fold(features, source, labels, seed)
+        found = {name: int(np.isin(order[:FIRST], flipped).sum()) for name, order in orders(labels, p).items()}
+        suspects = check_labels(labels, p)
+        lines.append(
+            {
+                "seed": seed,
+                "found": found,
+                "suspects": suspects.num_suspects,
+                "flipped_suspects": int(suspects.suspect[flipped].sum()),
+                "flipped_rare": int((source.labels[flipped] == 1).sum()),
+            }
+        )
+        print(lines[-1], flush=True)
+    return {"images": len(source), "flipped": FLIPPED, "first": FIRST, "folds": FOLDS, "runs": lines}
+
+
+def changed(path: Path) -> dict[str, Image.Image]:
+    """Return changed copies of an image."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    width, height = image.size
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=60)
+    return {
+        "jpeg": Image.open(buffer),
+        "half": image.resize((width // 2, height // 2)),
+        "crop": image.crop((width // 20, height // 20, width - width // 20, height - height // 20)),
+        "mirror": ImageOps.mirror(image),
+        "brighter": ImageEnhance.Brightness(image).enhance(1.2),
+    }
+
+
+def near() -> dict[str, Any]:
+    """Measure the similarity of changed copies, of images of one lesion, and of other lesions."""
+    source = open_source("isic2018", classes=["MEL", "DF"])
+    features = features_of(source)
+    z = standardised(features.astype(np.float32))
+    similar = z @ z.T
+    assert source.groups is not None
+    same = source.groups[:, None] == source.groups[None, :]
+    np.fill_diagonal(same, False)
+    other = np.where(same | np.eye(len(z), dtype=bool), -1.0, similar).max(axis=1)
+    found: dict[str, Any] = {
+        "same lesion": quantiles(similar[np.triu(same)]),
+        "most similar image of another lesion": quantiles(other),
+        "pairs of other lesions at the threshold": int((np.triu(np.where(same, -1, similar), 1) >= NEAR).sum()),
+    }
+    mean, deviation = features.mean(axis=0), features.std(axis=0)
+    kept = deviation > 0
+    extract, size = extractor(source.classes)
+    rows = np.random.default_rng(0).permutation(len(source))[:CHANGED]
+    copies: dict[str, list[np.ndarray]] = {}
+    for row in rows.tolist():
+        for name, image in changed(source.images.paths[row]).items():
+            square = image.resize((size * 2, size * 2), Image.Resampling.BICUBIC)
+            copies.setdefault(name, []).append(np.asarray(square))
+    for name, pixels in copies.items():
+        made = source_from_arrays(np.stack(pixels), [0] * (len(pixels) - 1) + [1])
+        own = np.asarray(extract.features(StreamedInputs(made.images, size, 3, 2), None))
+        y = (own[:, kept] - mean[kept]) / deviation[kept]
+        y /= np.linalg.norm(y, axis=1, keepdims=True)
+        cosine = (y * z[rows]).sum(axis=1)
+        found[name] = quantiles(cosine) | {"at the threshold": float((cosine >= NEAR).mean())}
+        print(name, found[name], flush=True)
+    return {"threshold": NEAR, "images": len(source), "changed": CHANGED, "similarity": found}
+
+
+def quantiles(values: np.ndarray) -> dict[str, float]:
+    """Return some quantiles of similarities."""
+    return {f"{q:g} %": round(float(np.quantile(values, q / 100)), 3) for q in (1, 5, 50, 95, 99)} | {
+        "largest": round(float(values.max()), 3)
+    }
+
+
+def main() -> None:
+    """Measure and add to the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("flips", "near"))
+    parser.add_argument("--out", type=Path, default=RECORD, help="default: docs/records/labels.json")
+    options = parser.parse_args()
+    record = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    record[options.what] = {"command": f"python benchmarks/labels.py {options.what}"} | (
+        flips() if options.what == "flips" else near()
+    )
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

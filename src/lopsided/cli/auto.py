@@ -1,0 +1,119 @@
+"""``lopsided fit --auto``: compare arms over folds within a time budget, and train the model of the chosen arm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lopsided.cli import sweeping
+from lopsided.cli.compare import BASELINE, about_comparison, check_images
+from lopsided.cli.output import StoppedError, say
+from lopsided.errors import InputError
+
+if TYPE_CHECKING:
+    from lopsided.recipe import Recipe
+    from lopsided.runs.run import Run
+    from lopsided.sweeps.engines import Engine
+
+COMPARISON = "comparison"
+"""The folder of the comparison inside the run folder."""
+USUAL_FOLDS = 5
+
+
+def fit_auto(
+    data: str | None,
+    out: Path,
+    fields: Mapping[str, Any],
+    *,
+    minutes: float | None,
+    resume: bool,
+    quiet: bool,
+    workers: int | None,
+    engine: str | None,
+    address: str | None,
+) -> tuple[Run, bool]:
+    """Return the finished run of the chosen arm, and whether it was already finished."""
+    from lopsided.recipe import named_recipe
+    from lopsided.runs.run import RECIPE, Run, run_recipe
+    from lopsided.sweeps.arms import check_arms, fold_cells, parse_arms
+    from lopsided.sweeps.auto import MINUTES, choose, drop_models, hand_over, usual_arms
+
+    again = f"lopsided fit {shlex.quote(data or '')} --auto --out {shlex.quote(str(out))} --resume"
+    folder = out / COMPARISON
+    if not resume and out.is_dir() and any(out.iterdir()):
+        raise InputError(f"The folder {out} is not empty. Choose another folder, or continue its run with --resume.")
+    why = ""
+    try:
+        if not (resume and (out / RECIPE).is_file()):
+            given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
+            base = named_recipe("from-scratch").override(**{"data.folds": USUAL_FOLDS, **fields, **given})
+            if base.data.source is None:
+                raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
+            base = _with_possible_folds(base, fields)
+            arms = parse_arms([",".join(usual_arms())], fields)
+            recipes = check_arms(arms, base)
+            source = sweeping.open_data(base)
+            images = check_images(folder, source, base)
+            planned = fold_cells(arms, base, [None], 1)
+            about = about_comparison(folder, source.name, base, recipes, planned)
+            about |= {"baseline": BASELINE, "images": images}
+
+            def make() -> Engine:
+                return sweeping.make_engine(engine or "local", address, workers, None)
+
+            from lopsided.sweeps.view import sweep_view
+
+            slots = make().slots if engine in (None, "local") else 1  # A cluster is asked only once it is used.
+            with sweep_view(quiet=quiet) as view:
+                choice = choose(
+                    arms,
+                    base,
+                    folder,
+                    engine=make,
+                    slots=slots,
+                    minutes=MINUTES if minutes is None else minutes,
+                    view=view,
+                    about=about,
+                )
+            why = " ".join(choice.sentences())
+            if not quiet:
+                for text in choice.sentences():
+                    say(text)
+            hand_over(choice, folder, out)
+        already = Run.open(out).finished
+        from lopsided.progress import reporter
+
+        with reporter(quiet=quiet) as watcher:
+            run = run_recipe(Run.open(out).recipe, out, resume=True, reporter=watcher, why=why)
+    except KeyboardInterrupt:
+        raise StoppedError(f"interrupted. Continue with: {again}") from None
+    drop_models(folder)
+    _write_page(folder, quiet=quiet)
+    return run, already
+
+
+def _with_possible_folds(base: Recipe, fields: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with fewer folds if the rarest class is too small for five and no number was given."""
+    if "data.folds" in fields:
+        return base
+    from lopsided.data.folds import most_folds
+    from lopsided.data.prepare import split_rule
+
+    source = sweeping.open_data(base)
+    how = split_rule(base, source)
+    most = USUAL_FOLDS if how == "given" else most_folds(source, how)
+    return base.override(**{"data.folds": max(2, min(USUAL_FOLDS, most))})
+
+
+def _write_page(folder: Path, *, quiet: bool) -> None:
+    from lopsided.reports.report import write_report
+    from lopsided.sweeps.sweep import SWEEP
+
+    if not (folder / SWEEP).is_file():  # The comparison of a finished run was removed.
+        return
+    page = write_report(folder)
+    if not quiet:
+        say(f"The page {page.path} shows the comparison.")

@@ -1,0 +1,188 @@
+"""The answer of a comparison in words: the best arm, the arms that may be as good, and which arm to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lopsided.evaluation.intervals import UNDEFINED, Figure
+from lopsided.evaluation.resampled import MOST_TIMES, cheapest_near_best, images_needed, repeats_needed, standard_error
+from lopsided.recipe.words import listed
+from lopsided.sweeps.compare import SECONDS, Comparison, Entry
+
+FIGURE = "uwa"
+"""The figure that decides."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """An arm that cannot be told apart from the best arm, and what would tell them apart.
+
+    ``below`` is how far it lies below the best arm, in points. ``repeats`` and ``images`` are the number of repeats and
+    the number of images of the rarest class that would be enough; None if no reasonable number is.
+    """
+
+    arm: str
+    below: Figure
+    repeats: int | None
+    images: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {"arm": self.arm, "below": self.below.to_dict(), "repeats": self.repeats, "images": self.images}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a comparison says about one scenario. ``best`` and ``chosen`` are empty without a finished run.
+
+    ``chosen`` is the cheapest arm within one standard error of the best arm. ``incomplete`` arms lack folds that the
+    others have, so they are not ranked. ``words`` replaces all sentences if the runs are not folds.
+    """
+
+    best: str = ""
+    value: Figure = UNDEFINED
+    chosen: str = ""
+    close: tuple[Needed, ...] = ()
+    lower: tuple[str, ...] = ()
+    incomplete: Mapping[str, int] = field(default_factory=dict)
+    minutes: Mapping[str, float] = field(default_factory=dict)
+    folds: int = 0
+    runs: int = 0
+    rare: int = 0
+    where: str = ""
+    words: str = ""
+
+    @property
+    def repeats(self) -> int:
+        """The number of complete or started repeats."""
+        return -(-self.runs // self.folds) if self.folds else 0
+
+    def sentences(self) -> list[str]:
+        """Return the answer in words."""
+        if self.words:
+            return [self.words]
+        if not self.best:
+            return [f"{self.where}, no arm has a finished fold."]
+        found = [self._best(), *self._chosen()]
+        found += [self._needed(each) for each in self.close]
+        found += [
+            f"{arm} is not ranked, because it has {number} of {self.runs} folds."
+            for arm, number in self.incomplete.items()
+        ]
+        return found
+
+    def _best(self) -> str:
+        text = f"{self.where}, {self.best} has the highest UWA, {self.value.value:.1f} per cent ({self.runs} folds)"
+        close = [each.arm for each in self.close]
+        parts = [f"{listed(close)} cannot be told apart from it"] if close else []
+        parts += [f"{listed(self.lower)} {'is' if len(self.lower) == 1 else 'are'} lower"] if self.lower else []
+        return "; ".join([text, *parts]) + "."
+
+    def _chosen(self) -> list[str]:
+        cost = f"{self.minutes[self.chosen]:.1f} minutes per fold"
+        if not (self.close or self.lower):
+            return []
+        if self.chosen == self.best:
+            return [f"Take {self.best}: no cheaper arm lies within one standard error of it ({cost})."]
+        against = f"{self.best} needs {self.minutes[self.best]:.1f}"
+        why = "it is the cheapest arm within one standard error of the best arm"
+        return [f"Take {self.chosen}: {why} ({cost}; {against})."]
+
+    def _needed(self, needed: Needed) -> str:
+        both = f"{self.best} and {needed.arm}"
+        gap = f"{needed.below.value:.1f} points"
+        if math.isnan(needed.below.value):
+            return f"{both} have no fold in common."
+        if needed.repeats is None and needed.images is None:
+            if needed.below.value < 0.05:
+                return f"{both} do not differ in UWA, so more repeats or images would not tell them apart."
+            most = f"more than {MOST_TIMES:,.0f} times as many rare images"
+            return f"{both} differ by {gap}. It would take {most} to tell them apart."
+        ways = []
+        if needed.repeats is not None:
+            ways.append(f"about {needed.repeats} repeats instead of {self.repeats}")
+        if needed.images is not None:
+            ways.append(f"about {needed.images:,} rare images instead of {self.rare:,}")
+        no_repeats = " More repeats of the same images would not be enough." if needed.repeats is None else ""
+        return f"{both} differ by {gap}. It would take {' or '.join(ways)} to tell them apart.{no_repeats}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            "best": self.best or None,
+            "uwa": self.value.to_dict(),
+            "chosen": self.chosen or None,
+            "cannot_be_told_apart": [each.to_dict() for each in self.close],
+            "lower": list(self.lower),
+            "incomplete": dict(self.incomplete),
+            "minutes_per_fold": {arm: round(minutes, 4) for arm, minutes in self.minutes.items()},
+            "sentences": self.sentences(),
+        }
+
+
+def answer(comparison: Comparison, scenario: str | None) -> Answer:
+    """Return the answer for one scenario.
+
+    The best arm is known only after looking at the figures, so its differences are corrected for all pairs of arms.
+    """
+    if comparison.folds is None:
+        return Answer(words=comparison.sentence(scenario))
+    where = "On all images" if scenario is None else f"At {scenario}"
+    there = {arm: e for arm in comparison.arms if (e := comparison.entry(scenario, arm, "test", FIGURE)) is not None}
+    if not there:
+        return Answer(where=where, folds=comparison.folds)
+    runs = max(len(entry.runs) for entry in there.values())
+    found = {arm: entry for arm, entry in there.items() if len(entry.runs) == runs}
+    minutes = {arm: _minutes(comparison, scenario, arm) for arm in there}
+    best = max(found, key=lambda arm: (found[arm].mean.value, -minutes[arm]))
+    level = comparison.level(len(found) * (len(found) - 1) // 2)
+    gaps = {arm: found[best].less(entry, level) for arm, entry in found.items() if arm != best}
+    lower = tuple(arm for arm, gap in gaps.items() if gap is not None and gap.differs)
+    values = {arm: _differences(found[best], found[arm]) for arm in gaps}
+    errors = {arm: standard_error(each, found[best].overlap) if each else 0.0 for arm, each in values.items()}
+    below = {arm: found[best].mean.value - found[arm].mean.value for arm in gaps}
+    close = tuple(
+        Needed(
+            arm,
+            UNDEFINED if gap is None else gap.figure,
+            repeats_needed(values[arm], comparison.folds, found[best].overlap, level) if values[arm] else None,
+            images_needed(values[arm], comparison.rare, found[best].overlap, level) if values[arm] else None,
+        )
+        for arm, gap in gaps.items()
+        if arm not in lower
+    )
+    return Answer(
+        best=best,
+        value=found[best].mean,
+        chosen=cheapest_near_best(best, below, errors, minutes),
+        close=close,
+        lower=lower,
+        incomplete={arm: len(entry.runs) for arm, entry in there.items() if arm not in found},
+        minutes=minutes,
+        folds=comparison.folds,
+        runs=runs,
+        rare=comparison.rare,
+        where=where,
+    )
+
+
+def to_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison for JSON, with its answer for each scenario if the runs are folds."""
+    answers = [answer(comparison, scenario) for scenario in comparison.scenarios]
+    found = {**comparison.to_dict(), "sentences": [text for each in answers for text in each.sentences()]}
+    if comparison.folds is not None:
+        pairs = zip(comparison.scenarios, answers, strict=True)
+        found["answers"] = [{"scenario": scenario, **each.to_dict()} for scenario, each in pairs]
+    return found
+
+
+def _differences(first: Entry, second: Entry) -> list[float]:
+    return [own - other for own, other in first.pairs(second)]
+
+
+def _minutes(comparison: Comparison, scenario: str | None, arm: str) -> float:
+    entry = comparison.entry(scenario, arm, "test", SECONDS)
+    return 0.0 if entry is None else entry.mean.value / 60

@@ -1,0 +1,157 @@
+"""Choose an arm within a time budget: compare arms over folds, the cheapest first, and take one by the usual rule."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lopsided import files
+from lopsided.data.folds import fold_recipes
+from lopsided.errors import RunError
+from lopsided.recipe import Recipe, named_recipes
+from lopsided.runs import run as runs
+from lopsided.runs.folds import place
+from lopsided.runs.records import Record, cell_key, treatment_of
+from lopsided.sweeps.answer import Answer, answer
+from lopsided.sweeps.arms import Arm, check_arms, fold_cells
+from lopsided.sweeps.compare import compare
+from lopsided.sweeps.engines import CELLS, Cell, Engine
+from lopsided.sweeps.sweep import run_sweep
+from lopsided.sweeps.view import View
+
+MINUTES = 60.0
+"""The default budget."""
+USUAL_SIZE = 224
+_ARMS = ("default", "adapter", "fine-tune", "ce", "weighted-ce", "cl", "afcl")
+
+
+def usual_arms() -> list[str]:
+    """Return the arms that are compared: the recipes that exist, and the losses from scratch."""
+    there = named_recipes()
+    return [arm for arm in _ARMS if arm in there or arm not in ("default", "adapter", "fine-tune")]
+
+
+def work_of(recipe: Recipe) -> float:
+    """Return a rough measure of the cost of a training run, to order arms by: images that pass through the encoder.
+
+    An image of another size counts by its area. A frozen encoder sees each image once.
+    """
+    size = recipe.data.image_size or USUAL_SIZE
+    training = recipe.encoder_training
+    epochs = 0 if recipe.method == "frozen" else training.epochs
+    epochs += recipe.classifier.epochs if recipe.method == "two-stage" else 0
+    return (1 + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
+
+
+def cheapest_first(arms: Sequence[Arm], base: Recipe) -> list[Arm]:
+    """Return the arms in the order of their estimated cost."""
+    recipes = check_arms(arms, base)
+    return sorted(arms, key=lambda arm: work_of(recipes[arm.name]))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The outcome: the answer of the comparison, the recipe of the chosen arm, and why arms were left out."""
+
+    answer: Answer
+    recipe: Recipe
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def sentences(self) -> list[str]:
+        """Return the answer in words, and the arms that were left out."""
+        found = self.answer.sentences()
+        if not (self.answer.close or self.answer.lower):
+            found.append(f"Take {self.answer.chosen}: no other arm has all folds.")
+        found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
+        return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]
+
+
+def choose(
+    arms: Sequence[Arm],
+    base: Recipe,
+    folder: Path,
+    *,
+    engine: Callable[[], Engine],
+    slots: int = 1,
+    minutes: float = MINUTES,
+    view: View | None = None,
+    about: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Choice:
+    """Compare arms over the folds of ``base`` in the folder of a comparison, and choose one of them.
+
+    The first fold of an arm shows how long its other folds will take. If they do not fit into the budget, this arm and
+    the costlier ones are left out. The cheapest arm is always completed. ``engine`` makes an engine for each part,
+    and ``slots`` is the number of folds that it trains at once. A second call continues, and counts the time of
+    finished folds.
+    """
+    order = cheapest_first(arms, base)
+    recipes = check_arms(arms, base)
+    begin = clock()
+    done: dict[str, Record] = {}
+    left_out: dict[str, str] = {}
+    failed: dict[str, str] = {}
+
+    def train(cells: Sequence[Cell]) -> None:
+        outcome = run_sweep(cells, folder, engine=engine(), view=view, keep_models=True, about=about)
+        done.update({record.cell: record for record in outcome.done})
+        for failure in outcome.failed:
+            failed.setdefault(str(failure.arm), failure.error)
+
+    def spent() -> float:
+        """Return the minutes of this call, or those of all finished folds if an earlier call made some of them."""
+        return max(clock() - begin, sum(record.seconds for record in done.values()) / slots) / 60
+
+    for number, arm in enumerate(order):
+        cells = fold_cells([arm], base, [None], 1)
+        if number and spent() >= minutes:
+            left_out |= dict.fromkeys((each.name for each in order[number:]), f"the {minutes:g} minutes were over")
+            break
+        train(cells[:1])
+        if arm.name in failed:
+            continue
+        rest = math.ceil((len(cells) - 1) / slots) * done[cells[0].key].seconds / 60
+        if number and spent() + rest > minutes:
+            why = f"its other folds would take about {rest:.1f} minutes, and {minutes:g} minutes are allowed"
+            left_out[arm.name] = why
+            left_out |= dict.fromkeys((each.name for each in order[number + 1 :]), "it costs more than an arm left out")
+            break
+        train(cells[1:])
+    wanted = {treatment_of(fold_cells([arm], base, [None], 1)[0].recipe): arm.name for arm in order}
+    kept = {treatment: name for treatment, name in wanted.items() if name not in left_out and name not in failed}
+    found = answer(compare(done.values(), arms=kept, scenarios=[None]), None) if done and kept else Answer()
+    if not found.chosen:
+        first = next(iter(failed.values()), "no arm has a finished fold.")
+        raise RunError(f"No arm could be compared: {first}")
+    return Choice(found, recipes[found.chosen], left_out, failed)
+
+
+def hand_over(choice: Choice, folder: Path, out: Path) -> None:
+    """Copy the folds of the chosen arm into a new run folder, whose run then needs no fold again.
+
+    The recipe is written last: a run folder without it is not yet a run, and is filled again.
+    """
+    recipe = runs.settle(choice.recipe)
+    for fold, part in enumerate(fold_recipes(recipe), start=1):
+        own = folder / CELLS / cell_key(runs.settle(part))
+        target = out / place(fold)
+        if (own / runs.METRICS).exists():
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(own, target, ignore=shutil.ignore_patterns("report.html", files.LOCK_NAME))
+    files.atomic_write(out / runs.RECIPE, recipe.to_toml())
+
+
+def drop_models(folder: Path) -> None:
+    """Remove the models and checkpoints of a comparison, whose chosen models are in another folder."""
+    for cell in (folder / CELLS).glob("*"):
+        shutil.rmtree(cell / runs.CHECKPOINT, ignore_errors=True)
+        for name in ("model.safetensors", runs.CARD):
+            with suppress(OSError):
+                (cell / name).unlink()

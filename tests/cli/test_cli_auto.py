@@ -1,0 +1,84 @@
+"""``fit --auto`` from a tiny comparison to a model, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.test_cli_bad_input import assert_refused
+from lopsided.runs.run import Run
+from lopsided.sweeps import auto
+from tiny import write_photos
+from tiny_command import Call, names_below
+
+TINY = [
+    *("--encoder", "mlp-8", "--epochs", "2", "--classifier-epochs", "1", "--batch-size", "8", "--device", "cpu"),
+    *("--workers", "1", "--folds", "2"),
+]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "photos", {"cat": 12, "dog": 8})
+
+
+@pytest.mark.slow
+def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "_ARMS", ("ce", "weighted-ce"))
+    out = tmp_path / "run"
+    ended = call("fit", photos, "--auto", "--out", out, *TINY, "--json")
+    assert ended.code == 0, ended.err
+    content = json.loads(ended.out)
+    assert content["folds"]["folds"] == 2
+    run = Run.open(out)
+    assert run.recipe.encoder_training.loss.name in ("ce", "weighted-ce")
+    assert (out / "model.safetensors").is_file()
+    assert (out / "comparison" / "report.html").is_file()
+    assert not list((out / "comparison").rglob("model.safetensors"))
+    notes = [event["text"] for event in run.events() if event["event"] == "note"]
+    assert any("has the highest UWA" in text for text in notes)
+    lines = (out / "comparison" / "records.jsonl").read_text().splitlines()
+    assert len(lines) == 4
+    seconds = {json.loads(line)["cell"]: json.loads(line)["seconds"] for line in lines}
+    again = call("fit", photos, "--auto", "--out", out, *TINY, "--resume", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out) == content
+    assert seconds == {
+        json.loads(line)["cell"]: json.loads(line)["seconds"]
+        for line in (out / "comparison" / "records.jsonl").read_text().splitlines()
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--auto", "--recipe", "default"), "--recipe chooses what to train and cannot be used with --auto."),
+        (("--auto", "--loss", "cl"), "--loss chooses what to train and cannot be used with --auto."),
+        (("--auto", "--folds", "1"), "--folds 1 trains one split and cannot be used with --auto."),
+        (("--auto", "--repeats", "2"), "--repeats repeats the folds of one recipe and cannot be used with --auto."),
+        (("--minutes", "5"), "--minutes is the time of a comparison, but --auto is missing. Add --auto."),
+        (("--auto", "--minutes", "-1"), "Invalid value for '--minutes'"),
+        (
+            ("--auto", "--folds", "9"),
+            "the number of folds must be from 2 to the number of images of every class,",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
+    arguments: tuple[str, ...], told: str, call: Call, photos: Path, tmp_path: Path
+) -> None:
+    before = names_below(tmp_path)
+    assert_refused(call("fit", photos, *arguments, "--out", tmp_path / "run"), told)
+    assert names_below(tmp_path) == before
+
+
+def test_a_folder_that_is_not_empty_and_missing_data_are_refused(call: Call, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    assert_refused(call("fit", photos, "--auto", "--out", out), f"The folder {out} is not empty. Choose another")
+    assert_refused(call("fit", "--auto", "--out", tmp_path / "new"), "DATA is missing. Write lopsided fit DATA --auto")

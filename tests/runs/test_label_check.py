@@ -1,0 +1,130 @@
+"""The label check of a run with folds: its tables and its section of the page."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lopsided.data.sources import source_from_arrays
+from lopsided.evaluation.labels import check_labels
+from lopsided.recipe import Recipe
+from lopsided.reports.run_page import run_page
+from lopsided.runs import labels as own
+from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table, write_label_check
+from lopsided.runs.run import Run, run_recipe
+from made_runs import make_run, read_rows
+from tiny import write_photos
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three folds of photos of which two cats lie in the folder of dogs."""
+    folder = tmp_path_factory.mktemp("labels")
+    photos = write_photos(folder / "photos", {"cat": 30, "dog": 12})
+    for name in ("028.png", "029.png"):
+        (photos / "cat" / name).rename(photos / "dog" / f"was-a-cat-{name}")
+    changes = {
+        "encoder.name": "mlp-8", "encoder_training.loss": "ce", "encoder_training.epochs": 6,
+        "encoder_training.batch_size": 8, "data.folds": 3, "threads": 1, "data.source": str(photos),
+    }  # fmt: skip
+    return run_recipe(Recipe().override(**changes), folder / "run")
+
+
+def test_a_run_with_folds_lists_flipped_labels_first(trained: Run) -> None:
+    rows = read_table(trained.folder / LABELS, 1 << 20)
+    assert len(rows) == 42
+    assert {row["name"] for row in rows[:2]} == {"dog/was-a-cat-028.png", "dog/was-a-cat-029.png"}
+    assert [(row["label"], row["suggested"], row["suspect"]) for row in rows[:2]] == [("dog", "cat", "yes")] * 2
+    assert not (trained.folder / NEAR_DUPLICATES).exists(), "The folds have different encoders."
+
+
+def test_the_page_shows_doubtful_labels_with_pictures(trained: Run) -> None:
+    page = run_page(trained.folder)
+    section = page[page.index('<section id="labels">') : page.index('<section id="threshold">')].replace("<wbr>", "")
+    assert "models that did not see the image." in section
+    names = re.findall(r'class="name"><bdi>(.*?)</bdi>', section)
+    assert set(names[:2]) == {"dog/was-a-cat-028.png", "dog/was-a-cat-029.png"}
+    assert section.count('class="thumb ') == len(names)
+    assert '<a href="#labels">Labels</a>' in page
+
+
+FOLDS = {
+    "folds": 2, "repeats": 1, "by": "stratified", "final": "refit", "members": 1, "parameters": 9,
+    "per_fold": [{"fold": 1, "repeat": 1, "images": 52, "uwa": 0.8, "recall": [0.8, 0.8]}],
+}  # fmt: skip
+
+
+def written(folder: Path) -> Path:
+    """A run with folds whose tables are those of its predictions."""
+    run = make_run(folder, val=None, folds=FOLDS)
+    rows = read_rows(run)
+    classes = ("common", "rare")
+    p = np.array([[row.p[name] for name in classes] for row in rows])
+    y = [classes.index(row.label) for row in rows]
+    check = check_labels(y, p)
+    names = [row.name for row in rows]
+    (run / LABELS).write_bytes(own.labels_table(check, names, classes))
+    pairs = f"0.9900,label,{names[0]},common,,{names[45]},rare,\n0.9500,image,{names[1]},common,,{names[2]},common,\n"
+    header = "similarity,across,name,label,group,other_name,other_label,other_group\n"
+    (run / NEAR_DUPLICATES).write_text(header + pairs)
+    return run
+
+
+def test_the_page_shows_near_duplicates_in_pairs(tmp_path: Path) -> None:
+    page = run_page(written(tmp_path / "run"))
+    section = page[page.index("<h3>Near-duplicates</h3>") : page.index('<section id="threshold">')]
+    assert "2 pairs of images with nearly the same features; 1 of them with different labels." in section
+    assert section.count('class="thumb ') == 4
+    assert section.index("0.9900") < section.index("0.9500")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00", b"name,label\n1,2\n", b"rank,name\n" + b"x," * 9 + b"\n"], ids=range(4)
+)
+def test_a_damaged_table_only_removes_the_section(content: bytes, tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    (run / LABELS).write_bytes(content)
+    (run / NEAR_DUPLICATES).write_bytes(content)
+    assert '<section id="labels">' not in run_page(run)
+
+
+def test_a_table_with_odd_numbers_or_names_does_no_harm(tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    header = "rank,name,group,label,suggested,suspect,p_label,p_suggested\n"
+    (run / LABELS).write_text(header + "1,<script>alert(1)</script>,,a,b,yes,0.1,0.9\n2,x,,a,b,yes,nan,0.9\n")
+    page = run_page(run)
+    assert "<script>alert" not in page
+    assert "2 labels of 2 images contradict models" in page
+
+
+def test_a_run_without_folds_has_no_label_check(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / LABELS).write_text("rank,name,group,label,suggested,suspect,p_label,p_suggested\n")
+    assert '<section id="labels">' not in run_page(run)
+
+
+def test_near_duplicates_are_those_of_frozen_features_and_of_few_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 255, (12, 4, 4), dtype=np.uint8)
+    source = source_from_arrays(pixels, ["a"] * 6 + ["b"] * 6)
+    p = np.where(np.eye(2, dtype=bool)[source.labels], 0.8, 0.2)
+    features = rng.normal(size=(12, 32)).astype(np.float32)
+    features[11] = features[0] + 0.001
+    notes = write_label_check(tmp_path, source, p, features)
+    with (tmp_path / NEAR_DUPLICATES).open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [(row["across"], row["label"], row["other_label"]) for row in rows] == [("label", "a", "b")]
+    assert notes == ["1 pair of images is almost the same but with different labels: near_duplicates.csv lists them."]
+    monkeypatch.setattr(own, "MOST_COMPARED", 11)
+    (tmp_path / NEAR_DUPLICATES).unlink()
+    assert write_label_check(tmp_path, source, p, features) == [
+        "Near-duplicates were not searched: there are more than 11 images."
+    ]
+    assert not (tmp_path / NEAR_DUPLICATES).exists()
+    assert write_label_check(tmp_path, source, p, None) == []

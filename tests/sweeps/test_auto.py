@@ -1,0 +1,104 @@
+"""The choice of an arm within a time budget, with an engine that only pretends to train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from lopsided.errors import RunError
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.records import Fold
+from lopsided.sweeps.arms import parse_arms
+from lopsided.sweeps.auto import Choice, cheapest_first, choose, usual_arms, work_of
+from lopsided.sweeps.engines import Cell, Ended
+from tiny_sweep import Scripted, record_of, write_run
+
+UWA = {"ce": 0.70, "cl": 0.90, "weighted-ce": 0.70}
+SECONDS = {"ce": 60.0, "weighted-ce": 120.0, "cl": 600.0}
+
+
+class Pretending(Scripted):
+    """An engine whose folds have the UWA and seconds of their arm; a ``wrong`` arm fails."""
+
+    trained: ClassVar[list[tuple[str, int]]] = []
+    wrong: ClassVar[tuple[str, ...]] = ()
+
+    def _end(self, cell: Cell) -> Ended:
+        fold = cell.recipe.data.fold or 0
+        arm = str(cell.arm)
+        Pretending.trained.append((arm, fold))
+        if arm in Pretending.wrong:
+            return Ended(cell, error="it broke.")
+        write_run(self.folder / "cells" / cell.key)
+        record = record_of(cell.recipe, UWA[arm] + fold / 100)
+        found = Fold(fold, cell.recipe.data.folds or 0, 80, 8)
+        return Ended(cell, replace(record, fold=found, seconds=SECONDS[arm], data=f"fold {fold}", arm=arm))
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pretending, "trained", [])
+    monkeypatch.setattr(Pretending, "wrong", ())
+
+
+def chosen(folder: Path, arms: str = "ce,weighted-ce,cl", **changes: Any) -> Choice:
+    base = Recipe().override(**{"data.source": "photos", "data.folds": 3})
+    return choose(parse_arms([arms]), base, folder, engine=lambda: Pretending(slots=1), clock=lambda: 0.0, **changes)
+
+
+def test_arms_are_tried_in_the_order_of_their_estimated_cost() -> None:
+    base = named_recipe("from-scratch").override(**{"data.source": "photos", "data.folds": 3})
+    order = cheapest_first(parse_arms(["afcl:encoder_training.views=2,ce,default"]), base)
+    assert [arm.name for arm in order] == ["default", "ce", "afcl:encoder_training.views=2"]
+    assert work_of(base.override(**{"data.image_size": 112})) == pytest.approx(work_of(base) / 4)
+    assert {"default", "ce", "cl", "afcl"} <= set(usual_arms())
+
+
+def test_with_enough_time_all_arms_are_compared_and_the_best_is_taken(tmp_path: Path) -> None:
+    choice = chosen(tmp_path / "CMP", minutes=60.0)
+    assert len(Pretending.trained) == 9
+    assert (choice.answer.best, choice.answer.chosen, choice.left_out) == ("cl", "cl", {})
+    assert choice.recipe.encoder_training.loss.name == "cl"
+    assert choice.recipe.data.folds == 3
+
+
+def test_an_arm_whose_folds_do_not_fit_is_left_out_after_its_first_fold(tmp_path: Path) -> None:
+    # ce takes 3 minutes, weighted-ce 6, and the other two folds of cl would take 20.
+    choice = chosen(tmp_path / "CMP", minutes=30.0)
+    assert Pretending.trained.count(("cl", 1)) == 1
+    assert ("cl", 2) not in Pretending.trained
+    assert choice.answer.chosen == "ce"  # Both arms are equal, and ce is cheaper.
+    assert choice.left_out == {"cl": "its other folds would take about 20.0 minutes, and 30 minutes are allowed"}
+    assert choice.sentences()[-1] == f"cl was left out: {choice.left_out['cl']}."
+
+
+def test_without_time_only_the_cheapest_arm_is_trained(tmp_path: Path) -> None:
+    choice = chosen(tmp_path / "CMP", minutes=0.0)
+    first = cheapest_first(parse_arms(["ce,weighted-ce,cl"]), Recipe().override(**{"data.source": "photos"}))[0].name
+    assert {arm for arm, _ in Pretending.trained} == {first}
+    assert choice.answer.chosen == first
+    assert set(choice.left_out.values()) == {"the 0 minutes were over"}
+    assert f"Take {first}: no other arm has all folds." in choice.sentences()
+
+
+def test_a_second_call_trains_nothing_again_and_counts_the_time_of_the_first(tmp_path: Path) -> None:
+    first = chosen(tmp_path / "CMP", minutes=30.0)
+    number = len(Pretending.trained)
+    second = chosen(tmp_path / "CMP", minutes=30.0)
+    assert len(Pretending.trained) == number
+    assert (second.answer.chosen, second.left_out) == (first.answer.chosen, first.left_out)
+
+
+def test_an_arm_that_fails_is_named_and_the_others_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pretending, "wrong", ("ce",))
+    choice = chosen(tmp_path / "CMP", minutes=60.0)
+    assert choice.answer.best == "cl"
+    assert choice.sentences()[-1] == "ce failed: it broke."
+    monkeypatch.setattr(Pretending, "wrong", ("ce", "weighted-ce", "cl"))
+    with pytest.raises(RunError, match=r"^No arm could be compared: it broke\.$"):
+        chosen(tmp_path / "other", minutes=60.0)
