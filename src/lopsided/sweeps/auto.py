@@ -27,7 +27,8 @@ from lopsided.sweeps.view import View
 
 MINUTES = 60.0
 """The default budget."""
-USUAL_SIZE = 224
+USUAL_SIZE, USUAL_IMAGES = 224, 1000
+"""Side and number of images for which the costs of arms are estimated."""
 _ARMS = ("default", "adapter", "fine-tune", "ce", "weighted-ce", "cl", "afcl")
 
 
@@ -40,12 +41,14 @@ def usual_arms() -> list[str]:
 def work_of(recipe: Recipe) -> float:
     """Return a rough measure of the cost of a training run, to order arms by: images that pass through the encoder.
 
-    An image of another size counts by its area. A frozen encoder sees each image once.
+    An image of another size counts by its area. A frozen encoder sees each image once; heads on it add little.
     """
     size = recipe.data.image_size or USUAL_SIZE
     training = recipe.encoder_training
-    epochs = 0 if recipe.method == "frozen" else training.epochs
+    epochs: float = {"frozen": 0.0, "adapter": 0.1}.get(recipe.method, training.epochs)
     epochs += recipe.classifier.epochs if recipe.method == "two-stage" else 0
+    if recipe.method == "fine-tune" and recipe.fine_tune.steps is not None:
+        epochs = recipe.fine_tune.steps * training.batch_size / USUAL_IMAGES
     return (1 + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
 
 

@@ -88,8 +88,8 @@ _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
 
 def _check_losses(recipe: Recipe, num_classes: int) -> None:
     """Raise if a loss that is for one number of classes is used with another."""
-    used = {"two-stage": ("encoder_training", "classifier"), "end-to-end": ("encoder_training",), "frozen": ()}
-    for section in used[recipe.method]:
+    sections = {"two-stage": ("encoder_training", "classifier"), "frozen": ()}.get(recipe.method, ("encoder_training",))
+    for section in sections:
         entry = getattr(recipe, section).loss.entry
         if entry.classes not in (None, num_classes):
             text = f"The loss {entry.name} is for {entry.classes} classes, but the data have {num_classes}."
