@@ -22,6 +22,7 @@ from lopsided.runs.folds import default_folds
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.records import Record
 from lopsided.runs.run import Run, open_model, open_own_split, open_use, run_recipe
+from lopsided.training import default_run
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
 
@@ -318,6 +319,34 @@ def test_a_frozen_encoder_is_refitted_and_its_probabilities_are_calibrated(tmp_p
 
 
 # The default
+
+
+@pytest.mark.slow
+def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 110, "dog": 40})
+    seen: list[tuple[int, int]] = []
+    original = default_run.classify_by_default
+
+    def count(recipe: Recipe, source: Any, splits: Any, *others: Any) -> Any:
+        seen.append((len(splits.train), len(splits.test)))
+        return original(recipe, source, splits, *others)
+
+    monkeypatch.setattr(default_run, "classify_by_default", count)
+    few = {"data.folds": 4, "data.val": 0.0, "encoder_training.lr": 1e-12}
+    run = run_recipe(recipe_of(photos, **few), tmp_path / "run")
+    assert sorted(seen) == [(112, 38), (112, 38), (113, 37), (113, 37)]
+    assert run.metrics is not None
+    found = check_metrics(run.folder / "metrics.json", run.metrics)
+    assert found.baseline is not None
+    figures = found.baseline.splits["test"]
+    rows = list(rows_of(run).values())
+    recalls = [np.mean([row["predicted"] == c for row in rows if row["label"] == c]) for c in COUNTS]
+    assert figures.num_images == 150
+    assert figures.model_uwa == pytest.approx(np.mean(recalls))
+    assert figures.uwa.value is not None
+    assert figures.uwa.value > 0.9, "The classes differ in colour."
+    (text,) = [text for text in found.warnings if "below that of the recipe default" in text]
+    assert text.startswith("On the out-of-fold images, ")
 
 
 def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: Path) -> None:

@@ -275,6 +275,9 @@ class _Assembly:
             decision=decision,
         )
         further = self._held_out(model, card)
+        baseline, below = self._baseline(decided)
+        for text in below:
+            self.log.warn(text)
         table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
         evaluations: dict[str, dict[str, Any] | None] = {
             "val": None,
@@ -299,6 +302,7 @@ class _Assembly:
             card=card,
             evaluations=evaluations,
             leaks=leaks,
+            baseline=baseline,
             warnings=self.log.warnings,
             num_ranks=self.num_ranks,
             fingerprint=fingerprint(self.source, splits, self.digests),
@@ -337,6 +341,36 @@ class _Assembly:
             for fold, part in features.items():
                 joined[numbers == fold] = part
         return _Scored(held, numbers, joined)
+
+    def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[str]]:
+        """Compare the model with the recipe ``default`` on the same folds. Also return a warning if it is worse."""
+        from lopsided.models.machine import pick_device
+        from lopsided.training.baseline import compare_answers
+        from lopsided.training.default_run import Answers, classify_by_default, figures_of, is_default
+
+        if not self.recipe.compare_default or is_default(self.recipe):
+            return None, []
+        found: list[tuple[Codes, Answers]] = []
+        for part in fold_recipes(self.recipe)[: self.recipe.data.folds]:
+            splits = split_source(part, self.source)
+            alone = Splits(splits.train, splits.val[:0], splits.test)
+            device = pick_device(self.recipe.device)
+            answers = classify_by_default(part, self.source, alone, self.digests, device, self.log).get("test")
+            if answers is None:
+                return None, []
+            found.append((splits.test[answers.rows], answers))
+        rows = np.concatenate([own for own, _ in found])
+        joined = Answers(
+            rows,
+            self.source.labels[rows],
+            np.concatenate([each.probabilities for _, each in found]),
+            np.concatenate([each.predicted for _, each in found]),
+        )
+        compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
+        groups = None if self.source.groups is None else self.source.groups[rows]
+        figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
+        text = compared.default_words("out-of-fold")
+        return {"recipe": "default", "splits": {"test": figures}}, [text] if text else []
 
     def _open(self, where: str, splits: Splits) -> runs.Run:
         """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""

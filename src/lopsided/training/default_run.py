@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,11 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import LopsidedError
 from lopsided.evaluation.decision import prior_of, resolve
+from lopsided.evaluation.metrics import evaluate
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
-from lopsided.training.baseline import sample
+from lopsided.training.baseline import Compared, sample
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
@@ -56,6 +58,23 @@ def is_default(recipe: Recipe) -> bool:
         and recipe.classifier.loss == base.classifier.loss
         and recipe.data.image_size is None
     )
+
+
+def figures_of(
+    answers: Answers, compared: Compared, classes: Sequence[str], groups: npt.NDArray[np.str_] | None, seed: int
+) -> dict[str, Any]:
+    """Return the figures of the recipe ``default`` on one split, as in ``metrics.json``."""
+    figures = evaluate(
+        answers.labels, answers.probabilities, answers.predicted, classes=classes, seed=seed, groups=groups
+    ).to_dict()["figures"]
+    difference = compared.difference
+    return {
+        "num_images": compared.number,
+        "uwa": figures["uwa"],
+        "auroc": figures.get("auroc"),
+        "model_uwa": compared.model,
+        "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
+    }
 
 
 def classify_by_default(

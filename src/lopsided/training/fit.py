@@ -46,7 +46,6 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
-from lopsided.evaluation.metrics import evaluate
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
     Predictions,
@@ -64,7 +63,7 @@ from lopsided.training.baseline import compare, compare_answers
 from lopsided.training.cautions import cautions, falling_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
-from lopsided.training.default_run import classify_by_default, is_default
+from lopsided.training.default_run import classify_by_default, figures_of, is_default
 from lopsided.training.fine_tune import num_epochs
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
@@ -306,17 +305,7 @@ def _baseline(
         assert model is not None
         groups = None if model.groups is None else model.groups[found.rows]
         compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes))
-        figures = evaluate(
-            found.labels, found.probabilities, found.predicted, classes=source.classes, seed=recipe.seed, groups=groups
-        ).to_dict()["figures"]
-        difference = compared.difference
-        splits[split] = {
-            "num_images": compared.number,
-            "uwa": figures["uwa"],
-            "auroc": figures.get("auroc"),
-            "model_uwa": compared.model,
-            "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
-        }
+        splits[split] = figures_of(found, compared, source.classes, groups, recipe.seed)
         if warnings is None and compared.enough:
             text = compared.default_words("validation" if split == "val" else "test")
             warnings = [text] if text else []
