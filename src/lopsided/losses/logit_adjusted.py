@@ -39,6 +39,7 @@ def logit_adjusted_loss(
     ``logits`` are (n, K), ``target`` is an integer tensor (n,), ``counts`` holds the K numbers of training images. A
     class without images counts as 1 image. ``reduction`` is "mean", "sum" or "none".
 
+    >>> import torch
     >>> logits, target = torch.tensor([[2.0, 0.0]]), torch.tensor([1])
     >>> logit_adjusted_loss(logits, target, [90, 10])
     tensor(4.2121)
