@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -177,7 +177,7 @@ def times(name: str, n: int, seconds: float) -> dict[str, list[float]]:
         run()
     found: dict[str, list[float]] = {key: [] for key in made}
     order, start = list(made), time.perf_counter()
-    while len(found["plain"]) < 5 or (time.perf_counter() - start < seconds and len(found["plain"]) < 2000):
+    while len(found["plain"]) < 3 or (time.perf_counter() - start < seconds and len(found["plain"]) < 2000):
         order.reverse()
         for key in order:
             begin = time.perf_counter()
@@ -187,19 +187,21 @@ def times(name: str, n: int, seconds: float) -> dict[str, list[float]]:
 
 
 def peak_memory(name: str, n: int, which: str) -> float:
-    """MiB above what stands before the first call, in a process of its own."""
-    command = [sys.executable, __file__, "--measure-memory", name, str(n), which]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    """MiB above what stands before the call, in a new process. It is forked from one that has only imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch", "lopsided.losses.contrastive"])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        return pool.apply(measure_memory, (name, n, which))
 
 
-def measure_memory(name: str, n: int, which: str) -> None:
+def measure_memory(name: str, n: int, which: str) -> float:
     """In the child process: load what is loaded once, then measure one call."""
     runs(name, 64)[which]()
     run = runs(name, n)[which]
     Path("/proc/self/clear_refs").write_text("5")  # The peak starts again from what stands now.
     before = status("VmRSS")
     run()
-    print((status("VmHWM") - before) / 1024)
+    return (status("VmHWM") - before) / 1024
 
 
 def status(key: str) -> int:
@@ -213,14 +215,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
-    parser.add_argument("--seconds", type=float, default=4.0, help="at least five rounds, then until this time is over")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="at least three rounds, then until this time is over"
+    )
     parser.add_argument("--note", default="", help="a remark about the machine for the record")
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--measure-memory", nargs=3, metavar=("LOSS", "N", "WHICH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure_memory:
-        name, n, which = arguments.measure_memory
-        return measure_memory(name, int(n), which)
     rows = []
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"{'loss':24}{'n':>6}{'ms':>10}{'plain ms':>10}{'ratio':>8}{'MiB':>8}{'plain MiB':>11}")
@@ -244,7 +244,6 @@ def main() -> None:
                     "note": arguments.note,
                 }  # fmt: skip
                 arguments.record.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    return None
 
 
 if __name__ == "__main__":

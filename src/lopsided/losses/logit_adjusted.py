@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
     CrossEntropyObjective,
     _check_not_empty,
     _check_reduction,
-    _class_target,
     _computed,
-    _reduced,
+    _entropy,
+    _index_target,
 )
 
 __all__ = ["BalancedSoftmaxLoss", "LogitAdjustedLoss", "balanced_softmax_loss", "logit_adjusted_loss"]
@@ -65,9 +64,9 @@ def _adjusted(logits: Tensor, target: Tensor, offsets: Tensor, reduction: str) -
     _check_reduction(reduction)
     x = _computed(logits)
     check_classes(x, len(offsets))
-    t = _class_target(target, logits)
+    t = _index_target(target, logits)
     _check_not_empty(logits)
-    return _reduced(cross_entropy(x + offsets.to(x), t, reduction="none"), reduction)
+    return _entropy(x + offsets.to(x), t, reduction=reduction)
 
 
 class LogitAdjustedLoss(nn.Module):
