@@ -40,8 +40,8 @@ def logit_adjusted_loss(
 
     >>> import torch
     >>> logits, target = torch.tensor([[2.0, 0.0]]), torch.tensor([1])
-    >>> logit_adjusted_loss(logits, target, [90, 10])
-    tensor(4.2121)
+    >>> logit_adjusted_loss(logits, target, [80, 20])
+    tensor(3.4196)
     """
     check_range("tau", tau, 0.0, math.inf, advice=_ADVICE)
     return _adjusted(logits, target, _offsets(counts, tau), reduction)
