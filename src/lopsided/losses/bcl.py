@@ -6,8 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.losses._counts import check_range
+from lopsided.losses._kernel.autograd import _saveable
 from lopsided.losses._kernel.averaged import AveragedRows, AveragedTotal
-from lopsided.losses._kernel.checks import Reference, check_inputs, check_number, check_tile, check_word
+from lopsided.losses._kernel.checks import (
+    Arguments,
+    Reference,
+    check_inputs,
+    check_number,
+    check_tile,
+    check_word,
+)
 from lopsided.losses.contrastive import Reduction, Tile, _unit
 from lopsided.losses.logit_adjusted import LogitAdjustedLoss
 from lopsided.losses.objective import Objective, Samples
@@ -62,7 +70,8 @@ class _Parts:
     def __init__(
         self, z: Tensor, y: Tensor, prototypes: Tensor, temperature: float, reference: Reference | None
     ) -> None:
-        found = check_inputs(z, y, reference, None, "all", None, temperature)
+        checked = check_inputs(z, y, reference, None, "all", None, temperature)
+        found = Arguments(*map(_saveable, checked))
         assert found.y is not None
         classes = _check_prototypes(prototypes, z, found.y, found.y_reference)
         anchors = found.z
