@@ -6,8 +6,8 @@ for pairs, torch's ``cross_entropy`` for logits. Both take turns in one process 
 disturbs them alike. The ratio is the median of the ratios of the rounds. Each runs in a process of its own for its
 memory, which is the largest memory of one call above what the process held before it.
 
-n is the number of anchors or rows of logits. The contrastive losses get n / 2 samples in 2 views of 128 numbers; the
-others get n rows of logits for 100 classes.
+n is the number of anchors or of rows of logits. The contrastive losses get n / 2 samples in 2 views of 128 numbers, which
+already have length 1; the others get n rows of logits for 100 classes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from lopsided.losses import (
-    BalancedContrastiveLoss,
     ClassBalancedLoss,
     LabelAwareSmoothingLoss,
     LDAMLoss,
     LogitAdjustedLoss,
-    SupervisedMinorityLoss,
-    SupervisedPrototypesLoss,
+    balanced_contrastive_loss,
     class_balanced_weights,
     label_aware_smoothing,
     ldam_margins,
+    opposite_prototypes,
+    supervised_minority_loss,
+    supervised_prototypes_loss,
 )
 
 SIZES = (128, 1024, 8192)
@@ -123,15 +124,13 @@ def functions(name: str, n: int) -> tuple[Tensor, dict[str, Callable[[], Tensor]
         y = torch.arange(n) % CLASSES
     prototypes = normalize(torch.randn(CLASSES, WIDTH), dim=1)
     loss, plain = _made(name, x, y, prototypes)
-    if name == "bcl":  # The same prototypes for both, and no gradient for either.
-        loss.prototypes.requires_grad_(False).copy_(prototypes)
     return x, {"lopsided": lambda: loss(x, y), "plain": plain}
 
 
 def _made(  # noqa: PLR0911
     name: str, x: Tensor, y: Tensor, prototypes: Tensor
 ) -> tuple[Any, Callable[[], Tensor]]:
-    """The module of this package, and the plain formula with what it computes once before training."""
+    """The loss of this package, and the plain formula with what it computes once before training."""
     if name == "logit-adjusted":
         offsets = (COUNTS / COUNTS.sum()).log()
         return LogitAdjustedLoss(COUNTS), lambda: cross_entropy(x + offsets, y)
@@ -145,11 +144,11 @@ def _made(  # noqa: PLR0911
         margins = ldam_margins(COUNTS).float()
         return LDAMLoss(COUNTS), lambda: plain_ldam(x, y, margins)
     if name == "bcl":
-        return BalancedContrastiveLoss(CLASSES, WIDTH), lambda: plain_bcl(x, y, prototypes)
-    made = SupervisedPrototypesLoss(WIDTH)
+        return partial(balanced_contrastive_loss, prototypes=prototypes), lambda: plain_bcl(x, y, prototypes)
     if name == "supproto":
-        return made, lambda: plain_supproto(x, y, made.prototypes)
-    return SupervisedMinorityLoss(), lambda: plain_supmin(x, y)
+        two = opposite_prototypes(WIDTH)
+        return partial(supervised_prototypes_loss, prototypes=two), lambda: plain_supproto(x, y, two)
+    return supervised_minority_loss, lambda: plain_supmin(x, y)
 
 
 def runs(name: str, n: int) -> dict[str, Callable[[], None]]:
