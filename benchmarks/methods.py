@@ -6,8 +6,8 @@ for pairs, torch's ``cross_entropy`` for logits. Both take turns in one process 
 disturbs them alike. The ratio is the median of the ratios of the rounds. Each runs in a process of its own for its
 memory, which is the largest memory of one call above what the process held before it.
 
-n is the number of anchors or of rows of logits. The contrastive losses get n / 2 samples in 2 views of 128 numbers, which
-already have length 1; the others get n rows of logits for 100 classes.
+n is the number of anchors or of rows of logits. The contrastive losses get n / 2 samples in 2 views of 128 numbers that
+already have length 1. The others get n rows of logits for 100 classes.
 """
 
 from __future__ import annotations
