@@ -6,17 +6,17 @@ for pairs, torch's ``cross_entropy`` for logits. Both take turns in one process 
 disturbs them alike. The ratio is the median of the ratios of the rounds. Each runs in a process of its own for its
 memory, which is the largest memory of one call above what the process held before it.
 
-n is the number of anchors or rows of logits. The contrastive losses get n / 2 samples in 2 views of 128 numbers; the
-others get n rows of logits for 100 classes.
+n is the number of anchors or of rows of logits. The contrastive losses get n / 2 samples in 2 views of 128 numbers that
+already have length 1. The others get n rows of logits for 100 classes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,16 +29,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from lopsided.losses import (
-    BalancedContrastiveLoss,
     ClassBalancedLoss,
     LabelAwareSmoothingLoss,
     LDAMLoss,
     LogitAdjustedLoss,
-    SupervisedMinorityLoss,
-    SupervisedPrototypesLoss,
+    balanced_contrastive_loss,
     class_balanced_weights,
     label_aware_smoothing,
     ldam_margins,
+    opposite_prototypes,
+    supervised_minority_loss,
+    supervised_prototypes_loss,
 )
 
 SIZES = (128, 1024, 8192)
@@ -123,15 +124,13 @@ def functions(name: str, n: int) -> tuple[Tensor, dict[str, Callable[[], Tensor]
         y = torch.arange(n) % CLASSES
     prototypes = normalize(torch.randn(CLASSES, WIDTH), dim=1)
     loss, plain = _made(name, x, y, prototypes)
-    if name == "bcl":  # The same prototypes for both, and no gradient for either.
-        loss.prototypes.requires_grad_(False).copy_(prototypes)
     return x, {"lopsided": lambda: loss(x, y), "plain": plain}
 
 
 def _made(  # noqa: PLR0911
     name: str, x: Tensor, y: Tensor, prototypes: Tensor
 ) -> tuple[Any, Callable[[], Tensor]]:
-    """The module of this package, and the plain formula with what it computes once before training."""
+    """The loss of this package, and the plain formula with what it computes once before training."""
     if name == "logit-adjusted":
         offsets = (COUNTS / COUNTS.sum()).log()
         return LogitAdjustedLoss(COUNTS), lambda: cross_entropy(x + offsets, y)
@@ -145,11 +144,11 @@ def _made(  # noqa: PLR0911
         margins = ldam_margins(COUNTS).float()
         return LDAMLoss(COUNTS), lambda: plain_ldam(x, y, margins)
     if name == "bcl":
-        return BalancedContrastiveLoss(CLASSES, WIDTH), lambda: plain_bcl(x, y, prototypes)
-    made = SupervisedPrototypesLoss(WIDTH)
+        return partial(balanced_contrastive_loss, prototypes=prototypes), lambda: plain_bcl(x, y, prototypes)
     if name == "supproto":
-        return made, lambda: plain_supproto(x, y, made.prototypes)
-    return SupervisedMinorityLoss(), lambda: plain_supmin(x, y)
+        two = opposite_prototypes(WIDTH)
+        return partial(supervised_prototypes_loss, prototypes=two), lambda: plain_supproto(x, y, two)
+    return supervised_minority_loss, lambda: plain_supmin(x, y)
 
 
 def runs(name: str, n: int) -> dict[str, Callable[[], None]]:
@@ -177,7 +176,7 @@ def times(name: str, n: int, seconds: float) -> dict[str, list[float]]:
         run()
     found: dict[str, list[float]] = {key: [] for key in made}
     order, start = list(made), time.perf_counter()
-    while len(found["plain"]) < 5 or (time.perf_counter() - start < seconds and len(found["plain"]) < 2000):
+    while len(found["plain"]) < 3 or (time.perf_counter() - start < seconds and len(found["plain"]) < 2000):
         order.reverse()
         for key in order:
             begin = time.perf_counter()
@@ -187,19 +186,21 @@ def times(name: str, n: int, seconds: float) -> dict[str, list[float]]:
 
 
 def peak_memory(name: str, n: int, which: str) -> float:
-    """MiB above what stands before the first call, in a process of its own."""
-    command = [sys.executable, __file__, "--measure-memory", name, str(n), which]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    """MiB above what stands before the call, in a new process. It is forked from one that has only imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch", "lopsided.losses.contrastive"])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        return pool.apply(measure_memory, (name, n, which))
 
 
-def measure_memory(name: str, n: int, which: str) -> None:
+def measure_memory(name: str, n: int, which: str) -> float:
     """In the child process: load what is loaded once, then measure one call."""
     runs(name, 64)[which]()
     run = runs(name, n)[which]
     Path("/proc/self/clear_refs").write_text("5")  # The peak starts again from what stands now.
     before = status("VmRSS")
     run()
-    print((status("VmHWM") - before) / 1024)
+    return (status("VmHWM") - before) / 1024
 
 
 def status(key: str) -> int:
@@ -213,14 +214,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
-    parser.add_argument("--seconds", type=float, default=4.0, help="at least five rounds, then until this time is over")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="at least three rounds, then until this time is over"
+    )
     parser.add_argument("--note", default="", help="a remark about the machine for the record")
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--measure-memory", nargs=3, metavar=("LOSS", "N", "WHICH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure_memory:
-        name, n, which = arguments.measure_memory
-        return measure_memory(name, int(n), which)
     rows = []
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"{'loss':24}{'n':>6}{'ms':>10}{'plain ms':>10}{'ratio':>8}{'MiB':>8}{'plain MiB':>11}")
@@ -244,7 +243,6 @@ def main() -> None:
                     "note": arguments.note,
                 }  # fmt: skip
                 arguments.record.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    return None
 
 
 if __name__ == "__main__":

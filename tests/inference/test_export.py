@@ -16,7 +16,7 @@ from lopsided.inference import export
 from lopsided.inference.predict import predict_images
 from lopsided.inference.probabilities import predict
 from lopsided.models.encoders import build_encoder
-from lopsided.models.heads import ClassifierHead
+from lopsided.models.heads import ClassifierHead, CosineHead
 from lopsided.models.model import Model, ModelCard
 from lopsided.runs.run import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
@@ -54,6 +54,19 @@ def test_another_program_gets_the_same_probabilities_from_pixels_between_0_and_1
     np.testing.assert_allclose(found, predict(*model, images), atol=1e-5)
     _, one, _, _ = session.run(None, {"images": pixels[:1]})
     np.testing.assert_allclose(one, found[:1], atol=1e-6)
+
+
+def test_a_cosine_head_is_exported(tmp_path: Path) -> None:
+    network, features = build_encoder("mlp-8", channels=1, image_size=6, seed=1)
+    card = ModelCard(
+        kind="image", encoder="mlp-8", channels=1, image_size=6, shape=(1, 6, 6), mean=(0.5,), std=(0.2,),
+        classes=CLASSES, features=features, head="cosine",
+    )  # fmt: skip
+    head = CosineHead(features, len(CLASSES), 12.0)
+    with torch.no_grad():
+        head.bias.copy_(torch.linspace(-1, 1, len(CLASSES)))
+    result = export.export_onnx(Model(network, head, card.mean, card.std), card, tmp_path / "model.onnx")
+    assert result["difference"] <= 1e-4
 
 
 def test_the_file_is_one_valid_model_that_says_what_it_takes(exported: Path) -> None:

@@ -217,6 +217,28 @@ def test_pushes_names_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
         catalogue.find("broken")
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"head": "round"}, "has the unknown head 'round'; the heads are linear, cosine"),
+        ({"head": "cosine"}, "has a cosine head, but no logits and parameter scale"),
+        (
+            {"head": "cosine", "parameters": (Parameter("scale", 1.0, "x"),)},
+            "has a cosine head, but no logits and parameter scale",
+        ),
+        ({"views": 0}, "needs 0 views; give a number >= 1"),
+        ({"classes": 1}, "is for 1 classes; give a number >= 2 or None"),
+    ],
+)
+def test_a_head_views_and_classes_that_cannot_be_are_found_when_the_entry_is_read(
+    fields: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_package(monkeypatch, of_package(**fields))
+    with pytest.raises(CatalogueError) as caught:
+        catalogue.find("broken")
+    assert str(caught.value) == f"The loss 'broken' from broken:LOSS {problem}."
+
+
 def test_two_packages_with_a_loss_of_one_name_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
     add_package(monkeypatch, of_package(), of_package())
     told = "The package lopsided-broken and the package lopsided-broken add a loss 'broken'. Uninstall all but one."

@@ -199,6 +199,17 @@ def test_bcl_has_room_for_more_classes_than_a_batch_holds() -> None:
     assert z.grad.norm() > 0  # A sample that is alone in its class has its prototype as a positive.
 
 
+def test_prototypes_are_trained_on_features_of_inference_mode() -> None:
+    with torch.inference_mode():
+        z, y = unit(6, 5), Y4.clone()
+    loss = BalancedContrastiveLoss(4, 5).double()
+    for reduction in ("mean", "none"):
+        loss.reduction = reduction
+        grad = torch.autograd.grad(loss(z, y).sum(), loss.prototypes)[0]
+        assert grad.isfinite().all()
+        assert grad.norm() > 0
+
+
 def test_supmin_keeps_the_majority_apart_where_cl_wants_one_point() -> None:
     """At a majority that has collapsed, CL has no gradient on it, and SupMin has."""
     y = torch.tensor([0, 0, 0, 1])

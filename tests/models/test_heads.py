@@ -33,7 +33,7 @@ def test_a_classifier_is_one_linear_layer() -> None:
 def test_a_cosine_head_ignores_lengths_and_trains_its_weights_only() -> None:
     head = CosineHead(3, 4, 30.0)
     x = torch.randn(5, 3)
-    cosines = torch.tensor([[float(a @ b / (a.norm() * b.norm())) for b in head.weight] for a in x])
+    cosines = torch.tensor([[float(a @ b / (a.norm() * b.norm())) for b in head.weight.detach()] for a in x])
     torch.testing.assert_close(head(x), 30 * cosines)
     torch.testing.assert_close(head(7 * x), head(x))
     assert [name for name, parameter in head.named_parameters() if parameter.requires_grad] == ["weight"]

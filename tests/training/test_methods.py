@@ -18,6 +18,7 @@ from lopsided.models.heads import CosineHead
 from lopsided.models.model import load_model
 from lopsided.recipe import Recipe
 from lopsided.training.fit import fit, predict
+from lopsided.training.prior import carried_prior
 from training.conftest import stripes, tiny
 
 NEW = ["logit-adjusted", "class-balanced", "label-aware-smoothing", "ldam", "bcl", "supmin", "supproto"]
@@ -54,13 +55,9 @@ def test_a_cosine_head_is_on_the_card_and_comes_back_with_the_model(source: Sour
     # Calibration divided the scale by its temperature.
     assert float(model.classifier.scale) == pytest.approx(30 / card.temperature, rel=1e-5)
     assert fitted.test is not None
-    np.testing.assert_allclose(
-        predict(model, card, source.images)[fitted_rows(fitted, source)], fitted.test.probabilities, atol=1e-6
-    )
-
-
-def fitted_rows(fitted: Any, source: Source) -> list[int]:
-    return [list(source.names).index(name) for name in fitted.test.names]
+    names = list(source.names)
+    rows = [names.index(name) for name in fitted.test.names]
+    np.testing.assert_allclose(predict(model, card, source.images)[rows], fitted.test.probabilities, atol=1e-6)
 
 
 def test_the_first_of_two_stages_may_have_a_cosine_head_of_its_own(source: Source) -> None:
@@ -98,11 +95,11 @@ def test_a_loss_that_needs_views_says_so(loss: str) -> None:
         ("class-balanced", "beta", 1.1, "must be a finite number >= 0 and <= 1, got 1.1."),
         ("label-aware-smoothing", "smooth_head", 1.0, "must be a finite number >= 0 and <= 0.999, got 1.0."),
         ("ldam", "max_margin", 2.0, "must be a finite number >= 0 and <= 1, got 2.0."),
-        ("ldam", "scale", 0.0, "must be a finite number > 0 and <= 1000000, got 0.0."),
+        ("ldam", "scale", 0.0, "must be a finite number > 0 and <= 1000000.0, got 0.0."),
         ("ldam", "defer", 1.5, "must be a finite number >= 0 and <= 1, got 1.5."),
         ("bcl", "ce_weight", -1.0, "must be a finite number >= 0, got -1.0."),
         ("bcl", "contrast_weight", -1.0, "must be a finite number >= 0, got -1.0."),
-        ("supmin", "temperature", 0.0, "must be a finite number >= 0.000001 and <= 1000000, got 0.0."),
+        ("supmin", "temperature", 0.0, "must be a finite number >= 1e-06 and <= 1000000.0, got 0.0."),
         ("supproto", "margin", 2.5, "must be a finite number >= 0 and <= 2, got 2.5."),
     ],
 )
@@ -122,7 +119,7 @@ def test_a_smoothing_of_the_tail_above_the_head_is_inconsistent() -> None:
 
 
 def best_probabilities(name: str, joint: np.ndarray, **parameters: Any) -> np.ndarray:
-    """The probabilities (x, K) of free logits for each x that minimise a loss, where joint[x, c] images have x and c."""
+    """The probabilities (x, K) of free logits that minimise a loss; joint[x, c] images have the input x and class c."""
     entry = catalogue.find(name)
     objective = entry.load()(torch.tensor(joint.sum(axis=0)), 4, **{**entry.defaults(), **parameters}).double()
     x = torch.from_numpy(np.repeat(np.arange(len(joint)), joint.sum(axis=1)))
@@ -173,8 +170,6 @@ def test_the_balanced_rule_decides_as_for_the_posteriors(name: str, parameters: 
     """Their probabilities are no posteriors, but p / prior must still cross 1 where posterior / share does."""
     counts = JOINT.sum(axis=0)
     loss = {"name": name, **parameters}
-    from lopsided.training.prior import carried_prior
-
     prior = np.array(carried_prior(Recipe().override(**{"encoder_training.loss": loss}), counts))
     found = best_probabilities(name, JOINT, **parameters)
     if name == "ldam" and parameters:  # Margins alone: the plain decision is that of the posterior.

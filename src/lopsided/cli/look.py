@@ -103,7 +103,8 @@ def _loss_facts(loss: Loss) -> dict[str, Any]:
         }
         for p in loss.parameters
     }
-    return {"kind": loss.kind, "title": loss.title, "parameters": parameters}
+    needs = {"head": loss.head, "views": loss.views, "classes": loss.classes}
+    return {"kind": loss.kind, "title": loss.title, **needs, "parameters": parameters}
 
 
 def data(

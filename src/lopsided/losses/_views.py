@@ -26,8 +26,8 @@ def check_binary_labels(loss: str, name: str, y: Tensor) -> Tensor:
     if labels.device.type == "cpu" and not torch.compiler.is_compiling() and len(labels):
         low, high = (int(value) for value in labels.aminmax())
         if low < 0 or high > 1:
-            got = low if low < 0 else high
-            raise ValueError(f"{name} must hold the labels 0 and 1, got {got}. {loss} is for two classes.")
+            wrong = low if low < 0 else high
+            raise ValueError(f"{name} must hold the labels 0 and 1, got {wrong}. {loss} is for two classes.")
     return labels
 
 

@@ -6,8 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.losses._counts import check_range
+from lopsided.losses._kernel.autograd import _saveable
 from lopsided.losses._kernel.averaged import AveragedRows, AveragedTotal
-from lopsided.losses._kernel.checks import Reference, check_inputs, check_number, check_tile, check_word
+from lopsided.losses._kernel.checks import (
+    Arguments,
+    Reference,
+    check_inputs,
+    check_number,
+    check_tile,
+    check_word,
+)
 from lopsided.losses.contrastive import Reduction, Tile, _unit
 from lopsided.losses.logit_adjusted import LogitAdjustedLoss
 from lopsided.losses.objective import Objective, Samples
@@ -62,7 +70,8 @@ class _Parts:
     def __init__(
         self, z: Tensor, y: Tensor, prototypes: Tensor, temperature: float, reference: Reference | None
     ) -> None:
-        found = check_inputs(z, y, reference, None, "all", None, temperature)
+        checked = check_inputs(z, y, reference, None, "all", None, temperature)
+        found = Arguments(*map(_saveable, checked))
         assert found.y is not None
         classes = _check_prototypes(prototypes, z, found.y, found.y_reference)
         anchors = found.z
@@ -76,7 +85,8 @@ class _Parts:
         self.log_weight = -counts.log()[self.y_columns]
         self.own = (counts[self.y] / others).log()
         sums = torch.zeros_like(self.columns[-classes:]).index_add(0, self.y_columns, self.columns)
-        of_class = (anchors * sums[self.y]).sum(1) - (anchors * anchors).sum(1)
+        # The gradient of index_select is a sum of rows; the gradient of sums[y] adds numbers one by one.
+        of_class = (anchors * (sums.index_select(0, self.y) - anchors)).sum(1)
         self.positive = of_class / (others * temperature)
         self.temperature, self.shape = temperature, z.shape[:-1]
 
@@ -118,8 +128,8 @@ def _check_prototypes(prototypes: Tensor, z: Tensor, *labels: Tensor | None) -> 
         if y is not None and len(y) and y.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(value) for value in y.aminmax())
             if low < 0 or high >= classes:
-                got = low if low < 0 else high
-                raise ValueError(f"y must hold labels from 0 to {classes - 1}, one per prototype, got {got}.")
+                wrong = low if low < 0 else high
+                raise ValueError(f"y must hold labels from 0 to {classes - 1}, one per prototype, got {wrong}.")
     return classes
 
 

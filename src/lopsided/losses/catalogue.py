@@ -335,6 +335,7 @@ _BUILT_IN = (
             _TEMPERATURE,
             _SCALE,
         ),
+        pushes="contrast_weight",
         reweighs=_inverse,
         head="cosine",
     ),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
     CrossEntropyObjective,
     _check_not_empty,
     _check_reduction,
-    _class_target,
     _computed,
-    _reduced,
+    _entropy,
+    _index_target,
 )
 
 __all__ = ["ClassBalancedLoss", "class_balanced_loss", "class_balanced_weights"]
@@ -60,9 +59,11 @@ def _weighted(logits: Tensor, target: Tensor, weights: Tensor, reduction: str) -
     _check_reduction(reduction)
     x = _computed(logits)
     check_classes(x, len(weights))
-    t = _class_target(target, logits)
+    t = _index_target(target, logits)
     _check_not_empty(logits)
-    return _reduced(cross_entropy(x, t, weights.to(x), reduction="none"), reduction)
+    if reduction == "mean":  # Torch's mean would divide by the weights.
+        return _entropy(x, t, weights.to(x), "sum") / len(t)
+    return _entropy(x, t, weights.to(x), reduction)
 
 
 class ClassBalancedLoss(nn.Module):

@@ -261,7 +261,15 @@ def _binary_target(target: Tensor, logits: Tensor) -> Tensor:
 
 def _class_target(target: Tensor, logits: Tensor) -> Tensor:
     """Return the target as class indices 0 to K - 1, (n,)."""
-    n, classes = logits.shape
+    t = _index_target(target, logits)
+    if not torch.compiler.is_compiling() and len(t) > 0:
+        _check_indices(t, logits.shape[1])
+    return t
+
+
+def _index_target(target: Tensor, logits: Tensor) -> Tensor:
+    """Return the target as integers, (n,). Their values are not checked."""
+    n = logits.shape[0]
     if not isinstance(target, Tensor) or tuple(target.shape) != (n,):
         got = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
@@ -273,15 +281,31 @@ def _class_target(target: Tensor, logits: Tensor) -> Tensor:
             f"target must hold integers for logits {tuple(logits.shape)}, got {target.dtype}. "
             "Give the index of the true class, for example with target.long()."
         )
-    t = target.long()
-    if not torch.compiler.is_compiling() and n > 0:
-        low, high = (int(value) for value in t.aminmax())
-        if low < 0 or high >= classes:
-            raise ValueError(
-                f"target must hold class indices from 0 to {classes - 1}, got {low if low < 0 else high}. "
-                "Drop samples without a class and number the classes from 0."
-            )
-    return t
+    return target.long()
+
+
+def _check_indices(t: Tensor, classes: int) -> None:
+    low, high = (int(value) for value in t.aminmax())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"target must hold class indices from 0 to {classes - 1}, got {low if low < 0 else high}. "
+            "Drop samples without a class and number the classes from 0."
+        )
+
+
+_NO_INDEX = -(2**62)
+"""A label that no sample has: torch would skip samples with its own default, -100."""
+
+
+def _entropy(x: Tensor, t: Tensor, weight: Tensor | None = None, reduction: str = "none") -> Tensor:
+    """Return torch's ``cross_entropy``. It checks the target itself; a wrong target gets the text of this package."""
+    if torch.compiler.is_compiling():
+        return cross_entropy(x, t, weight, ignore_index=_NO_INDEX, reduction=reduction)
+    try:
+        return cross_entropy(x, t, weight, ignore_index=_NO_INDEX, reduction=reduction)
+    except IndexError:
+        _check_indices(t, x.shape[1])
+        raise
 
 
 def _check_zeros_and_ones(target: Tensor) -> None:

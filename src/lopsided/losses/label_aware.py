@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
@@ -78,8 +78,8 @@ def _smoothed(logits: Tensor, target: Tensor, smoothing: Tensor, reduction: str)
     # The mean over all classes and the true class together give the label: the true class is in the mean, too.
     uniform = smoothing.to(x)[t] * (classes / (classes - 1))
     logs = log_softmax(x, dim=1)
-    own = cross_entropy(x, t, reduction="none")
-    return _reduced((1 - uniform) * own - uniform * logs.mean(dim=1), reduction)
+    own = logs.gather(1, t[:, None]).squeeze(1)
+    return _reduced((uniform - 1) * own - uniform * logs.mean(dim=1), reduction)
 
 
 class LabelAwareSmoothingLoss(nn.Module):

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
     CrossEntropyObjective,
     _check_not_empty,
     _check_reduction,
-    _class_target,
     _computed,
-    _reduced,
+    _entropy,
+    _index_target,
 )
 
 __all__ = ["BalancedSoftmaxLoss", "LogitAdjustedLoss", "balanced_softmax_loss", "logit_adjusted_loss"]
@@ -39,9 +38,10 @@ def logit_adjusted_loss(
     ``logits`` are (n, K), ``target`` is an integer tensor (n,), ``counts`` holds the K numbers of training images. A
     class without images counts as 1 image. ``reduction`` is "mean", "sum" or "none".
 
+    >>> import torch
     >>> logits, target = torch.tensor([[2.0, 0.0]]), torch.tensor([1])
-    >>> logit_adjusted_loss(logits, target, [90, 10])
-    tensor(4.2121)
+    >>> logit_adjusted_loss(logits, target, [80, 20])
+    tensor(3.4196)
     """
     check_range("tau", tau, 0.0, math.inf, advice=_ADVICE)
     return _adjusted(logits, target, _offsets(counts, tau), reduction)
@@ -64,9 +64,9 @@ def _adjusted(logits: Tensor, target: Tensor, offsets: Tensor, reduction: str) -
     _check_reduction(reduction)
     x = _computed(logits)
     check_classes(x, len(offsets))
-    t = _class_target(target, logits)
+    t = _index_target(target, logits)
     _check_not_empty(logits)
-    return _reduced(cross_entropy(x + offsets.to(x), t, reduction="none"), reduction)
+    return _entropy(x + offsets.to(x), t, reduction=reduction)
 
 
 class LogitAdjustedLoss(nn.Module):

@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lopsided.losses._kernel.checks import Reference, check_temperature, check_word
+from lopsided.losses._kernel.checks import Reference
 from lopsided.losses._views import check_binary_views, split_reference
-from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile
+from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile, contrastive_loss
 from lopsided.losses.objective import Objective, Samples
 
 __all__ = ["SupervisedMinorityLoss", "supervised_minority_loss"]
@@ -46,12 +46,8 @@ def supervised_minority_loss(
     >>> supervised_minority_loss(z, torch.tensor([0, 1]), temperature=1.0).round(decimals=4)
     tensor(0.7802)
     """
-    check_temperature(temperature)
-    check_word("reduction", reduction, ("mean", "sum", "none"))
-    loss = AsymmetricFocalContrastiveLoss(normalize=False, reduction=reduction, tile=tile)
     ids, others = _relabelled(z, y, minority, reference)
-    value: Tensor = loss(z, ids, reference=others, temperature=temperature)
-    return value
+    return contrastive_loss(z, ids, temperature=temperature, reference=others, reduction=reduction, tile=tile)
 
 
 def _relabelled(z: Tensor, y: Tensor, minority: int, reference: Reference | None) -> tuple[Tensor, Reference | None]:

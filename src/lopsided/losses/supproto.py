@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from lopsided.losses._counts import check_range
 from lopsided.losses._kernel.checks import Reference, check_number, check_word
 from lopsided.losses._views import check_binary_views, split_reference
-from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile, _unit
+from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile, _unit, contrastive_loss
 from lopsided.losses.objective import Objective, Samples
 
 __all__ = ["SupervisedPrototypesLoss", "opposite_prototypes", "supervised_prototypes_loss"]
@@ -63,9 +63,8 @@ def supervised_prototypes_loss(
     check_word("reduction", reduction, ("mean", "sum", "none"))
     check_range("margin", margin, 0.0, 2.0, advice=_MARGIN)
     number = check_number("temperature", temperature, above_zero=True, advice=_TEMPERATURE)
-    loss = AsymmetricFocalContrastiveLoss(0.0, 0.0, number, normalize=False, reduction=reduction, tile=tile)
     ids, others = _relabelled(z, y, reference)
-    value: Tensor = loss(z, ids, reference=others)
+    value = contrastive_loss(z, ids, temperature=number, reference=others, reduction=reduction, tile=tile)
     return _add(value, _pull(z, y, prototypes, margin, number), reduction)
 
 
@@ -88,13 +87,12 @@ def _pull(z: Tensor, y: Tensor, prototypes: Tensor, margin: float, temperature: 
     if not isinstance(prototypes, Tensor) or prototypes.shape != (2, z.shape[-1]):
         got = tuple(prototypes.shape) if isinstance(prototypes, Tensor) else type(prototypes).__name__
         raise ValueError(f"prototypes must have shape (2, {z.shape[-1]}), one row per class, got {got}.")
-    z = z.to(torch.promote_types(z.dtype, torch.float32))
-    views = z.shape[1]
-    c = prototypes.detach().to(z)
-    own, other = ((z * c[labels][:, None, :]).sum(-1) for labels in (y.long(), 1 - y.long()))
-    of_views = ((z * z.sum(1, keepdim=True)).sum(-1) - (z * z).sum(-1)) / (views - 1)
-    pulled = (own.detach() <= other.detach() + margin).to(z.dtype)
-    return pulled * (of_views - own) / (views * temperature)
+    z, labels = z.to(torch.promote_types(z.dtype, torch.float32)), y.long()
+    views, c = z.shape[1], prototypes.detach().to(z)
+    own, other = c[labels].unsqueeze(1), c[1 - labels].unsqueeze(1)
+    pulled = (z.detach() * (own - other)).sum(-1) <= margin
+    more = (z * ((z.sum(1, keepdim=True) - z) / (views - 1) - own)).sum(-1)
+    return torch.where(pulled, more, 0.0) / (views * temperature)
 
 
 def _add(value: Tensor, pull: Tensor, reduction: str) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopsided.losses._kernel.autograd import _no_second_derivative
+from lopsided.losses._kernel.autograd import _no_second_derivative, _saveable
 from lopsided.losses._kernel.formulas import Scratch
 from lopsided.losses._kernel.plan import free_memory, rows_per_block
 
@@ -112,7 +112,7 @@ class AveragedTotal(torch.autograd.Function):
         *inputs, temperature, tile = arguments
         ctx.wanted = ctx.needs_input_grad[:2]
         values, *grads = _run(*inputs, None, temperature, tile, any(ctx.wanted))
-        ctx.save_for_backward(*inputs[:2], *grads)
+        ctx.save_for_backward(*map(_saveable, inputs[:2]), *grads)
         ctx.mark_non_differentiable(values)
         return values.sum(), values
 
@@ -131,7 +131,7 @@ class AveragedRows(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         """``arguments``: as of ``AveragedTotal``."""
         *inputs, ctx.temperature, ctx.tile = arguments
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*map(_saveable, inputs))
         return _run(*inputs, None, ctx.temperature, ctx.tile, False)[0]
 
     @staticmethod
