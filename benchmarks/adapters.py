@@ -175,7 +175,7 @@ def summary(path: Path) -> str:
         cells.setdefault((line["data"], line["scenario"]), []).append(line["arms"])
     head = "| data | proportions | arm | runs | UWA | against regression | AUROC | against regression |"
     rows = [head, "|---" * 8 + "|"]
-    for key, lines in cells.items():
+    for key, lines in sorted(cells.items(), key=lambda cell: (cell[0][0] != "tops", cell[0])):
         for arm in lines[0]:
             parts = []
             for name in ("uwa", "auroc"):

@@ -50,8 +50,9 @@ def test_all_verbs_take_a_run_with_heads(photos: Path, call: Call, tmp_path: Pat
     reported = call("report", run)
     assert (reported.code, reported.err) == (0, "")
     page = (run / "report.html").read_text()
-    assert "2 heads on its features, which were not trained, by 2 epochs of AFCL" in page
-    assert "and by a logistic regression" in page
+    assert "AFCL heads on frozen features on photos" in page
+    assert "2 heads on its features, which were not trained, with 2 epochs of asymmetric focal contrastive loss" in page
+    assert ", averaged with a logistic regression" in page
     resumed = call("fit", "--out", run, "--resume", "--json")
     assert json.loads(resumed.out)["test"] == metrics["test"]
 

@@ -109,12 +109,13 @@ def test_the_named_recipes_are_those_of_the_documentation():
 @pytest.mark.parametrize("name", ["paper-fmnist", "paper-isic"])
 def test_a_recipe_of_the_paper_leaves_no_field_to_a_default(name):
     recipe = named_recipe(name)
-    used = [s for s in type(recipe).model_fields if s not in ("regression", "fine_tune")]  # Their method has none.
+    idle = {"regression", "adapter", "fine_tune"}  # Their method has none.
+    used = [s for s in type(recipe).model_fields if s not in idle]
     sections = [recipe, *(getattr(recipe, s) for s in used)]
     for section in [*sections, recipe.encoder_training.loss, recipe.classifier.loss]:
         if hasattr(section, "model_fields_set"):
             unset = {field for field in type(section).model_fields if getattr(section, field) is None}
-            unset |= {"regression", "fine_tune"} & set(type(section).model_fields)
+            unset |= idle & set(type(section).model_fields)
             assert section.model_fields_set | unset == set(type(section).model_fields)
 
 
@@ -274,7 +275,10 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("seed = -1", "seed must be an integer >= 0 and <= 9223372036854775807, got -1."),
         ("seed = true", "seed must be an integer >= 0 and <= 9223372036854775807, got True."),
         ("data = 3", "data must be a table, got 3."),
-        ('method = "both"', 'method must be one of "two-stage", "end-to-end", "frozen", "fine-tune", got \'both\'.'),
+        (
+            'method = "both"',
+            'method must be one of "two-stage", "end-to-end", "frozen", "adapter", "fine-tune", got \'both\'.',
+        ),
         ('device = ""', "device must be a string that is not empty, got ''."),
         (
             "[encoder_training.loss]\nname = 'acl'\neta = nan",

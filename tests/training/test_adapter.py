@@ -211,9 +211,8 @@ def test_a_second_arm_on_the_same_images_does_not_run_the_encoder(
 
 @pytest.mark.slow
 def test_two_ranks_train_the_same_heads_as_one(photos: Path, weights: Path, tmp_path: Path) -> None:
-    recipe = light(weights)
-    (alone,) = together(1, tmp_path / "1", _on_a_rank, recipe, photos, tmp_path / "alone", tmp_path / "cache-1")
-    both = together(2, tmp_path / "2", _on_a_rank, recipe, photos, tmp_path / "both", tmp_path / "cache-2")
+    (alone,) = together(1, tmp_path / "1", _on_a_rank, weights, photos, tmp_path / "alone", tmp_path / "cache-1")
+    both = together(2, tmp_path / "2", _on_a_rank, weights, photos, tmp_path / "both", tmp_path / "cache-2")
     for probabilities, epochs in both:
         np.testing.assert_array_equal(probabilities, alone[0])
         assert epochs == alone[1] == [1, 2]
@@ -221,9 +220,9 @@ def test_two_ranks_train_the_same_heads_as_one(photos: Path, weights: Path, tmp_
     assert models[0] == models[1]
 
 
-def _on_a_rank(ranks: Ranks, recipe: Recipe, photos: Path, folder: Path, cache: Path) -> tuple[np.ndarray, list[int]]:
+def _on_a_rank(ranks: Ranks, weights: Path, photos: Path, folder: Path, cache: Path) -> tuple[np.ndarray, list[int]]:
     os.environ["LOPSIDED_CACHE"] = str(cache)
-    fitted = run(recipe, photos, folder, ranks=ranks)
+    fitted = run(light(weights), photos, folder, ranks=ranks)
     assert fitted.test is not None
     return fitted.test.probabilities, [line["epoch"] for line in fitted.history]
 

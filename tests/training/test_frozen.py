@@ -122,7 +122,7 @@ def test_a_killed_run_is_resumed_with_the_features_that_were_cached(
 ) -> None:
     whole = fit(small(weights), source_of(photos), tmp_path / "whole")
     feature_cache.empty_cache(cache)
-    compute, calls = Engine.features, []
+    compute, calls = Engine.encode, []
 
     def dies(engine: Engine, batch: torch.Tensor) -> np.ndarray:
         calls.append(len(batch))
@@ -133,7 +133,7 @@ def test_a_killed_run_is_resumed_with_the_features_that_were_cached(
     monkeypatch.setattr("lopsided.inference.features._BATCH", 8)
     monkeypatch.setattr("lopsided.inference.features.PACK", 8)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "features", dies)
+        patch.setattr(Engine, "encode", dies)
         with pytest.raises(KeyboardInterrupt):
             fit(small(weights), source_of(photos), tmp_path / "run")
     told = Counts()

@@ -105,6 +105,8 @@ def title(recipe: Recipe) -> str:
     if recipe.method == "frozen":
         return f"Frozen features on {source_name(recipe)}"
     entry = recipe.encoder_training.loss.entry
+    if recipe.method == "adapter":
+        return f"{entry.label} heads on frozen features on {source_name(recipe)}"
     return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
 
 
@@ -127,8 +129,8 @@ def summary(facts: Facts) -> str:
     elif recipe.method == "frozen":
         how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
     elif recipe.method == "adapter":
-        plus = " and by a logistic regression" if recipe.adapter.blend else ""
-        how = f"{amount(recipe.adapter.heads, 'head')} on its features, which were not trained, by {how}{plus}"
+        plus = ", averaged with a logistic regression" if recipe.adapter.blend else ""
+        how = f"{amount(recipe.adapter.heads, 'head')} on its features, which were not trained, with {how}{plus}"
     elif recipe.method == "fine-tune":
         how = f"logistic regression on its features, then {_tuned(recipe)}"
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
