@@ -405,6 +405,7 @@ def test_the_note_about_minutes_gives_the_number_to_repeat() -> None:
 # Resume and ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
