@@ -42,7 +42,7 @@ SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
 START: dict[str, Any] = {
     "encoder_training.loss": "ce",
-    "encoder_training.batch_size": 64,
+    "encoder_training.batch_size": 32,
     "encoder_training.lr": 1e-3,
     "encoder_training.optimizer": "adamw",
     "encoder_training.weight_decay": 0.01,

@@ -31,7 +31,7 @@ def test_a_field_of_the_section_selects_the_recipe_and_all_verbs_take_the_run(
     assert (metrics["method"], metrics["loss"], metrics["val"]) == ("fine-tune", "ce", None)
     assert metrics["test"]["figures"]["uwa"]["value"] > 0.9
     (stage,) = [event for event in Run.open(run).events() if event["event"] == "stage"]
-    assert (stage["stage"], stage["epochs"]) == ("fine-tune", 2)  # 29 training images are one step of 64.
+    assert (stage["stage"], stage["epochs"]) == ("fine-tune", 2)  # 29 training images are one step of 32.
     assert call("evaluate", run, photos, "--json", "--device", "cpu").code == 0
     assert call("predict", run, photos, "--out", tmp_path / "answers.csv", "--device", "cpu").code == 0
     assert call("report", run).code == 0

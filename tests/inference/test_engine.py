@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lopsided.inference import engine as engines
-from lopsided.inference.engine import Engine
+from lopsided.inference.engine import Engine, evaluating
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model
@@ -62,3 +63,11 @@ def test_a_graph_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyP
     assert not Engine(model, (3, 32, 32)).is_fast
     monkeypatch.setattr(engines, "to_onnx", lambda *_: b"no graph")
     assert not Engine(model, (3, 32, 32)).is_fast
+
+
+def test_evaluating_restores_the_mode_of_each_part() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    module[1].eval()
+    with evaluating(module):
+        assert not any(child.training for child in module.modules())
+    assert [child.training for child in module.modules()] == [True, True, False]

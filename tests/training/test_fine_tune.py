@@ -402,9 +402,23 @@ def test_the_note_about_minutes_gives_the_number_to_repeat() -> None:
     )
 
 
+def test_epochs_are_known_only_without_another_budget() -> None:
+    from lopsided.runs.records import epochs_of
+    from lopsided.training.cautions import falling_cautions
+
+    history = [{"stage": "fine-tune", "epoch": i + 1, "loss": 5.0 - i} for i in range(5)]
+    steps = named_recipe("fine-tune")
+    epochs = steps.override(**{"fine_tune.steps": None, "encoder_training.epochs": 5})
+    assert (epochs_of(steps), epochs_of(epochs)) == ((), (5,))
+    assert list(falling_cautions(steps, history)) == []
+    (text,) = falling_cautions(epochs, history)
+    assert text.startswith("The training loss of stage fine-tune still fell steeply at its last epoch (2 to 1)")
+
+
 # Resume and ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

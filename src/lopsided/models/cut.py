@@ -106,15 +106,12 @@ def _blocks_of(target: str, numbers: Mapping[str, int]) -> set[int]:
 def _split(root: nn.Module, graph: fx.Graph, numbers: Mapping[str, int], first: int) -> tuple[nn.Module, nn.Module]:
     """Split recorded calls before the first call of block ``first``."""
     nodes = list(graph.nodes)
-    called = {
-        node: max(_blocks_of(str(node.target), numbers), default=None)
-        for node in nodes
-        if node.op in ("call_module", "get_attr")
-    }
-    start = next(i for i, node in enumerate(nodes) if (called.get(node) or 0) >= first)
+    used = {node: _blocks_of(str(node.target), numbers) for node in nodes if node.op in ("call_module", "get_attr")}
+    blocks = {node: max(found) for node, found in used.items() if found}
+    start = next(i for i, node in enumerate(nodes) if blocks.get(node, 0) >= first)
     before, after = nodes[:start], nodes[start:]
     crossing = {node for user in after for node in user.all_input_nodes if node in before and node.op != "get_attr"}
-    early = [node for node in after if called.get(node) is not None and called[node] < first]
+    early = [node for node in after if blocks.get(node, first) < first]
     if len(crossing) != 1 or early:
         raise ValueError("several tensors cross the cut")
     (bridge,) = crossing
