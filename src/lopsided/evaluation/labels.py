@@ -7,8 +7,8 @@ its label. A model is less sure of a rare class, and the threshold of a rare cla
 suspects estimates how many labels are wrong.
 
 The images are sorted by the probability of their label, lowest first, whether they are suspects or not: a wrong label
-reaches the mean probability of the true class only about every second time. ``benchmarks/labels.py`` compares this order
-with others on flipped labels; its record is ``docs/records/labels.json``.
+reaches the mean probability of the true class only about every second time. ``benchmarks/labels.py`` compares this
+order with others on flipped labels; its record is ``docs/records/labels.json``.
 
 The probabilities must come from models that did not see the image, and have the class shares of the training images.
 """
@@ -37,8 +37,8 @@ BLOCK = 1024
 class LabelCheck:
     """The images in the order of the check, the most doubtful label first.
 
-    The other arrays have the original order. ``suggested`` is the class to which a suspect belongs confidently; for other
-    images it is the most probable class besides the label. ``suspect`` tells whether an image belongs confidently to another class than its label.
+    The other arrays have the original order. ``suspect`` tells whether an image belongs confidently to another class
+    than its label. ``suggested`` is this class; for other images it is the most probable class besides the label.
     ``joint[i, j]`` counts the images with label i that belong confidently to class j.
     """
 
@@ -187,7 +187,7 @@ def standardised(x: NDArray[np.float32]) -> NDArray[np.float32]:
     kept = deviation > 1e-12 * np.maximum(np.abs(mean), 1e-30)
     z = ((x[:, kept] - mean[kept]) / deviation[kept]).astype(np.float32)
     length = np.linalg.norm(z, axis=1, keepdims=True)
-    return np.divide(z, length, out=np.zeros_like(z), where=length > 0)
+    return np.asarray(np.divide(z, length, out=np.zeros_like(z), where=length > 0))
 
 
 def _checked(labels: ArrayLike, probabilities: ArrayLike) -> tuple[Codes, Floats]:
