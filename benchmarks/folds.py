@@ -1,16 +1,16 @@
 """How much narrower are the intervals if folds test every image? `lopsided fit` with and without folds, on ISIC 2018.
 
-    LOPSIDED_DATA=... python benchmarks/folds.py        # melanoma against dermatofibroma, by lesion
+    LOPSIDED_DATA=... python benchmarks/folds.py --runs FOLDER      # melanoma against dermatofibroma, by lesion
 
 The recipe is `default`: once with a test split of 15 %, once with five folds. Both are computed for several seeds, and
-the record docs/records/folds.json holds UWA, AUROC and the recall of dermatofibroma with their intervals.
+the record docs/records/folds.json holds UWA, AUROC and the recall of dermatofibroma with their intervals. After an
+interruption, the same command continues in FOLDER.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,24 @@ def figures(metrics: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run both recipes for each seed and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RECORD)
     options = parser.parse_args()
     lines = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for seed in range(options.seeds):
-            for name, recipe in recipes(seed).items():
-                run = run_recipe(recipe, Path(scratch) / f"{name}-{seed}")
-                assert run.metrics is not None
-                lines.append({"seed": seed, "what": name, **figures(run.metrics)})
-                print(json.dumps(lines[-1]), flush=True)
+    for seed in range(options.seeds):
+        for name, recipe in recipes(seed).items():
+            run = run_recipe(recipe, options.runs / f"{name}-{seed}", resume=True)
+            assert run.metrics is not None
+            lines.append({"seed": seed, "what": name, **figures(run.metrics)})
+            print(json.dumps(lines[-1]), flush=True)
     widths = {
         name: round(sum(x["uwa"][2] - x["uwa"][1] for x in lines if x["what"] == name) / options.seeds, 2)
         for name in ("split", "folds")
     }
     print(f"mean width of the interval of UWA: {widths['split']} points with a split, {widths['folds']} with folds")
     record = {
-        "command": f"python benchmarks/folds.py --seeds {options.seeds}",
+        "command": f"python benchmarks/folds.py --runs FOLDER --seeds {options.seeds}",
         "mean_width_of_uwa": widths,
         "runs": lines,
     }

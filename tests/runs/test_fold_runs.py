@@ -275,6 +275,25 @@ def test_folds_that_cannot_be_made_leave_no_folder(
     assert not (tmp_path / "run").exists()
 
 
+def test_images_that_the_scenario_did_not_draw_are_evaluated_with_the_model_of_the_run(tmp_path: Path) -> None:
+    drawn = {"data.scenario": "80:20,total=50", "data.held_out": True, "data.source": "fashion-mnist-tops"}
+    run = run_recipe(recipe_of(tmp_path, **drawn), tmp_path / "run")
+    assert run.metrics is not None
+    assert run.metrics["test"]["num_images"] == 50
+    supports = [row["support"] for row in run.metrics["held_out"]["per_class"]]
+    assert supports[0] == supports[1] > 1000
+    assert len([row for row in run.predictions() if row["split"] == "held_out"]) == sum(supports)
+
+
+def test_a_group_with_two_labels_stays_in_one_fold_and_is_named(tmp_path: Path, photos: Path) -> None:
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    lines = [f"{photos / name},{name.split('/')[0]},{'both' if i in (0, 38) else i}" for i, name in enumerate(names)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,group", *lines]))
+    run = run_recipe(recipe_of(tmp_path / "table.csv", **{"data.allow_outside": True}), tmp_path / "run")
+    notes = [event["text"] for event in run.events() if event["event"] == "note"]
+    assert "One group holds images of several classes, for example both. Check its labels." in notes
+
+
 def test_the_test_split_of_a_run_with_folds_is_not_evaluated_again_with_its_model(trained: Run) -> None:
     with pytest.raises(RunError, match=r"has seen all images of its run: its folds tested them with other models\."):
         open_own_split(trained.folder, "test")
@@ -320,11 +339,21 @@ def test_a_frozen_encoder_is_refitted_and_its_probabilities_are_calibrated(tmp_p
 # The default
 
 
+def test_without_a_cache_folds_cost_more_and_large_data_have_one_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{label}{i}.png,{label}" for label, number in (("a", 7_000), ("b", 100)) for i in range(number)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))
+    assert default_folds(named_recipe("default"), str(tmp_path / "table.csv"))[0] == 5
+    monkeypatch.setenv("LOPSIDED_CACHE_GIB", "0")
+    assert default_folds(named_recipe("default"), str(tmp_path / "table.csv"))[0] is None
+
+
 def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: Path) -> None:
     recipe = frozen_of(photos, **{"data.folds": None})
     folds, why = default_folds(recipe)
     assert folds == 5
-    assert why.startswith("5 folds, because 'dog' has only 9 images: so all of them are tested, not only 15 %. ")
+    assert why.startswith("5 folds, because 'dog' has only 9 images: so all of them are tested, not only 15%. ")
     assert "--folds 1 gives" in why
     assert default_folds(recipe_of(photos, **{"data.folds": None})) == (None, "")  # It trains an encoder.
     assert default_folds(recipe.override(**{"data.split": "random"})) == (None, "")

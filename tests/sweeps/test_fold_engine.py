@@ -16,7 +16,8 @@ from lopsided.sweeps.engines import Cell, Ended, LocalEngine
 from lopsided.sweeps.folds import on_engine
 from tiny import write_photos
 
-RECORD = Record.from_json(next(line for line in (Path(__file__).parents[2] / "results" / "fmnist.jsonl").open()))
+_RECORDS = Path(__file__).parents[2] / "results" / "fmnist.jsonl"
+RECORD = Record.from_json(_RECORDS.read_text(encoding="utf-8").splitlines()[0])
 
 
 class Scripted:

@@ -370,7 +370,8 @@ def _fit(
     chosen = Recipe.from_toml(text).override(**changes)
     if not resume:
         _check_split(chosen)
-    if not (resume and (out / "recipe.toml").is_file()) and recipe in (None, "default"):
+    continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
+    if recipe in (None, "default") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks)
     if parallel is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")

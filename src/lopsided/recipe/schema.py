@@ -137,7 +137,9 @@ class Data(Section):
         "Share of all images for the selection of the epoch; 0: keep the last epoch, ignore a given val split.",
     )
     folds: Annotated[int, Ge(2), Le(1000)] | None = _field(
-        None, "Test every image: train this many models, each tested on one fold of the images; unset: one split."
+        None,
+        "Test every image: train this many models, each tested on one fold of the images, without regard to data.test; "
+        "unset: one split.",
     )
     repeats: Annotated[int, Ge(1), Le(1000)] = _field(1, "How often to draw and train the folds.")
     fold: Count | None = _field(

@@ -41,6 +41,7 @@ from lopsided.evaluation.decision import (
 )
 from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
+from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
@@ -62,8 +63,8 @@ Parallel = Callable[[Path, Parts], None]
 FOLDS, WHOLE = "folds", "all"
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
-FOLD_SECONDS, IMAGE_SECONDS = 2.0, 0.01
-"""Seconds of one fold with a frozen encoder, and of each of its images, on two cores: a rough guide."""
+FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.01, 0.02
+"""Seconds of one fold with a frozen encoder, of each image in a fold, and of its features: a rough guide."""
 _OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
     r"|^The decision is|^The probabilities are|^The regression has|^The images are split"
@@ -96,7 +97,9 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
     folds = 0 if how in ("given", "random") else min(USUAL_FOLDS, most_folds(source, how))
     if counts[rarest] >= RARE or folds < 2:
         return None, ""
-    seconds = (folds + 1) * (FOLD_SECONDS + IMAGE_SECONDS * len(source))
+    seconds = folds * (FOLD_SECONDS + IMAGE_SECONDS * len(source))
+    if cache_root() is None:  # Each fold computes all features again.
+        seconds += folds * FEATURE_SECONDS * len(source)
     about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
     few = f"{rarest!r} has only {counts[rarest]:,} images"
     if seconds > CHEAP_SECONDS:
@@ -104,7 +107,7 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
             None,
             f"One split, although {few}, because folds would take about {about} longer. Use --folds 5 for them.",
         )
-    why = f"{folds} folds, because {few}: so all of them are tested, not only 15 %"
+    why = f"{folds} folds, because {few}: so all of them are tested, not only {recipe.data.test:.0%}"
     return folds, f"{why}. This takes about {about} longer than one split, which --folds 1 gives."
 
 
@@ -126,6 +129,7 @@ def train_folds(
     caller must hold the folder's lock.
     """
     first = ranks is None or ranks.first
+    files.check_no_links(folder / FOLDS)
     numbers = _numbers(recipe, source)
     prior = settled_prior(recipe, list(source.counts().values()))
     _check_rule(recipe, source, prior)
@@ -135,7 +139,7 @@ def train_folds(
         if first:
             if not resume:
                 files.atomic_write(folder / runs.RECIPE, recipe.to_toml())
-            for text in [*filter(None, [why]), _fold_words(recipe, source)]:
+            for text in [*filter(None, [why]), *_fold_words(recipe, source)]:
                 log.note(text)
         if parallel is not None and first:
             todo = [(part, where) for part, where in parts if not (folder / where / runs.METRICS).exists()]
@@ -160,6 +164,7 @@ def train_folds(
 
 def tidy(folder: Path) -> None:
     """Remove models, features and checkpoints of the folds of a finished run. Their figures stay."""
+    files.check_no_links(folder / FOLDS)
     for path in (folder / FOLDS).glob("*"):
         shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
         for name in ("model.safetensors", runs.CARD, runs.FEATURES):
@@ -212,12 +217,20 @@ def _check_rule(recipe: Recipe, source: Source, prior: Sequence[float]) -> None:
     settle_scores(recipe.decision.rule, "none", source.classes, prior, held)
 
 
-def _fold_words(recipe: Recipe, source: Source) -> str:
-    data = recipe.data
+def _fold_words(recipe: Recipe, source: Source) -> Iterator[str]:
+    """Yield sentences about the folds."""
+    data, how = recipe.data, split_rule(recipe, source)
     what = {"group": "by group: all images of a group are in one fold", "stratified": "with the class shares of all"}
-    how = what.get(split_rule(recipe, source), "at random")
     times = f", {data.repeats} times" if data.repeats > 1 else ""
-    return f"The {len(source):,} images are in {data.folds} folds {how}. Each fold tests a model of the others{times}."
+    number = f"The {len(source):,} images are in {data.folds} folds {what.get(how, 'at random')}"
+    yield f"{number}. Each fold tests a model of the others{times}."
+    if how == "group" and source.groups is not None:
+        pairs = np.unique(np.stack([source.groups, source.labels.astype(np.str_)]), axis=1)
+        groups, counts = np.unique(pairs[0], return_counts=True)
+        mixed = groups[counts > 1].tolist()
+        if mixed:
+            some = "One group holds" if len(mixed) == 1 else f"{len(mixed):,} groups hold"
+            yield f"{some} images of several classes, for example {mixed[0]}. Check its labels."
 
 
 @dataclass(frozen=True, eq=False)
