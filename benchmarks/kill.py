@@ -24,7 +24,7 @@ checkpoint after every epoch, a predict, and a sweep of two cells that are train
 In the end there must be no temporary file, no lock, no claim and no process left.
 
 fit, predict and what dies at a write are processes forked from one that has imported everything, so that no kill falls
-into the import of torch; reproduce is the command as it is.
+into the import of torch; reproduce and compare are the commands as they are.
 """
 
 from __future__ import annotations

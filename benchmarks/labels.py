@@ -8,8 +8,8 @@ with the recipe ``default``: features of the embedded encoder, folds by lesion t
 and a regression whose strength inner folds choose. It counts the flipped labels among the first 40 images in
 several orders:
 
-- ours: ``check_labels``, suspects first, then by the probability of the label,
-- self-confidence: by the probability of the label alone,
+- ours: ``check_labels``, by the probability of the label,
+- suspects first: suspects of confident learning before the other images, each by the probability of the label,
 - margin: by the probability of the label less the largest other probability,
 - adjusted: the margin after the threshold of each class is subtracted from its probability (for imbalance),
 - balanced: by the probability of the label if all classes had the same share.
@@ -97,7 +97,7 @@ def orders(labels: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
 
     ratio = p / (np.bincount(labels) / len(labels))
     scores = {
-        "self-confidence": p[rows, labels],
+        "suspects first": p[rows, labels] - 2.0 * check.suspect,
         "margin": margin(p),
         "adjusted": margin(p - check.thresholds),
         "balanced": (ratio / ratio.sum(axis=1, keepdims=True))[rows, labels],

@@ -23,6 +23,7 @@ from lopsided.runs import records
 from lopsided.runs.records import (
     Failure,
     Figures,
+    Fold,
     LossTable,
     Record,
     append_failure,
@@ -44,6 +45,7 @@ shares = st.floats(0, 1).map(lambda value: float(f"{value:.5g}"))
 names = st.text(string.ascii_letters + string.digits + "-_. ", min_size=1, max_size=24)
 figures = st.builds(
     Figures,
+    Fold,
     images=st.integers(1, 100_000),
     minority=st.integers(0, 50_000),
     accuracy=shares,
@@ -58,6 +60,7 @@ losses = st.builds(
     names,
     st.dictionaries(st.sampled_from(["eta", "eta_unit", "gamma", "temperature"]), values),
 )
+counts = st.integers(1, 10**6)
 any_record = st.builds(
     Record,
     cell=st.text("0123456789abcdef", min_size=16, max_size=16),
@@ -81,6 +84,7 @@ any_record = st.builds(
     arm=names | st.none(),
     family=st.text("0123456789abcdef", min_size=16, max_size=16) | st.none(),
     epochs=st.tuples(st.integers(1, 9999), st.integers(1, 9999)) | st.none(),
+    fold=st.builds(Fold, fold=counts, folds=st.integers(2, 99), rest=counts, rest_minority=counts) | st.none(),
 )
 
 
@@ -549,3 +553,40 @@ def test_what_the_disk_refuses_is_said_at_once(tmp_path: Path) -> None:
 def test_records_are_read_without_torch() -> None:
     script = "import sys, lopsided.runs.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], env=environment(), check=False).returncode == 0
+
+
+FOLDED = RECIPE.override(**{"data.folds": 5, "data.fold": 7})
+
+
+def folded(**val: int) -> dict[str, Any]:
+    """The metrics of a fold; the images of ``val`` are taken from the training images."""
+    metrics = metrics_of(RECIPE, [0, 0, 0, 0, 2, 2])
+    train = metrics["counts"]["train"]
+    rest = {name: number - val.get(name, 0) for name, number in train.items()}
+    return {**metrics, "counts": {**metrics["counts"], "train": rest, "val": val}}
+
+
+def test_the_record_of_a_fold_says_which_one_and_how_many_images_are_outside_it(tmp_path: Path) -> None:
+    record = Record.from_run(write_run(tmp_path, FOLDED, folded(top=10, shirt=1)))
+    assert record.fold == Fold(fold=7, folds=5, rest=97, rest_minority=7)
+    assert record.fold.repeat == 1
+    assert record.name.endswith(" fold 7")
+    assert Record.from_json(record.to_json()) == record
+    failure = Failure.of(FOLDED, "it broke.", "mine")
+    assert failure.name.endswith("mine fold 7")
+    assert Failure.from_json(failure.to_json()) == failure
+
+
+def test_folds_of_one_recipe_are_runs_of_one_treatment_and_other_numbers_of_folds_are_not() -> None:
+    other = FOLDED.override(**{"data.fold": 8})
+    assert family_of(other) == family_of(FOLDED)
+    assert family_of(FOLDED.override(**{"data.folds": 4})) != family_of(FOLDED)
+    assert data_key(other, folded()) != data_key(FOLDED, folded())
+
+
+def test_two_runs_of_a_fold_saw_the_same_test_images_whatever_they_validated_on() -> None:
+    other = FOLDED.override(**{"data.val": 0.05})
+    assert data_key(other, folded(top=10, shirt=1)) == data_key(FOLDED, folded())
+    more = folded()
+    more["counts"]["train"]["top"] += 1
+    assert data_key(FOLDED, more) != data_key(FOLDED, folded())

@@ -102,3 +102,16 @@ def test_an_arm_that_fails_is_named_and_the_others_are_compared(
     monkeypatch.setattr(Pretending, "wrong", ("ce", "weighted-ce", "cl"))
     with pytest.raises(RunError, match=r"^No arm could be compared: it broke\.$"):
         chosen(tmp_path / "other", minutes=60.0)
+
+
+def test_a_scenario_is_compared_like_all_images(tmp_path: Path) -> None:
+    base = Recipe().override(**{"data.source": "photos", "data.folds": 3, "data.scenario": "90:10,total=100"})
+    choice = choose(
+        parse_arms(["ce,cl"]),
+        base,
+        tmp_path / "CMP",
+        engine=lambda: Pretending(slots=1),
+        clock=lambda: 0.0,
+        minutes=60.0,
+    )
+    assert (choice.answer.best, choice.answer.where) == ("cl", "At 90:10")

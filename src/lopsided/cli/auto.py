@@ -100,9 +100,10 @@ def _with_possible_folds(base: Recipe, fields: Mapping[str, Any]) -> Recipe:
     if "data.folds" in fields:
         return base
     from lopsided.data.folds import most_folds
-    from lopsided.data.prepare import split_rule
+    from lopsided.data.prepare import list_drawn, split_rule
+    from lopsided.runs.run import settle
 
-    source = sweeping.open_data(base)
+    source = list_drawn(settle(base))
     how = split_rule(base, source)
     most = USUAL_FOLDS if how == "given" else most_folds(source, how)
     return base.override(**{"data.folds": max(2, min(USUAL_FOLDS, most))})

@@ -3,10 +3,12 @@
 The label check is confident learning (Northcutt, Jiang and Chuang, 2021). The threshold of a class is the mean
 probability of the class over the images that have it as their label. An image belongs confidently to a class if its
 probability reaches the threshold of the class. An image is a suspect if it belongs confidently to another class than
-its label. A model is less sure of a rare class, and so is its threshold: rare classes need no other treatment.
+its label. A model is less sure of a rare class, and the threshold of a rare class is lower by as much. The number of
+suspects estimates how many labels are wrong.
 
-Suspects come first, then the other images. Both are sorted by the probability of the label, lowest first.
-``benchmarks/labels.py`` compares this order with others on flipped labels; its record is ``docs/records/labels.json``.
+The images are sorted by the probability of their label, lowest first, whether they are suspects or not: a wrong label
+reaches the mean probability of the true class only about every second time. ``benchmarks/labels.py`` compares this
+order with others on flipped labels; its record is ``docs/records/labels.json``.
 
 The probabilities must come from models that did not see the image, and have the class shares of the training images.
 """
@@ -35,8 +37,8 @@ BLOCK = 1024
 class LabelCheck:
     """The images in the order of the check, the most doubtful label first.
 
-    ``suggested`` is the class to which an image belongs confidently, or else its most probable class, for each image in
-    the original order. ``suspect`` tells whether an image belongs confidently to another class than its label.
+    The other arrays have the original order. ``suspect`` tells whether an image belongs confidently to another class
+    than its label. ``suggested`` is this class; for other images it is the most probable class besides the label.
     ``joint[i, j]`` counts the images with label i that belong confidently to class j.
     """
 
@@ -51,7 +53,7 @@ class LabelCheck:
 
     @property
     def num_suspects(self) -> int:
-        """The number of suspects, which come first in ``order``."""
+        """The number of suspects."""
         return int(self.suspect.sum())
 
 
@@ -61,7 +63,7 @@ def check_labels(labels: ArrayLike, probabilities: ArrayLike) -> LabelCheck:
     >>> p = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.1, 0.9], [0.9, 0.1]]
     >>> check = check_labels([0, 0, 0, 1, 1], p)  # The last image looks like class 0.
     >>> check.order.tolist(), check.suggested.tolist(), check.num_suspects
-    ([4, 2, 1, 0, 3], [0, 0, 0, 1, 0], 1)
+    ([4, 2, 1, 0, 3], [1, 1, 1, 0, 0], 1)
     """
     y, p = _checked(labels, probabilities)
     rows, num_classes = np.arange(len(y)), p.shape[1]
@@ -70,12 +72,14 @@ def check_labels(labels: ArrayLike, probabilities: ArrayLike) -> LabelCheck:
     np.divide(np.bincount(y, weights=p[rows, y], minlength=num_classes), counts, out=thresholds, where=counts > 0)
     reached = p >= thresholds
     confident = reached.any(axis=1)
-    # Of several classes that an image reaches, the most probable one counts.
-    suggested = np.where(confident, np.where(reached, p, -1.0).argmax(axis=1), p.argmax(axis=1))
-    suspect = confident & (suggested != y)
+    belongs = np.where(reached, p, -1.0).argmax(axis=1)  # Of several classes that it reaches, the most probable one.
+    suspect = confident & (belongs != y)
+    others = p.copy()
+    others[rows, y] = -1.0
+    suggested = np.where(suspect, belongs, others.argmax(axis=1))
     joint = np.zeros((num_classes, num_classes), dtype=np.int64)
-    np.add.at(joint, (y[confident], suggested[confident]), 1)
-    order = np.lexsort((rows, p[rows, y], ~suspect))
+    np.add.at(joint, (y[confident], belongs[confident]), 1)
+    order = np.lexsort((rows, p[rows, y]))
     return LabelCheck(order, y, suggested, suspect, p[rows, y], p[rows, suggested], thresholds, joint)
 
 
@@ -183,7 +187,7 @@ def standardised(x: NDArray[np.float32]) -> NDArray[np.float32]:
     kept = deviation > 1e-12 * np.maximum(np.abs(mean), 1e-30)
     z = ((x[:, kept] - mean[kept]) / deviation[kept]).astype(np.float32)
     length = np.linalg.norm(z, axis=1, keepdims=True)
-    return np.divide(z, length, out=np.zeros_like(z), where=length > 0)
+    return np.asarray(np.divide(z, length, out=np.zeros_like(z), where=length > 0))
 
 
 def _checked(labels: ArrayLike, probabilities: ArrayLike) -> tuple[Codes, Floats]:

@@ -160,7 +160,7 @@ def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
         is_share = figure != NATS
         low, high = svg.padded(limit for mean in means for limit in (mean.value, *(_limits(mean, figure) or ())))
         low, high = max(low, 0.0), min(high, 100.0) if is_share else high
-        where = "out-of-fold" if comparison.folds else WORDS[split]
+        where = comparison.images(split)
         unit = ", per cent" if is_share else ""
         for scenario in comparison.scenarios:
             yield {
@@ -225,7 +225,7 @@ def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 "figure": figure,
                 "split": split,
                 "baseline": number,
-                "caption": f"{WORDS[figure]} on {'out-of-fold' if comparison.folds else WORDS[split]} images, "
+                "caption": f"{WORDS[figure]} on {comparison.images(split)} images, "
                 f"{'difference to' if figure == NATS else 'points above'} {clean(baseline)}",
                 "rows": [
                     (
@@ -262,7 +262,7 @@ def _recalls(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 rows.append((clean(arm), [MISSING if entry is None else mean_text(entry.mean) for entry in found]))
             yield {
                 "split": split,
-                "caption": f"{_scenario(scenario)}: recall on {'out-of-fold' if comparison.folds else WORDS[split]} "
+                "caption": f"{_scenario(scenario)}: recall on {comparison.images(split)} "
                 "images, per cent, mean with 95 % interval",
                 "rows": rows,
             }

@@ -28,23 +28,21 @@ def labels_section(folder: Path, listed: Judged, pictures: Thumbnails) -> dict[s
     places = {name: i for i, name in enumerate(listed.names)}
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
-    suspects = [row for row in rows if row["suspect"] == "yes"]
-    shown = [tile for row in suspects[:SHOWN] if (tile := _tile(row, places, pictures)) is not None]
+    number = sum(row["suspect"] == "yes" for row in rows)
+    shown = [tile for row in rows[: min(SHOWN, number)] if (tile := _tile(row, places, pictures)) is not None]
     pairs = read_table(folder / NEAR_DUPLICATES, MAX_TABLE)
     wanted = {"similarity", "across", "name", "label", "other_name", "other_label"}
     pairs = [pair for pair in pairs if wanted <= set(pair) and pair["across"] in ACROSS]
     pairs.sort(key=lambda pair: list(ACROSS).index(pair["across"]))
-    number = len(suspects)
     words = (
-        f"{amount(number, 'label')} of {amount(len(rows), 'image')} "
-        f"{'contradicts' if number == 1 else 'contradict'} models that did not see the image."
+        f"About {amount(number, 'label')} of {amount(len(rows), 'image')} may be wrong, by models that did not see the "
+        "image."
         if number
-        else f"No label of {amount(len(rows), 'image')} contradicts the models that did not see the image."
+        else f"No label of {amount(len(rows), 'image')} is in doubt, by models that did not see the image."
     )
     return {
         "words": words,
         "tiles": shown,
-        "more": number - len(shown),
         "pairs": [_pair(pair, places, pictures) for pair in pairs[:SHOWN_PAIRS]],
         "pair_words": _pair_words(pairs) if (folder / NEAR_DUPLICATES).is_file() else "",
         "file": LABELS,

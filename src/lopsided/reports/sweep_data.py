@@ -68,7 +68,7 @@ class SweepData:
                     "One run has no interval; how much of a figure is chance cannot be told from it.",
                 )
             )
-        few = [record.test.minority for record in self.records if record.test.minority < FEW]
+        few = [number for number in map(_tested, self.records) if number < FEW]
         if few:
             what = f"{amount(len(few), 'run')} with fewer than {FEW} test images of the rare class"
             found.append(
@@ -111,6 +111,11 @@ def failed_cells(failures: Iterable[Failure], records: Iterable[Record]) -> list
     open_failures = [failure for failure in failures if failure.cell not in done]
     attempts = Counter(failure.cell for failure in open_failures)
     return [(last, attempts[cell]) for cell, last in {failure.cell: failure for failure in open_failures}.items()]
+
+
+def _tested(record: Record) -> int:
+    """Return the number of test images of the rarest class, over all folds if the run is a fold."""
+    return record.test.minority + (0 if record.fold is None else record.fold.rest_minority)
 
 
 def is_key(cell: str) -> bool:

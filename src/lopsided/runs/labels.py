@@ -32,8 +32,8 @@ def write_label_check(
     files.atomic_write(folder / LABELS, labels_table(check, names, classes, groups))
     notes = []
     if check.num_suspects:
-        what = "label contradicts" if check.num_suspects == 1 else "labels contradict"
-        notes.append(f"{check.num_suspects:,} {what} models that did not see the image. {LABELS} lists them first.")
+        some = f"{check.num_suspects:,} label{'' if check.num_suspects == 1 else 's'}"
+        notes.append(f"About {some} may be wrong, by models that did not see the image: see {LABELS}.")
     if features is None or not np.isfinite(features).all():
         return notes
     if len(source) > MOST_COMPARED:

@@ -17,7 +17,7 @@ from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipes
 from lopsided.runs import run as runs
 from lopsided.runs.folds import place
-from lopsided.runs.records import Record, cell_key, treatment_of
+from lopsided.runs.records import Record, cell_key, proportion, treatment_of
 from lopsided.sweeps.answer import Answer, answer
 from lopsided.sweeps.arms import Arm, check_arms, fold_cells
 from lopsided.sweeps.compare import compare
@@ -129,7 +129,8 @@ def choose(
         train(cells[1:])
     wanted = {treatment_of(fold_cells([arm], base, [None], 1)[0].recipe): arm.name for arm in order}
     kept = {treatment: name for treatment, name in wanted.items() if name not in left_out and name not in failed}
-    found = answer(compare(done.values(), arms=kept, scenarios=[None]), None) if done and kept else Answer()
+    scenario = proportion(base.data.scenario)
+    found = answer(compare(done.values(), arms=kept, scenarios=[scenario]), scenario) if done and kept else Answer()
     if not found.chosen:
         first = next(iter(failed.values()), "no arm has a finished fold.")
         raise RunError(f"No arm could be compared: {first}")

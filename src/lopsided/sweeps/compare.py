@@ -161,6 +161,10 @@ class Comparison:
             return f"recall of {self.classes[int(figure.removeprefix(RECALL))]}"
         return WORDS[figure]
 
+    def images(self, split: str) -> str:
+        """Name the images of a split."""
+        return "out-of-fold" if self.folds is not None and split == "test" else WORDS[split]
+
     def entry(self, scenario: str | None, arm: str, split: str, figure: str) -> Entry | None:
         """Return an entry, or None if there is no run."""
         return self.entries.get((scenario, arm, split, figure))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lopsided.evaluation.intervals import Figure
 from lopsided.sweeps.answer import answer
-from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, WORDS, Comparison
+from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +105,7 @@ def blocks(comparison: Comparison) -> list[Block]:
     figures = [name for name in comparison.figures if name in FIGURES or (few and name.startswith(RECALL))]
     source, found = comparison.source, []
     for split in comparison.splits:
-        images = f"{'out-of-fold' if comparison.folds else WORDS[split]} images, per cent"
+        images = f"{comparison.images(split)} images, per cent"
         if len(comparison.scenarios) == 1:
             scenario = comparison.scenarios[0]
             where = "" if scenario is None else f" at {scenario}"
