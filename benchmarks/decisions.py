@@ -7,7 +7,8 @@ tables of Markdown, in per cent with Student's 95 % intervals.
 Of a run of the study ``rules``, the line has the UWA on the held-out images by ``plain``; by ``balanced`` without and
 with calibration; by ``tuned``; by the threshold with the highest UWA on the test images; and by the best threshold in
 hindsight, which is the ceiling. Calibration, ``tuned`` and the highest UWA use the 300 test images, on which the model
-was not trained. Of a run of the study ``epochs``, it has the UWA by ``balanced`` for every rule that selects an epoch.
+was not trained. Of a run of the study ``epochs``, it has the UWA by ``balanced`` for every rule that selects an epoch,
+calibrated on the validation images.
 """
 
 from __future__ import annotations
@@ -68,8 +69,13 @@ def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
         balanced = resolve("balanced", CLASSES, prior)
         labels = content["held_labels"]
         for name in [key.removeprefix("epoch_") for key in content if key.startswith("epoch_")] + ["ema"]:
-            key = f"held_{name}" if f"held_{name}" in content else f"held_{int(content[f'epoch_{name}'])}"
-            uwa[name] = _uwa(balanced.decide(_softmax(content[key])), labels)
+            if f"held_{name}" in content:
+                held, val = content[f"held_{name}"], content[f"val_{name}"]
+            else:
+                epoch = int(content[f"epoch_{name}"])
+                held, val = content[f"held_{epoch}"], content["val_logits"][epoch]
+            change = fit_calibration(HeldBack(_softmax(val), content["val_labels"]), prior)
+            uwa[name] = _uwa(balanced.decide(change(_softmax(held))), labels)
     found = {"run": run, "study": study, "arm": arm, "scenario": f"{majority}:{minority}", "seed": int(seed)}
     return {**found, "uwa": {name: round(100 * value, 3) for name, value in uwa.items()}}
 

@@ -186,8 +186,8 @@ def fit(
     logistic regression on the features is fitted. This takes seconds and
     needs no network. With --loss or --recipe from-scratch, an encoder is
     trained: first with a contrastive loss, then a linear classifier on top.
-    The epoch with the best unweighted accuracy on the validation split is
-    then kept. The test split is evaluated once. Use --set for recipe fields
+    The epoch with the lowest class-weighted log loss on the validation
+    split is then kept. The test split is evaluated once. Use --set for recipe fields
     that have no option.
 
     With --folds 5, every image is tested once, by a model that was not

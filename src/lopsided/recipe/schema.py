@@ -321,7 +321,7 @@ class Selection(Section):
     """Selection of the epoch to keep, by the validation images."""
 
     metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy", "log_loss", "smooth_log_loss", "last"] = _field(
-        "uwa",
+        "log_loss",
         "The figure that selects: the highest of the first five, or the lowest log loss with equal weight for each "
         "class, of one epoch or as the mean of the last five epochs; last: keep the last epoch.",
     )

@@ -13,7 +13,7 @@ starts again and finds the features in the cache. **Adapter** also trains small 
 **Fine-tune.** The logistic regression comes first. Then the pretrained encoder, or its last blocks, is trained with it
 (see ``fine_tune``).
 
-**Selection of the epoch.** With a validation split, every stage keeps the epoch with the highest ``selection.metric``.
+**Selection of the epoch.** With a validation split, every stage keeps the epoch that is best by ``selection.metric``.
 If two epochs tie, the later one wins. Training stops early after ``selection.patience`` epochs without an improvement.
 The first stage has no classifier, so a nearest-class-mean classifier on the encoder's features evaluates its epochs.
 The class means come from up to 100 training images per class. Without a validation split, the last epoch is kept. The
