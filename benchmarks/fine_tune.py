@@ -59,9 +59,9 @@ START: dict[str, Any] = {
 CANDIDATES: dict[str, dict[str, Any]] = {
     "default": {},
     "fine-tune": {},
-    "start": START,
     "lr 1e-4": START | {"encoder_training.lr": 1e-4},
     "lr 1e-5": START | {"encoder_training.lr": 1e-5},
+    "start (lr 1e-3)": START,
     "cl, lr 1e-4": START | {"encoder_training.loss": "cl", "encoder_training.lr": 1e-4},
     "balanced, lr 1e-4": START | {"encoder_training.sampler": "balanced", "encoder_training.lr": 1e-4},
     "weighted-ce, lr 1e-4": START | {"encoder_training.loss": "weighted-ce", "encoder_training.lr": 1e-4},
@@ -179,7 +179,8 @@ def summary(path: Path) -> str:
             minutes = statistics.median(line["minutes"] for line in found)
             shown = (data, arm, str(len(found)), *figures, _interval(gains, sign=True), f"{minutes:.1f}")
             rows.append(f"| {' | '.join(shown)} |")
-        tables.append("\n".join(rows))
+        if groups:
+            tables.append("\n".join(rows))
     return "\n\n".join(tables)
 
 
