@@ -355,7 +355,8 @@ class Record:
     @property
     def name(self) -> str:
         """The cell in words."""
-        return coordinates(self.scenario, self.arm or self.loss.label, self.seed, self.fold and self.fold.fold)
+        fold = None if self.fold is None else self.fold.fold
+        return coordinates(self.scenario, self.arm or self.loss.label, self.seed, fold)
 
     @property
     def treatment(self) -> Treatment:
