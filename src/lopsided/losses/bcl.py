@@ -71,7 +71,7 @@ class _Parts:
         self, z: Tensor, y: Tensor, prototypes: Tensor, temperature: float, reference: Reference | None
     ) -> None:
         checked = check_inputs(z, y, reference, None, "all", None, temperature)
-        found = Arguments(*map(_saveable, checked))
+        found = Arguments(*map(_saveable, checked))  # type: ignore[arg-type]
         assert found.y is not None
         classes = _check_prototypes(prototypes, z, found.y, found.y_reference)
         anchors = found.z
