@@ -8,6 +8,7 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import How, Indices, Splits, split
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.recipe import Recipe
+from lopsided.recipe.rules import parse_rule
 from lopsided.seeds import derive_seed
 
 ATTEMPTS = 20
@@ -17,12 +18,25 @@ ATTEMPTS = 20
 def fold_recipes(recipe: Recipe) -> list[Recipe]:
     """Return the recipe of each fold, over all repeats. A recipe does not depend on the number of repeats.
 
+    A fold decides by ``balanced`` if the rule is fitted, because such a rule is fitted to the scores of all folds.
+
     >>> [each.data.fold for each in fold_recipes(Recipe().override(**{"data.folds": 2, "data.repeats": 2}))]
     [1, 2, 3, 4]
     """
     number = (recipe.data.folds or 0) * recipe.data.repeats
-    same = {"data.repeats": 1, "final": "auto"}
+    same = {"data.repeats": 1, "final": "auto", "decision.rule": plain_rule(recipe)}
     return [recipe.override(**{"data.fold": fold, **same}) for fold in range(1, number + 1)]
+
+
+def whole_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of the model that is trained on all images, without a test split."""
+    changes = {"data.folds": None, "data.repeats": 1, "data.test": 0.0, "final": "auto"}
+    return recipe.override(**changes, **{"decision.rule": plain_rule(recipe)})
+
+
+def plain_rule(recipe: Recipe) -> str:
+    """Return the rule of a recipe, or ``balanced`` if the rule needs held-back images."""
+    return "balanced" if parse_rule(recipe.decision.rule).fitted else recipe.decision.rule
 
 
 def most_folds(source: Source, how: How) -> int:

@@ -64,6 +64,23 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
     return source, held_out
 
 
+def list_drawn(recipe: Recipe) -> Source:
+    """Return the source of ``open_drawn`` without reading its images. Missing and unreadable files are not noticed."""
+    data = recipe.data
+    source = open_source(
+        data.source or "",
+        classes=data.classes,
+        group=data.group,
+        missing_ok=True,
+        allow_outside=data.allow_outside,
+        include=data.include,
+        exclude=data.exclude,
+    )
+    if data.scenario is None:
+        return source
+    return source.subset(draw(source.labels, source.classes, parse_scenario(data.scenario), data_seed(recipe)))
+
+
 def usual_side(*sources: Source) -> int | None:
     """Return the side to which images of different sizes are resized by default, or None if all have the same size.
 

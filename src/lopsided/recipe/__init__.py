@@ -2,6 +2,7 @@
 
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.schema import (
+    MAX_MEMBERS,
     MAX_SIDE,
     RUNTIME_FIELDS,
     UNHASHED_FIELDS,
@@ -18,6 +19,7 @@ from lopsided.recipe.schema import (
 )
 
 __all__ = [
+    "MAX_MEMBERS",
     "MAX_SIDE",
     "RUNTIME_FIELDS",
     "UNHASHED_FIELDS",

@@ -38,6 +38,9 @@ WEIGHT_NAMES = ("none", "embedded", "timm")
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
 
+MAX_MEMBERS = 100
+"""The largest number of encoders in an ensemble."""
+
 _OPEN = "The paper does not state it."
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset({"description", "device", "threads", "fast", "compile", "data.cache", "data.allow_outside"})
@@ -134,7 +137,9 @@ class Data(Section):
         "Share of all images for the selection of the epoch; 0: keep the last epoch, ignore a given val split.",
     )
     folds: Annotated[int, Ge(2), Le(1000)] | None = _field(
-        None, "Test every image: train this many models, each tested on one fold of the images; unset: one split."
+        None,
+        "Test every image: train this many models, each tested on one fold of the images, without regard to data.test; "
+        "unset: one split.",
     )
     repeats: Annotated[int, Ge(1), Le(1000)] = _field(1, "How often to draw and train the folds.")
     fold: Count | None = _field(
@@ -415,6 +420,11 @@ class Recipe(Section):
         """The loss that names the run: that of the encoder, or that of the classifier if the encoder is frozen."""
         return self.classifier.loss if self.method == "frozen" else self.encoder_training.loss
 
+    @property
+    def ensembles(self) -> bool:
+        """Whether the model of a run with folds is the ensemble of the models of its folds."""
+        return self.final == "ensemble" or (self.final == "auto" and self.method != "frozen")
+
     def ignores(self, path: str) -> bool:
         """Return whether a field has no effect on this recipe, because its encoder is frozen."""
         return self.method == "frozen" and is_idle(path)
@@ -551,6 +561,9 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
     if data.split == "given":
         do = "Use another split, or leave out folds."
         yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'
+    if recipe.ensembles and data.folds > MAX_MEMBERS:
+        do = "Use fewer folds, or --final refit."
+        yield sentence(f"data.folds must be at most {MAX_MEMBERS} for an ensemble", data.folds, do)
     if data.val + 1 / data.folds >= 1:
         must = f"data.val must be below {1 - 1 / data.folds:.3g} with {data.folds} folds, to leave images for training"
         yield sentence(must, data.val)
