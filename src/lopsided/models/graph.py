@@ -2,7 +2,8 @@
 
 The graph is built from the modules of the encoder in eval mode, in a fraction of a second. torch's own exporter needs
 many seconds. Batch norm is folded into the convolutions. The input is a uint8 batch (n, channels, h, w), and the
-normalisation is the first step of the graph. The output is float32 (n, features).
+normalisation is the first step of the graph. The output is float32 (n, features). An ensemble joins the features of its
+encoders.
 
 Only the layers of common convolutional networks are translated, such as those of ResNet, EfficientNet and MobileNet.
 Any other layer raises ``UntranslatableError``; torch then computes such an encoder.
@@ -23,6 +24,8 @@ from timm.layers.drop import DropPath
 from torch import fx, nn
 from torch.nn import functional
 
+from lopsided.models.ensemble import Ensemble
+
 Floats = npt.NDArray[np.float32]
 
 INPUT, OUTPUT = "images", "features"
@@ -36,19 +39,38 @@ class UntranslatableError(Exception):
 
 def to_onnx(encoder: nn.Module, channels: int, mean: Sequence[float], std: Sequence[float]) -> bytes:
     """Return the ONNX file of an encoder with the normalisation by ``mean`` and ``std`` as its first step."""
+    graph = _Graph()
+    parts = []
+    for member, shift, scale in _members(encoder, mean, std):
+        graph.normalise(channels, shift, scale)
+        _Translation(member, graph).run(_traced(member))
+        parts.append(graph.nodes[-1][2])
+    if len(parts) > 1:
+        graph.add("Concat", parts, axis=1)
+    return graph.content(channels)
+
+
+def _members(
+    encoder: nn.Module, mean: Sequence[float], std: Sequence[float]
+) -> list[tuple[nn.Module, npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+    """Return each encoder with the mean and the deviation of its inputs: one encoder, or those of an ensemble."""
+    shift, scale = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
+    if not isinstance(encoder, Ensemble):
+        return [(encoder, shift, scale)]
+    own = zip(encoder.members, encoder.mean.double().cpu().numpy(), encoder.std.double().cpu().numpy(), strict=True)
+    return [(member, shift + scale * first, scale * second) for member, first, second in own]
+
+
+def _traced(encoder: nn.Module) -> fx.Graph:
     modes = [(child, child.training) for child in encoder.modules()]
     encoder.eval()
     try:
-        traced = _Tracer().trace(encoder)
+        return _Tracer().trace(encoder)
     except Exception as error:  # Tracing runs the forward method of any encoder on symbols, and may fail in any way.
         raise UntranslatableError(str(error).partition("\n")[0]) from error
     finally:
         for child, training in modes:
             child.training = training
-    graph = _Graph()
-    graph.normalise(channels, mean, std)
-    _Translation(encoder, graph).run(traced)
-    return graph.content(channels)
 
 
 class _Tracer(fx.Tracer):
@@ -84,7 +106,7 @@ class _Graph:
         self.nodes.append((kind, list(inputs), name, attributes))
         return name
 
-    def normalise(self, channels: int, mean: Sequence[float], std: Sequence[float]) -> None:
+    def normalise(self, channels: int, mean: npt.ArrayLike, std: npt.ArrayLike) -> None:
         """Start the graph: bytes to numbers in [0, 1], minus ``mean``, divided by ``std``."""
         shape = (1, channels, 1, 1)
         scale, shift = np.asarray(std, dtype=np.float64), np.asarray(mean, dtype=np.float64)

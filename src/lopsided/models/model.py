@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +18,10 @@ from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.encoders import build_encoder, is_mlp
+from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.machine import arrange
-from lopsided.recipe import MAX_SIDE
+from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""
@@ -53,6 +55,8 @@ class ModelCard(BaseModel):
     interpolation: Literal["bilinear"] = "bilinear"
     classes: tuple[str, ...] = Field(min_length=2)
     features: int
+    members: int = Field(default=1, ge=1, le=MAX_MEMBERS)
+    """The number of encoders. An ensemble normalises the inputs of each member itself, after ``mean`` and ``std``."""
     prior: tuple[float, ...] | None = None
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
     the loss. None in models of earlier versions."""
@@ -110,6 +114,9 @@ def _build(card: ModelCard) -> Model:
         image_size=None if vector else (card.shape[1], card.shape[2]),
         in_features=card.shape[0] if vector else None,
     )
+    if card.members > 1:
+        rest = [copy.deepcopy(encoder) for _ in range(card.members - 1)]
+        encoder, features = Ensemble([encoder, *rest], card.channels), features * card.members
     return Model(encoder, ClassifierHead(features, len(card.classes)), card.mean, card.std, card.kind)
 
 
@@ -122,7 +129,8 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     content = save(state, metadata={"format": "pt"})
     card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
     atomic_write(folder / WEIGHTS_NAME, content)
-    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2) + "\n")
+    usual = {"members"} if card.members == 1 else set()  # Versions before ensembles read such a card, too.
+    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=usual) + "\n")
     return card
 
 
@@ -151,6 +159,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
         raise RunError(f"{path} is not a safetensors file ({error}).") from error
     _check_numbers(state, path)
     _check_head(state, card, path)
+    _check_members(state, card, path)
     try:
         if is_mlp(card.encoder):  # The card may ask for any size, so compare shapes before allocating memory.
             with torch.device("meta"):
@@ -185,6 +194,14 @@ def _check_head(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> Non
     if weight is None or weight.shape[:1] != (len(card.classes),):
         got = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
         raise RunError(sentence(f"{path} must hold a classifier for {len(card.classes):,} classes", got))
+
+
+def _check_members(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
+    """Raise if the weights hold another number of encoders than the card, before building so many."""
+    start = "encoder.members."
+    found = len({key.removeprefix(start).partition(".")[0] for key in state if key.startswith(start)}) or 1
+    if found != card.members:
+        raise RunError(sentence(f"{path} must hold the weights of {card.members} encoders", found))
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Ensembles: several trained models as one model, whose logits are the mean of their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lopsided.evaluation.decision import PLAIN
+from lopsided.models.heads import ClassifierHead
+
+if TYPE_CHECKING:
+    from lopsided.models.model import Model, ModelCard
+
+
+class Ensemble(nn.Module):
+    """Encoders side by side, each with its own normalisation of the pixels. The output joins their features."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, members: Sequence[nn.Module], channels: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.register_buffer("mean", torch.zeros(len(members), channels))
+        self.register_buffer("std", torch.ones(len(members), channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features (n, f_1 + f_2 + ...) of images (n, c, h, w)."""
+        shape = (len(self.members), 1, -1, 1, 1)
+        scaled = zip(self.members, self.mean.view(shape), self.std.view(shape), strict=True)
+        return torch.cat([member((x - mean) / std) for member, mean, std in scaled], dim=1)
+
+
+def average(
+    models: Sequence[tuple[Model, ModelCard]], biases: Sequence[Sequence[float]] | None = None
+) -> tuple[Model, ModelCard]:
+    """Return one image model with the mean logits of several, after adding the ``biases`` of each model to its logits.
+
+    The features of the members are joined, and the linear layer holds the layers of the members, divided by their
+    number. The card states neither a prior nor a decision.
+    """
+    from lopsided.models.model import Model
+
+    first, card = models[0]
+    num, num_classes = len(models), len(card.classes)
+    encoder = Ensemble([model.encoder for model, _ in models], card.channels)
+    classifier = ClassifierHead(sum(model.classifier.in_features for model, _ in models), num_classes)
+    offsets = torch.zeros(num, num_classes) if biases is None else torch.tensor(biases, dtype=torch.float32)
+    with torch.no_grad():
+        encoder.mean.copy_(torch.stack([model.mean.flatten().cpu() for model, _ in models]))
+        encoder.std.copy_(torch.stack([model.std.flatten().cpu() for model, _ in models]))
+        classifier.weight.copy_(torch.cat([model.classifier.weight.cpu() for model, _ in models], dim=1) / num)
+        own = torch.stack([model.classifier.bias.cpu() for model, _ in models])
+        classifier.bias.copy_((own + offsets).mean(dim=0))
+    plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
+    unset = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
+    card = card.model_copy(update={**plain, **unset, "features": classifier.in_features})
+    joined = Model(encoder, classifier, card.mean, card.std, card.kind)
+    return joined.to(first.classifier.weight.device).eval(), card
