@@ -22,6 +22,7 @@ from lopsided.evaluation.decision import (
     through,
 )
 from lopsided.inference.probabilities import predict_inputs
+from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.training.prior import carried_prior
@@ -63,7 +64,7 @@ def settle(stages: Stages) -> None:
             if held is not None:
                 change = fit_calibration(held, carried, biases=kind == "affine")
             prior = prior_of(prepared.counts())
-            change = replace(change, bias=tuple(np.add(change.bias, _between(carried, prior)).tolist()))
+            change = replace(change, bias=tuple(np.add(change.bias, bias_between(carried, prior)).tolist()))
         decision = _decision(recipe, prepared, carried, prior, held, change)
         found = {"temperature": change.temperature, "bias": list(change.bias)}
         return {**found, "prior": list(prior), "decision": decision.model_dump()}
@@ -88,7 +89,33 @@ def settle(stages: Stages) -> None:
         stages.log.note(text)
 
 
-def _between(carried: Sequence[float], prior: Sequence[float]) -> Floats:
+def recalibrate(
+    model: Model, card: ModelCard, prior: Sequence[float], change: Calibration, decision: Decision, num: int
+) -> ModelCard:
+    """Move a settled model to another prior, then calibrate it, in place. Return its card with this decision.
+
+    ``num`` is the number of images that the calibration is fitted to; 0 if it is none.
+    """
+    move = np.zeros(len(card.classes)) if card.prior is None else bias_between(card.prior, prior)
+    with torch.no_grad():
+        model.classifier.bias.add_(torch.from_numpy(move).to(model.classifier.bias))
+        for parameter in model.classifier.parameters():
+            parameter.div_(change.temperature)
+        model.classifier.bias.add_(torch.tensor(change.bias).to(model.classifier.bias))
+    old = np.zeros(len(card.classes)) if card.bias is None else np.asarray(card.bias)
+    bias = tuple(((old + move) / change.temperature + change.bias).tolist())
+    return card.model_copy(
+        update={
+            "prior": tuple(prior),
+            "temperature": card.temperature * change.temperature,
+            "bias": bias if any(bias) else None,
+            "calibrated_on": num,
+            "decision": decision,
+        }
+    )
+
+
+def bias_between(carried: Sequence[float], prior: Sequence[float]) -> Floats:
     """Return the biases that move probabilities from one prior to another; 0 for a class without training images."""
     old, new = np.asarray(carried), np.asarray(prior)
     seen = (old > 0) & (new > 0)

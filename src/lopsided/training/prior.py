@@ -30,3 +30,8 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
     reweighs = stage.loss.entry.reweighs
     weights = None if reweighs is None else reweighs(numbers.tolist(), stage.loss.parameters)
     return prior_of(shares, weights)
+
+
+def settled_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
+    """Return the prior that probabilities carry at the end of training, which moves them unless calibration is none."""
+    return carried_prior(recipe, counts) if recipe.decision.calibration == "none" else prior_of(counts)

@@ -44,7 +44,7 @@ class Log(Reporter):
 
     def __init__(self, folder: Path | None, reporter: Reporter | None) -> None:
         self._path = None if folder is None else folder / LOG_NAME
-        self._inner = reporter or Reporter()
+        self.inner = reporter or Reporter()
         self.warnings: list[str] = []
 
     def event(self, name: str, **facts: Any) -> None:
@@ -56,28 +56,28 @@ class Log(Reporter):
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Write a line and call the other reporter."""
         self.event("stage", stage=name, epochs=epochs, steps_per_epoch=steps_per_epoch)
-        self._inner.stage(name, epochs, steps_per_epoch)
+        self.inner.stage(name, epochs, steps_per_epoch)
 
     def step(self, loss: float, images: int) -> None:
         """Call the other reporter; steps are not logged."""
-        self._inner.step(loss, images)
+        self.inner.step(loss, images)
 
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Write a line and call the other reporter."""
         self.event("epoch", **facts)
-        self._inner.epoch(index, facts)
+        self.inner.epoch(index, facts)
 
     def count(self, label: str, done: int, total: int) -> None:
         """Call the other reporter; counts are not logged."""
-        self._inner.count(label, done, total)
+        self.inner.count(label, done, total)
 
     def note(self, text: str) -> None:
         """Write a line and call the other reporter."""
         self.event("note", text=text)
-        self._inner.note(text)
+        self.inner.note(text)
 
     def warn(self, text: str) -> None:
         """Write a line, keep the warning and call the other reporter."""
         self.warnings.append(text)
         self.event("warning", text=text)
-        self._inner.warn(text)
+        self.inner.warn(text)

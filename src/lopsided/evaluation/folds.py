@@ -1,0 +1,94 @@
+"""Out-of-fold scores: calibrate and decide for each image by the other folds, and average figures over repeats.
+
+The score of an image comes from a model that was not trained on it. Calibration and a fitted rule are chosen on the
+scores of the other folds, so no image is evaluated with numbers that its own score chose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from lopsided.errors import InputError
+from lopsided.evaluation.decision import (
+    Calibration,
+    Codes,
+    Decision,
+    Floats,
+    HeldBack,
+    fit_calibration,
+    resolve,
+    through,
+)
+from lopsided.recipe.rules import parse_rule
+
+Kind = Literal["affine", "temperature", "none"]
+
+
+def settle_scores(
+    rule: str, kind: Kind, classes: Sequence[str], prior: Sequence[float], held: HeldBack
+) -> tuple[Calibration, Decision]:
+    """Return the calibration that is fitted to held-back scores, and the decision on calibrated probabilities."""
+    change = Calibration(1.0, (0.0,) * len(classes))
+    if kind != "none":
+        change = fit_calibration(held, prior, biases=kind == "affine")
+    parsed = parse_rule(rule)
+    if parsed.kind == "tuned":  # It contains a calibration of its own, so it is fitted to the original scores.
+        return change, through(resolve(parsed, classes, prior, held), change)
+    return change, resolve(parsed, classes, prior, held.moved(change(held.probabilities)))
+
+
+def settle_crossed(
+    rule: str, kind: Kind, classes: Sequence[str], prior: Sequence[float], held: HeldBack, folds: Codes
+) -> tuple[Floats, Codes]:
+    """Return calibrated probabilities and decisions. Those of a fold are settled on the scores of the other folds.
+
+    A fold decides by ``balanced`` if a fitted rule needs a class that no other fold holds.
+    """
+    p, decided = np.empty_like(held.probabilities), np.empty_like(held.labels)
+    for fold in np.unique(folds):
+        here, rest = np.flatnonzero(folds == fold), held.rows(np.flatnonzero(folds != fold))
+        try:
+            change, decision = settle_scores(rule, kind, classes, prior, rest)
+        except InputError:
+            change, decision = settle_scores("balanced", kind, classes, prior, rest)
+        p[here] = change(held.probabilities[here])
+        decided[here] = decision.decide(p[here])
+    return p, decided
+
+
+def named_out_of_fold(decision: Decision) -> Decision:
+    """Return a decision whose notes name the images that it is fitted to: out-of-fold images."""
+    notes = tuple(note.replace("validation images", "out-of-fold images") for note in decision.notes)
+    return decision.model_copy(update={"notes": notes})
+
+
+def mean_evaluation(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of evaluations of the same images, in the form of ``Evaluation.to_dict``.
+
+    The limits of an interval are the means of the limits, because another repeat does not bring new images: it makes
+    the value steadier, but not the images more numerous. The confusion is that of the first evaluation.
+    """
+    first = dict(evaluations[0])
+    if len(evaluations) == 1:
+        return first
+    first["figures"] = {name: _mean([each["figures"][name] for each in evaluations]) for name in first["figures"]}
+    first["per_class"] = [
+        {
+            name: _mean([each["per_class"][i][name] for each in evaluations]) if isinstance(value, Mapping) else value
+            for name, value in row.items()
+        }
+        for i, row in enumerate(first["per_class"])
+    ]
+    return first
+
+
+def _mean(figures: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    found = {}
+    for name in ("value", "low", "high"):
+        known = [value for figure in figures if (value := figure[name]) is not None]
+        found[name] = math.fsum(known) / len(known) if len(known) == len(figures) else None
+    return found
