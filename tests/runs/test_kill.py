@@ -57,6 +57,27 @@ def test_a_run_killed_before_a_write_ends_with_the_files_of_one_that_was_not(pho
     assert killed >= 4
 
 
+def test_a_run_with_folds_killed_before_a_write_ends_with_the_files_of_one_that_was_not(
+    photos: Path, tmp_path: Path
+) -> None:
+    def content(folder: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {name: (folder / name).read_bytes() for name in names_below(folder)}
+        logs = {name: True for name in found if name.endswith("log.jsonl")}
+        figures = {n: json.loads(c) | {"seconds": 0} for n, c in found.items() if n.endswith("metrics.json")}
+        return {**found, **logs, **figures}
+
+    recipe = tiny_recipe(photos, epochs=1, threads=1, **{"data.folds": 2, "final": "refit"}).to_toml()
+    assert forked(run, recipe, tmp_path / "whole") == 0
+    expected = content(tmp_path / "whole")
+    assert "folds/2/metrics.json" in expected
+    killed, fatal = 0, 3
+    while forked(run, recipe, tmp_path / str(fatal), fatal) == -signal.SIGKILL:
+        assert forked(run, recipe, tmp_path / str(fatal)) == 0
+        assert content(tmp_path / str(fatal)) == expected, f"killed before write {fatal}"
+        killed, fatal = killed + 1, fatal + 41  # Another sort of write, in another fold, each time.
+    assert killed >= 6
+
+
 @pytest.mark.parametrize(("fast", "threads"), [(True, 1), (False, 1), (True, 2)])
 def test_a_run_is_the_same_whatever_its_process_did_before_fresh_and_resumed(
     photos: Path, tmp_path: Path, fast: bool, threads: int

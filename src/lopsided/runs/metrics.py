@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
@@ -119,6 +119,27 @@ class Leaks(_Content):
     duplicates: list[Annotated[list[str], Field(min_length=4, max_length=4)]]
 
 
+class FoldFigures(_Content):
+    """The figures of the images of one fold."""
+
+    fold: int
+    repeat: int
+    images: _Count
+    uwa: Annotated[float, Field(ge=0, le=1)]
+
+
+class FoldFacts(_Content):
+    """The folds of a run, and the model that it hands over."""
+
+    folds: Annotated[int, Field(ge=2)]
+    repeats: Annotated[int, Field(ge=1)]
+    by: str
+    final: Literal["refit", "ensemble"]
+    members: Annotated[int, Field(ge=1)]
+    parameters: _Count
+    per_fold: Annotated[list[FoldFigures], Field(min_length=1)]
+
+
 class Environment(_Content):
     """The environment of a run, as far as a page shows it."""
 
@@ -136,6 +157,8 @@ class Metrics(_Content):
     source: str
     classes: Annotated[list[str], Field(min_length=1)]
     counts: Counts
+    folds: FoldFacts | None = None
+    """None in a run with one split."""
     decision: DecisionFacts | None = None
     """None in runs of earlier versions, which decide for the most probable class."""
     val: Evaluation | None

@@ -2,7 +2,7 @@
 
 A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
 ``features.safetensors``, ``checkpoint/`` and ``metrics.json``. A run is finished when it has ``metrics.json``, which is
-written last.
+written last. A run with folds has ``folds/`` instead of ``checkpoint/`` (see ``folds``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,10 @@ from safetensors.numpy import load_file, save
 from lopsided import __version__, files
 from lopsided.data.prepare import open_sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
+from lopsided.data.splits import Leaks
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.decision import HeldBack, decided_unseen, figures_by_rule
+from lopsided.evaluation.folds import named_out_of_fold
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.inference.use import Use, choose_use
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from lopsided.distributed import Ranks
     from lopsided.inference.probabilities import Predictions
     from lopsided.models.model import Model, ModelCard
+    from lopsided.runs.folds import Parallel
     from lopsided.training.fit import Fitted
     from lopsided.training.reporter import Reporter
 
@@ -164,6 +167,9 @@ def open_own_split(
         raise RunError(f"The run in {folder} does not record its images, so its splits cannot be found again. {do}")
     if split not in ("train", "val", "test"):
         raise InputError(sentence("--split must be train, val or test", split))
+    if run.recipe.data.folds is not None and run.recipe.data.fold is None:
+        what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
+        raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
     source, _ = open_sources(run.recipe, progress)
     splits = split_source(run.recipe, source)
     if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
@@ -180,20 +186,34 @@ def open_use(
 ) -> Use:
     """Return how to use the model of a run: by its rule or another one, at its prior or at another prevalence.
 
-    Rules that are fitted use the validation images in the ``predictions.csv`` of the run.
+    Rules that are fitted use the validation images in the ``predictions.csv`` of the run, or the out-of-fold images of
+    a run with folds.
     """
     asked = rule or (card.decision.rule if prevalence is not None else None)
-    held = held_back(Path(folder), card) if asked is not None and parse_rule(asked).fitted else None
-    return choose_use(card, rule, prevalence, held)
+    if asked is None or not parse_rule(asked).fitted:
+        return choose_use(card, rule, prevalence)
+    use = choose_use(card, rule, prevalence, held_back(Path(folder), card))
+    path = Path(folder) / RECIPE
+    is_single = not path.is_file() or _evaluated(Run.open(folder).recipe) == "val"
+    return use if is_single else replace(use, decision=named_out_of_fold(use.decision))
+
+
+def _evaluated(recipe: Recipe) -> str:
+    """Return the split of ``predictions.csv`` to which rules are fitted."""
+    return "val" if recipe.data.folds is None or recipe.data.fold is not None else "test"
 
 
 def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
-    """Return the validation images in the ``predictions.csv`` of a run, or None if there are none."""
+    """Return the validation images in the ``predictions.csv`` of a run, or None if there are none.
+
+    In a run with folds these are the out-of-fold predictions of all images.
+    """
     path = folder / PREDICTIONS
     if not path.is_file() or not (folder / RECIPE).is_file():
         return None
     try:
-        rows = [row for row in Run.open(folder).predictions() if row["split"] == "val"]
+        run = Run.open(folder)
+        rows = [row for row in run.predictions() if row["split"] == _evaluated(run.recipe)]
         places = {name: i for i, name in enumerate(card.classes)}
         p = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in card.classes] for row in rows])
         labels = np.array([places[row["label"]] for row in rows], dtype=np.int64)
@@ -214,17 +234,23 @@ def run_recipe(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
     why: str = "",
+    sources: tuple[Source, Source | None] | None = None,
+    parallel: Parallel | None = None,
 ) -> Run:
     """Train with a recipe, write the results to the folder ``out`` and return the finished run.
 
     ``data`` replaces the source of the recipe. ``resume`` continues a run of the same recipe, starts a run that does
     not exist, and returns a finished run unchanged. Nothing is written before the data have been read. An error before
     the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` is the
-    reason for the choice of the recipe; it becomes a note of the run.
+    reason for the choice of the recipe; it becomes a note of the run. ``sources`` are the images of the recipe, if the
+    caller has opened and checked them. A recipe with folds trains one run per fold (see ``folds``), several at once
+    with ``parallel``.
 
     With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
     same result.
     """
+    from lopsided.runs import folds
+
     recipe = settle(recipe, data)
     folder = Path(out)
     first = ranks is None or ranks.first
@@ -243,14 +269,20 @@ def run_recipe(
     told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
-        sources = open_sources(recipe, progress)
+        sources = sources or open_sources(recipe, progress)
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
+                watched: dict[str, Any] = {"reporter": reporter, "ranks": ranks, "why": why}
                 resumes = found == "unfinished"
-                _train(folder, recipe, *sources, resume=resumes, reporter=reporter, ranks=ranks, why=why)
+                if folds.has_folds(recipe):
+                    folds.train_folds(folder, recipe, *sources, resume=resumes, parallel=parallel, **watched)
+                else:
+                    _train(folder, recipe, *sources, resume=resumes, **watched)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
+        if folds.has_folds(recipe):
+            folds.tidy(folder)
     metrics = told(lambda: Run.open(folder).metrics)
     return Run.open(folder) if first else Run(folder, recipe, metrics)
 
@@ -420,9 +452,50 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
     if val is not None and val.y_true is not None and card.prior is not None and parse_rule(card.decision.rule).fitted:
         held = HeldBack(val.probabilities, val.y_true, val.groups)
         decided["val"] = decided_unseen(card.decision.rule, card.classes, card.prior, held, recipe.seed)
-    files.atomic_write(folder / PREDICTIONS, _table(parts, decided, source.classes))
+    write_tables(folder, parts, decided, source.classes)
+    write_metrics(
+        folder,
+        recipe,
+        source,
+        counts={name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
+        card=card,
+        evaluations={name: _figures(name, parts, decided, recipe.seed, fitted.card) for name in parts},
+        leaks=fitted.leaks,
+        warnings=fitted.warnings,
+        num_ranks=num_ranks,
+        fingerprint=fitted.fingerprint,
+        seconds=fitted.seconds,
+    )
+
+
+def write_tables(
+    folder: Path,
+    parts: Mapping[str, Predictions | None],
+    decided: Mapping[str, npt.NDArray[np.int64]],
+    classes: Sequence[str],
+) -> None:
+    """Write the predictions and the features of each split."""
+    files.atomic_write(folder / PREDICTIONS, _table(parts, decided, classes))
     features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
     files.atomic_write(folder / FEATURES, save(features))
+
+
+def write_metrics(
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    *,
+    counts: Mapping[str, Mapping[str, int]],
+    card: ModelCard,
+    evaluations: Mapping[str, Mapping[str, Any] | None],
+    leaks: Leaks,
+    warnings: Sequence[str],
+    num_ranks: int,
+    fingerprint: str,
+    seconds: float,
+    folds: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``metrics.json``, which marks a run as finished."""
     record = {
         "format": FORMAT,
         "lopsided": __version__,
@@ -433,20 +506,23 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         "source": recipe.data.source,
         "source_name": source.name,
         "classes": list(source.classes),
-        "counts": {name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
-        "decision": fitted.card.model_dump(mode="json", include=set(DECISION_FIELDS)),
-        **{name: _figures(name, parts, decided, recipe.seed, fitted.card) for name in parts},
-        "leaks": {
-            "groups": list(fitted.leaks.groups),
-            "duplicates": [list(pair) for pair in fitted.leaks.duplicates],
-        },
-        "warnings": list(fitted.warnings),
+        "counts": {split: dict(numbers) for split, numbers in counts.items()},
+        **({} if folds is None else {"folds": dict(folds)}),
+        "decision": card.model_dump(mode="json", include=set(DECISION_FIELDS)),
+        **evaluations,
+        "leaks": {"groups": list(leaks.groups), "duplicates": [list(pair) for pair in leaks.duplicates]},
+        "warnings": list(warnings),
         "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
         "environment": environment(recipe, num_ranks),
-        "fingerprint": fitted.fingerprint,
-        "seconds": round(fitted.seconds, 3),
+        "fingerprint": fingerprint,
+        "seconds": round(seconds, 3),
     }
     files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def figures_of(part: Predictions, card: ModelCard, seed: int) -> dict[str, Any] | None:
+    """Return the figures of images that neither training nor a fitted rule has used."""
+    return _figures("held_out", {"held_out": part, "val": None}, {"held_out": part.y_pred}, seed, card)
 
 
 def _figures(

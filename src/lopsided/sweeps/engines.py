@@ -31,12 +31,19 @@ class Cell:
     key: str
     recipe: Recipe
     arm: str | None = None
+    place: str = ""
+    """The path of the run below the folder of the engine; by default the folder ``key`` among the cells."""
 
     @classmethod
     def of(cls, recipe: Recipe, arm: str | None = None) -> Cell:
         """Settle a recipe and name its folder."""
         settled = settle(recipe)
         return cls(cell_key(settled), settled, arm)
+
+    @property
+    def path(self) -> str:
+        """The path of the run below the folder of the engine."""
+        return self.place or f"{CELLS}/{self.key}"
 
     @property
     def name(self) -> str:
@@ -123,7 +130,7 @@ class LocalEngine:
 
     def submit(self, cell: Cell) -> None:
         """Start a cell on an idle worker, or on a new one."""
-        folder = str(self._folder / CELLS / cell.key)
+        folder = str(self._folder / cell.path)
         toml = cell.recipe.to_toml()
         while True:
             pool = self._idle.pop() if self._idle else self._new_pool()

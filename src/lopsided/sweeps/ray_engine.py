@@ -24,7 +24,7 @@ from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError, sentence
 from lopsided.runs.records import Record
 from lopsided.runs.run import METRICS
-from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, train_cell
+from lopsided.sweeps.engines import LOST, Cell, Ended, train_cell
 
 CONNECT_SECONDS = 20.0
 """How long to wait for a cluster to answer. Ray itself would keep trying for minutes."""
@@ -93,7 +93,7 @@ class RayEngine:
 
     def submit(self, cell: Cell) -> None:
         """Start a cell on some node."""
-        where = (str(self._folder / CELLS / cell.key), str(self._marker))
+        where = (str(self._folder / cell.path), str(self._marker))
         ref = self._task.remote(__version__, cell.recipe.to_toml(), *where, self.threads, self._models)
         self._running[ref] = cell
 
@@ -118,7 +118,7 @@ class RayEngine:
 
     def _collect(self, ref: Any, cell: Cell) -> Ended:
         ray = _ray()
-        folder = self._folder / CELLS / cell.key
+        folder = self._folder / cell.path
         try:
             line, error, content = ray.get(ref)
         except ray.exceptions.RayTaskError as raised:

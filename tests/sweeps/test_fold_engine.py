@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lopsided.data.folds import fold_recipes
+from lopsided.errors import RunError
+from lopsided.recipe import Recipe
+from lopsided.runs.folds import place
+from lopsided.runs.records import Record
+from lopsided.runs.run import run_recipe
+from lopsided.sweeps.engines import Cell, Ended, LocalEngine
+from lopsided.sweeps.folds import on_engine
+from tiny import write_photos
+
+_RECORDS = Path(__file__).parents[2] / "results" / "fmnist.jsonl"
+RECORD = Record.from_json(_RECORDS.read_text(encoding="utf-8").splitlines()[0])
+
+
+class Scripted:
+    """An engine that ends each cell as a script says."""
+
+    slots = 2
+
+    def __init__(self, answer: Callable[[Cell, int], Ended]) -> None:
+        self.answer, self.running, self.tries, self.most = answer, [], [], 0  # type: ignore[var-annotated]
+        self.state: list[str] = []
+
+    def open(self, folder: Path, *, models: bool = False) -> None:
+        self.state.append(f"open {models}")
+
+    def submit(self, cell: Cell) -> None:
+        self.running.append(cell)
+        self.tries.append(cell.path)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self, seconds: float) -> list[Ended]:
+        cell = self.running.pop(0)
+        return [self.answer(cell, self.tries.count(cell.path))]
+
+    def close(self) -> None:
+        self.state.append("close")
+
+
+def parts(number: int = 4) -> list[tuple[Recipe, str]]:
+    recipe = Recipe().override(**{"data.folds": number, "data.source": "fashion-mnist-tops"})
+    return [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
+
+
+def test_folds_run_at_once_in_folders_of_their_numbers(tmp_path: Path) -> None:
+    lines: list[str] = []
+    engine = Scripted(lambda cell, tries: Ended(cell, replace(RECORD, seconds=3.0)))
+    on_engine(engine, lines.append)(tmp_path, parts())
+    assert engine.tries == ["folds/1", "folds/2", "folds/3", "folds/4"]
+    assert engine.most == 2
+    assert engine.state == ["open True", "close"]
+    assert [line.partition(":")[0] for line in lines] == ["fold 1", "fold 2", "fold 3", "fold 4"]
+
+
+def test_a_fold_whose_worker_dies_is_tried_once_more(tmp_path: Path) -> None:
+    def answer(cell: Cell, tries: int) -> Ended:
+        dies = cell.path == "folds/2" and tries == 1
+        return Ended(cell, error="lost", died=True) if dies else Ended(cell, RECORD)
+
+    engine = Scripted(answer)
+    on_engine(engine)(tmp_path, parts())
+    assert engine.tries.count("folds/2") == 2
+    with pytest.raises(RunError, match=r"Fold 3: lost"):
+        on_engine(Scripted(lambda cell, tries: Ended(cell, error="lost", died=cell.path == "folds/3")))(
+            tmp_path, parts()[2:3]
+        )
+
+
+def test_an_error_of_a_fold_ends_all_and_closes_the_engine(tmp_path: Path) -> None:
+    engine = Scripted(lambda cell, tries: Ended(cell, error="The disk is full."))
+    with pytest.raises(RunError, match=r"Fold 1: The disk is full\."):
+        on_engine(engine)(tmp_path, parts())
+    assert engine.state == ["open True", "close"]
+
+
+def test_without_folds_to_train_no_engine_starts(tmp_path: Path) -> None:
+    engine = Scripted(lambda cell, tries: Ended(cell))
+    on_engine(engine)(tmp_path, [])
+    assert engine.state == []
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 20, "dog": 6})
+    tiny = {"encoder.name": "mlp-8", "encoder_training.loss": "ce", "encoder_training.epochs": 1, "threads": 1}
+    recipe = Recipe().override(**{"data.source": str(photos), "data.folds": 2, **tiny})
+    run_recipe(recipe, tmp_path / "one")
+    run_recipe(recipe, tmp_path / "two", parallel=on_engine(LocalEngine(2)))
+    for name in ("model.safetensors", "predictions.csv", "model.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
