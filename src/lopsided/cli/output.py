@@ -221,6 +221,18 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def fold_words(folds: Mapping[str, Any]) -> str:
+    """Return the spread of the UWA over the folds, and what the model of a run with folds is."""
+    values = sorted(row["uwa"] for row in folds["per_fold"])
+    spread = f"By fold, the unweighted accuracy is {values[0]:.3f} to {values[-1]:.3f}."
+    if folds["final"] == "refit":
+        return f"{spread} The model is trained on all images ({folds['parameters'] / 1e6:.1f} million parameters)."
+    return (
+        f"{spread} The model is the ensemble of {folds['members']} models ({folds['parameters'] / 1e6:.1f} million "
+        f"parameters). An image costs {folds['members']} times as much as with one of them."
+    )
+
+
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
     from lopsided.evaluation.decision import Decision, explain

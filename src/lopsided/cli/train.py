@@ -22,18 +22,20 @@ from lopsided.cli.output import (
     decision_words,
     elapsed,
     figures_table,
+    fold_words,
     interval,
     say,
     show,
     show_json,
     table,
 )
-from lopsided.cli.sweeping import option
+from lopsided.cli.sweeping import Address, EngineName, Workers, make_engine, option, refuse
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
     from lopsided.recipe import Recipe
+    from lopsided.runs.folds import Parallel
     from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
@@ -114,6 +116,24 @@ def fit(
     group: Annotated[
         str | None, option(DATA, "Table column of groups, such as patient. A group stays in one split.")
     ] = None,
+    folds: Annotated[
+        int | None,
+        option(
+            DATA,
+            "Test every image: train this many models, each tested on one fold. 1: one split. Default: 5 with the "
+            "default recipe if a class has fewer than 200 images.",
+            min=1,
+        ),
+    ] = None,
+    repeats: Annotated[int | None, option(DATA, "How often to draw and train the folds.", min=1)] = None,
+    final: Annotated[
+        str | None,
+        option(
+            DATA,
+            "The model of a run with folds: refit (one model of all images) or ensemble (of the models of the folds). "
+            "Default: refit if the encoder is frozen, otherwise ensemble.",
+        ),
+    ] = None,
     scenario: Annotated[
         str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")
     ] = None,
@@ -142,6 +162,9 @@ def fit(
         bool, option(DATA, "Allow a table to name files outside its folder.", "--allow-outside")
     ] = False,
     decide: Annotated[str | None, option(RUN, rules.HELP)] = None,
+    workers: Workers = None,
+    engine: EngineName = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -155,11 +178,17 @@ def fit(
     then kept. The test split is evaluated once. Use --set for recipe fields
     that have no option.
 
+    With --folds 5, every image is tested once, by a model that was not
+    trained on it. This is the default if a class has fewer than 200 images
+    and the encoder is not trained. --workers or --engine ray train several
+    folds at once.
+
     \b
     Examples:
       lopsided fit photos --out run
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --out run --recipe from-scratch --image-size 64
+      lopsided fit photos --out run --loss afcl --folds 5 --workers 2
       lopsided fit photos --out baseline --loss weighted-ce
       lopsided fit photos --out run --val 0.2 --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
@@ -185,6 +214,9 @@ def fit(
         "data.test": test,
         "data.split": split,
         "data.group": group,
+        "data.folds": None if folds == 1 else folds,
+        "data.repeats": repeats,
+        "final": final,
         "data.scenario": scenario,
         "data.include": include or None,
         "data.exclude": exclude or None,
@@ -199,12 +231,28 @@ def fit(
     with _joined() as ranks:
         first = ranks is None or ranks.first
         sets = read_changes(changes or (), [("DATA", "data.source", data), *options])
+        asked = fields | ({"data.folds": None} if folds == 1 else {}) | sets
         with _naming_flags(fields):
-            run, already = _fit(data, out, recipe, fields | sets, resume=resume, quiet=quiet or not first, ranks=ranks)
+            parallel = _parallel(workers, engine, address, ranks, quiet=quiet)
+            silent = quiet or not first
+            run, already = _fit(data, out, recipe, asked, resume=resume, quiet=silent, ranks=ranks, parallel=parallel)
         if first:
             if already and not quiet:
                 say(f"The run in {out} is already finished.")
             _show_run(run, as_json, already=already)
+
+
+def _parallel(
+    workers: int | None, engine: str | None, address: str | None, ranks: Ranks | None, *, quiet: bool
+) -> Parallel | None:
+    """Return the trainer of several folds at once, or None if no option asks for it."""
+    if workers is None and engine is None and address is None:
+        return None
+    if ranks is not None:
+        refuse({"--workers": workers, "--engine": engine, "--address": address}, "trains folds at once", "torchrun")
+    from lopsided.sweeps.folds import on_engine
+
+    return on_engine(make_engine(engine or "local", address, workers, None), (lambda text: None) if quiet else say)
 
 
 def _flag_of(field: str) -> str:
@@ -265,6 +313,7 @@ def _fit(
     resume: bool,
     quiet: bool,
     ranks: Ranks | None,
+    parallel: Parallel | None = None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
     text, why = _told(ranks, lambda: _choose(recipe, out, resume, changes))
@@ -273,6 +322,11 @@ def _fit(
     chosen = Recipe.from_toml(text).override(**changes)
     if not resume:
         _check_split(chosen)
+    continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
+    if recipe in (None, "default") and not continues:
+        chosen, why = _with_folds(chosen, why, data, changes, ranks)
+    if parallel is not None and chosen.data.folds is None:
+        raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     from lopsided.progress import reporter
     from lopsided.runs.run import Run, run_recipe
 
@@ -289,6 +343,7 @@ def _fit(
                 progress=checking,
                 ranks=ranks,
                 why=why,
+                parallel=parallel,
             )
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
@@ -298,6 +353,23 @@ def _fit(
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
     return run, already
+
+
+_SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split")
+"""Fields that state how to split the images. If one of them is set, there are no folds by default."""
+
+
+def _with_folds(
+    recipe: Recipe, why: str, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None
+) -> tuple[Recipe, str]:
+    """Return a recipe with the default folds, if there are any, and the reason."""
+    if recipe.method != "frozen" or any(name in changes for name in _SPLIT_FIELDS):
+        return recipe, why
+    from lopsided.runs.folds import default_folds
+
+    folds, text = _told(ranks, lambda: default_folds(recipe, data))
+    why = " ".join(filter(None, [why, text]))
+    return (recipe, why) if folds is None else (recipe.override(**{"data.folds": folds}), why)
 
 
 @contextmanager
@@ -385,13 +457,16 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     if as_json:
         show_json({"run": str(run.folder), **metrics})
         return
-    counts = metrics["counts"]
+    counts, folds = metrics["counts"], metrics.get("folds")
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
+    if folds is not None:
+        numbers = f"{folds['folds']} folds of {sum(counts['test'].values()):,}"
     name = "Frozen features" if metrics["method"] == "frozen" else metrics["loss"].upper()
     parts = [f"{name} on {metrics['source']}: {numbers} images"]
     for split in ("test", "val"):
         if metrics[split] is not None:
-            parts.append(f"{split}\n{figures_table(metrics[split])}")
+            title = split if folds is None else "all images, each tested by a model that was not trained on it"
+            parts.append(f"{title}\n{figures_table(metrics[split])}")
             parts += decision_words(metrics, split)
             break
     else:
@@ -399,6 +474,8 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] != "frozen":
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
+    if folds is not None:
+        parts.append(fold_words(folds))
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
     training = metrics["seconds"]
