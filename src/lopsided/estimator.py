@@ -17,22 +17,26 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from lopsided.data.folds import fold_numbers, whole_recipe
 from lopsided.data.images import ArrayImages
 from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.metrics import confusion_figures
+from lopsided.evaluation.decision import HeldBack, at_prevalence
+from lopsided.evaluation.folds import named_out_of_fold, settle_crossed, settle_scores
+from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
-from lopsided.inference.probabilities import check_finite, check_shape
+from lopsided.inference.probabilities import check_finite, check_shape, predict_inputs
 from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.checkpoint import Checkpoint, State
-from lopsided.training.decide import check_rule, settle
+from lopsided.training.decide import check_rule, recalibrate, settle
 from lopsided.training.fit import pixels_of
+from lopsided.training.prior import settled_prior
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -62,12 +66,23 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         image_size: Side to which images are resized; None: no resizing, so all images must have the size of ``fit``.
         val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
         decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a>=0.95" or another rule of
-            a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val``.
+            a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
+            ``folds``.
+        folds: Number of folds that test every sample, before the model is trained on all samples; None: no folds. The
+            scores of the folds calibrate the model and fit its rule.
         settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
         random_state: Seed of all random choices.
         device: "auto", "cpu", "cuda", "mps".
         num_threads: Number of CPU threads; None: torch's setting.
         verbose: 1 prints a line per epoch.
+
+    Attributes, after ``fit`` with ``folds``; ``save`` does not write them:
+        oof_proba_: Calibrated probabilities (n, K) of each sample, from a model that was not trained on it. They are
+            calibrated, and decided, by the scores of the other folds.
+        oof_pred_: The class that the rule decides for each sample.
+        oof_fold_: The fold of each sample, from 0.
+        oof_figures_: The figures of all samples with intervals, as in the ``metrics.json`` of a run.
+        cv_results_: One entry per fold: ``fold``, ``num_samples`` and ``test_score``, the unweighted accuracy.
 
     >>> from sklearn.datasets import make_classification
     >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)
@@ -90,6 +105,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         image_size: int | None = None,
         val: float = 0.0,
         decide: str | None = None,
+        folds: int | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
@@ -108,6 +124,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self.image_size = image_size
         self.val = val
         self.decide = decide
+        self.folds = folds
         self.settings = settings
         self.random_state = random_state
         self.device = device
@@ -133,21 +150,108 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         if len(classes) < 2:
             raise InputError(sentence("y must hold at least 2 classes", "1 class"))
         recipe = self._recipe("image" if images else "vector")
-        names = tuple(str(label) for label in classes)
+        names, codes = tuple(str(label) for label in classes), codes.astype(np.int64)
+        groups = _checked_groups(groups, len(codes))
+        folds = self.folds if self.folds is not None else recipe.data.folds
         with threads(recipe.threads), flushed_denormals(recipe.fast):
-            prepared = self._prepare(X, codes.astype(np.int64), names, recipe, images=images)
-            prepared = _with_groups(prepared, groups)
-            check_rule(recipe, prepared)
-            state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
-            log = Log(None, _Printer() if self.verbose else None)
-            stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
-            stages.build()
-            stages.run(state, {})
-            settle(stages)
+            whole = recipe if folds is None else whole_recipe(recipe)
+            if folds is not None:
+                scores = self._out_of_fold(X, codes, names, whole, folds, groups, images=images)
+            stages, state = self._train(X, codes, names, whole, groups, images=images)
+            if folds is not None:
+                self._settle(stages, recipe, scores, codes, classes, groups)
         self.classes_ = classes
         self.resizes_ = recipe.data.image_size is not None or recipe.augment.normalisation == "weights"
         self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
+
+    def _train(
+        self,
+        X: Any,
+        codes: npt.NDArray[np.int64],
+        names: tuple[str, ...],
+        recipe: Recipe,
+        groups: npt.NDArray[np.str_] | None,
+        *,
+        images: bool,
+    ) -> tuple[Stages, State]:
+        prepared = self._prepare(X, codes, names, recipe, images=images)
+        prepared = _with_groups(prepared, groups)
+        check_rule(recipe, prepared)
+        state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
+        log = Log(None, _Printer() if self.verbose else None)
+        stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
+        stages.build()
+        stages.run(state, {})
+        settle(stages)
+        return stages, state
+
+    def _out_of_fold(
+        self,
+        X: Any,
+        codes: npt.NDArray[np.int64],
+        names: tuple[str, ...],
+        recipe: Recipe,
+        folds: int,
+        groups: npt.NDArray[np.str_] | None,
+        *,
+        images: bool,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the probabilities of each sample from a model without its fold, at one prior, and the folds."""
+        blank = ArrayImages(np.zeros((len(codes), 1, 1, 1), dtype=np.uint8))
+        source = Source("samples", blank, codes, names, tuple(map(str, range(len(codes)))), groups)
+        how: Literal["group", "stratified"] = "stratified" if groups is None else "group"
+        numbers = fold_numbers(source, how=how, folds=folds, seed=recipe.seed)
+        prior, p = settled_prior(recipe, np.bincount(codes, minlength=len(names))), np.empty((len(codes), len(names)))
+        for fold in range(folds):
+            here, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
+            own = None if groups is None else groups[rest]
+            stages, _ = self._train(X[rest], codes[rest], names, recipe, own, images=images)
+            found = self._probabilities(stages, X[here], images=images)
+            p[here] = at_prevalence(found, stages.card.prior or prior, prior)
+        return p, numbers
+
+    def _probabilities(self, stages: Stages, X: Any, *, images: bool) -> npt.NDArray[np.float64]:
+        card = stages.card
+        inputs: Inputs = (
+            MemoryInputs(torch.from_numpy(np.array(X)))
+            if not images
+            else (StreamedInputs(source_from_arrays(X).images, card.image_size, card.channels))
+        )
+        return predict_inputs(stages.model, inputs, _PREDICT_BATCH, engine=stages.engine if images else None)[0]
+
+    def _settle(
+        self,
+        stages: Stages,
+        recipe: Recipe,
+        scores: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
+        codes: npt.NDArray[np.int64],
+        classes: npt.NDArray[Any],
+        groups: npt.NDArray[np.str_] | None,
+    ) -> None:
+        """Calibrate the model and fit its rule on out-of-fold scores, and keep these scores as attributes."""
+        (p, numbers), names = scores, stages.card.classes
+        rule, kind, prior = (
+            recipe.decision.rule,
+            recipe.decision.calibration,
+            settled_prior(recipe, np.bincount(codes, minlength=len(names))),
+        )
+        held = HeldBack(p, codes, groups)
+        calibrated, decided = settle_crossed(rule, kind, names, prior, held, numbers)
+        change, decision = settle_scores(rule, kind, names, prior, held)
+        num = 0 if kind == "none" else len(codes)
+        decision = named_out_of_fold(decision)
+        stages.card = recalibrate(stages.model, stages.card, prior, change, decision, num)
+        self.oof_proba_, self.oof_fold_ = calibrated.astype(np.float32), numbers
+        self.oof_pred_ = classes[decided]
+        found = evaluate(codes, calibrated, decided, classes=names, seed=recipe.seed, groups=groups)
+        self.oof_figures_ = found.to_dict()
+        folds = np.unique(numbers)
+        self.cv_results_ = {
+            "fold": folds,
+            "num_samples": np.bincount(numbers),
+            "test_score": np.array([unweighted_accuracy(codes[numbers == k], decided[numbers == k]) for k in folds]),
+        }
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
         """Return probabilities (n, K), with columns in the order of ``classes_``. Raise ``RunError`` if not finite."""
@@ -321,6 +425,7 @@ class LopsidedClassifier(TwoStageClassifier):
     Args:
         recipe: Name of a recipe, or a TOML file.
         decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
+        folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
         image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
         settings: Any fields of the recipe by their dotted names, such as {"regression.strength": 0.01}.
         random_state: Seed of all random choices.
@@ -342,6 +447,7 @@ class LopsidedClassifier(TwoStageClassifier):
         recipe: str | os.PathLike[str] = "default",
         *,
         decide: str | None = None,
+        folds: int | None = None,
         image_size: int | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -351,6 +457,7 @@ class LopsidedClassifier(TwoStageClassifier):
     ) -> None:
         self.recipe = recipe
         self.decide = decide
+        self.folds = folds
         self.image_size = image_size
         self.settings = settings
         self.random_state = random_state
@@ -366,15 +473,24 @@ class LopsidedClassifier(TwoStageClassifier):
         return self._fit(X, y, groups)
 
 
-def _with_groups(prepared: Prepared, groups: Any) -> Prepared:
+def _with_groups(prepared: Prepared, groups: npt.NDArray[np.str_] | None) -> Prepared:
     """Return prepared data with the groups of the training rows. The estimator has no other rows with groups."""
     if groups is None:
         return prepared
-    found = np.asarray(_on_cpu(groups)).astype(np.str_)
-    if found.shape != (len(prepared.train),):
+    if len(groups) != len(prepared.train):
         must = f"groups must have one entry for each of the {len(prepared.train)} inputs"
+        raise InputError(sentence(must, f"the shape {groups.shape}"))
+    return replace(prepared, train=replace(prepared.train, groups=groups))
+
+
+def _checked_groups(groups: Any, num: int) -> npt.NDArray[np.str_] | None:
+    if groups is None:
+        return None
+    found = np.asarray(_on_cpu(groups)).astype(np.str_)
+    if found.shape != (num,):
+        must = f"groups must have one entry for each of the {num} inputs"
         raise InputError(sentence(must, f"the shape {found.shape}"))
-    return replace(prepared, train=replace(prepared.train, groups=found))
+    return found
 
 
 class _Printer(Reporter):

@@ -129,7 +129,7 @@ def _judgement(
     shown, cells = run_figures.confusion_cells(figures.confusion)
     context = {
         "judged": judged,
-        "split": run_words.SPLITS[judged.split],
+        "split": facts.split_word(judged.split),
         "listed_note": ordered.note,
         "picture_note": thumbnails.note,
         "confusion_words": run_words.confusion_words(facts, judged),
@@ -187,6 +187,7 @@ def _head(facts: Facts) -> dict[str, Any]:
     train = facts.counts("train")
     largest = max(train.values(), default=0)
     splits = [split for split, counts in metrics.counts if counts and sum(counts.values())]
+    splits = splits if metrics.folds is None else ["train"]  # Each image is a training and a test image.
     rows = [
         {"name": clean(name), "counts": [facts.counts(split).get(name, 0) for split in splits],
          "share": train.get(name, 0) / largest if largest else 0.0}
@@ -203,7 +204,7 @@ def _head(facts: Facts) -> dict[str, Any]:
         "warnings": run_words.warnings(facts),
         "classes": [clean(name) for name in facts.classes],
         "rarest": facts.rarest,
-        "count_splits": [run_words.SPLITS.get(split, split) for split in splits],
+        "count_splits": ["images"] if metrics.folds else [run_words.SPLITS.get(split, split) for split in splits],
         "count_rows": rows if len(rows) <= FEW_CLASSES else [],
         "count_words": many if len(rows) > FEW_CLASSES else "",
         "headline": [] if figures is None else _headline(facts, figures),
@@ -253,7 +254,7 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
 
 def _figure_columns(metrics: Metrics) -> list[dict[str, Any]]:
     words = {
-        "test": "test images",
+        "test": "test images" if metrics.folds is None else "all images, out-of-fold",
         "held_out": "images not drawn by the scenario",
         "val": "validation images, which selected the model",
     }
@@ -427,7 +428,9 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
             is_contrastive = "projections" in facts.recipe.encoder_training.loss.entry.needs
             diagnostics = {"words": words, "plot": plot[0], "legend": plot[1], "is_contrastive": is_contrastive}
     return {
-        "learning_words": run_words.learning_words(stages, facts.recipe.selection.metric),
+        "learning_words": run_words.learning_words(
+            stages, facts.recipe.selection.metric, folds=facts.metrics.folds is not None
+        ),
         "stages": [(stage.name, run_figures.learning_plots(stage)) for stage in stages],
         "diagnostics": diagnostics,
         "notes": [clean(note) for note in notes],

@@ -27,7 +27,7 @@ from lopsided.reports.wording import (
     probability,
     quoted,
 )
-from lopsided.runs.metrics import Evaluation, Metrics
+from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
@@ -85,6 +85,10 @@ class Facts:
         counts = self.metrics.counts.train
         return min(labels, key=lambda i: counts.get(self.classes[i], 0))
 
+    def split_word(self, split: str) -> str:
+        """Return the adjective for the images of a split."""
+        return "out-of-fold" if split == "test" and self.metrics.folds is not None else SPLITS[split]
+
     def counts(self, split: str) -> dict[str, int]:
         """Return the number of images of each class in a split. The result is empty if the split does not exist."""
         return getattr(self.metrics.counts, split, None) or {}
@@ -123,15 +127,36 @@ def summary(facts: Facts) -> str:
     elif recipe.method == "frozen":
         how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
+    learned = f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}."
+    if facts.metrics.folds is not None:
+        return (
+            f"{learned} {fold_words(facts.metrics.folds, facts)} All images are from {source_name(recipe)}{scenario}."
+        )
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
     if facts.metrics.val and recipe.method != "frozen":
         parts.append(f"selected on {amount(sum(facts.counts('val').values()), 'validation image')}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
         parts.append(f"evaluated on {amount(facts.figures.num_images, 'new image')}")
     used = listed(parts) if len(parts) > 1 else parts[0]
+    return f"{learned} The model was {used}. All images are from {source_name(recipe)}{scenario}."
+
+
+def fold_words(folds: FoldFacts, facts: Facts) -> str:
+    """Return how folds tested the images, how much the folds differ, and which model the run hands over."""
+    number = amount(sum(facts.counts("test").values()), "image")
+    by = " by group" if folds.by == "group" else ""
+    times = f", {folds.repeats} times" if folds.repeats > 1 else ""
+    uwa = sorted(row.uwa for row in folds.per_fold)
+    text = (
+        f"{folds.folds} folds{by} tested all {number}{times}: every figure is out-of-fold, from models that were not "
+        f"trained on the image. By fold, the UWA is {uwa[0]:.3f} to {uwa[-1]:.3f}."
+    )
+    size = f"{folds.parameters / 1e6:.1f} million parameters"
+    if folds.final == "refit":
+        return f"{text} The model of the run was then trained on all images ({size})."
     return (
-        f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}. "
-        f"The model was {used}. All images are from {source_name(recipe)}{scenario}."
+        f"{text} The model of the run is the ensemble of {folds.members} of these models ({size}), and an image costs "
+        f"{folds.members} times as much as with one of them."
     )
 
 
@@ -213,7 +238,7 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
         )
     rows = facts.figures.per_class
     name, rare = facts.classes[facts.minority], rows[facts.minority].support
-    what = SPLITS[facts.split or "test"]
+    what = facts.split_word(facts.split or "test")
     if 0 < rare < FEW:
         yield Caution(
             f"Only {amount(rare, f'{what} image')} of {quoted(name)}",
@@ -269,7 +294,7 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
 
 
 def _of_validation(facts: Facts) -> Iterator[Caution]:
-    if facts.metrics.val is None:
+    if facts.metrics.val is None and facts.metrics.folds is None:
         yield Caution(
             "There was no validation split",
             "The run kept the weights of the last epoch, not of the best one. Without validation images, a threshold "
@@ -347,8 +372,10 @@ def threshold_advice(split: str) -> str:
     )
 
 
-def learning_words(stages: Sequence[Stage], metric: str) -> str:
+def learning_words(stages: Sequence[Stage], metric: str, *, folds: bool = False) -> str:
     """Return which epochs the model comes from."""
+    if folds:
+        return "Each fold was trained by itself. The folder folds/ holds the log of each fold."
     if not stages:
         return "The log of the run is missing, so the course of the training is unknown."
     parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
