@@ -1,11 +1,18 @@
 """How often does an interval of 95 % hold the truth when a class has few test images? Ours beside the bootstrap's.
 
     python benchmarks/coverage.py            prints a table and writes docs/records/coverage.json (about seven minutes)
+    python benchmarks/coverage.py --folds    the same for out-of-fold figures, in docs/records/coverage_folds.json
 
 A setting is a list of test images per class and a model: the logit of the true class is drawn from N(skill, 1), the
 others from N(0, 1), and all are divided by a temperature, so that the probabilities are too sure of themselves or not.
 The truth of a figure is its value on 200,000 images in the same proportions. `evaluate` gives our intervals; 2.5 % and
 97.5 % of the figures of 200 resamples, stratified by class, are the bootstrap's.
+
+With `--folds`, a setting is a data set: images in groups, with features that are normal around the mean of their class,
+and a share of their variance that the images of a group have in common. Five folds by group, as in `fit --folds 5`,
+give a logistic regression for each image that was not trained on it, and out-of-fold figures. The truth is that of the
+model of all images, which a run hands over; for normal features it is known exactly. Ours is beside the cluster
+bootstrap, which draws whole groups within each class, and beside the same intervals without knowledge of the groups.
 """
 
 from __future__ import annotations
@@ -16,8 +23,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
+from sklearn.linear_model import LogisticRegression
 
+from lopsided.data.folds import fold_numbers
+from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.metrics import confusion_figures, evaluate
 from lopsided.seeds import derive_seed
 
@@ -34,6 +44,17 @@ SETTINGS: dict[str, tuple[list[int], list[float], float]] = {
     "ten classes of 6": ([6] * 10, [2.0] * 10, 1.0),
     "ten classes, 100 to 5": ([100, 72, 52, 37, 26, 19, 14, 10, 7, 5], [3.0] * 10, 1.0),
 }
+FOLD_RECORD = RECORD.with_name("coverage_folds.json")
+FOLD_SETTINGS: dict[str, tuple[list[int], float, float]] = {
+    # name: images of each class, share of the variance within groups, distance of the class means
+    "115 rare of 515, groups of 1 to 4, alike": ([400, 115], 0.9, 2.0),
+    "115 rare of 515, groups of 1 to 4, half alike": ([400, 115], 0.5, 2.0),
+    "115 rare of 515, no groups": ([400, 115], 0.0, 2.0),
+    "30 rare of 330, groups of 1 to 4, alike": ([300, 30], 0.9, 3.0),
+    "30 rare of 330, no groups": ([300, 30], 0.0, 3.0),
+    "115 rare of 515, easy, groups of 1 to 4, alike": ([400, 115], 0.9, 4.0),
+}
+DIMENSIONS = 10
 FIGURES = ("accuracy", "uwa", "macro_f1", "g_mean", "mcc", "auroc", "average_precision", "brier", "log_loss")
 ALL = (*FIGURES, "calibration_error")
 RESAMPLES = 200
@@ -109,14 +130,128 @@ def simulate(name: str, repeats: int) -> dict[str, dict[str, float]]:
     }
 
 
+def draw_groups(
+    sizes: list[int], share: float, distance: float, rng: np.random.Generator
+) -> tuple[Labels, Labels, Array]:
+    """Draw labels, groups of one class each, and features."""
+    labels, groups = [], []
+    for label, size in enumerate(sizes):
+        left = size
+        while left:
+            number = 1 if share == 0 else min(left, int(rng.integers(1, 5)))
+            labels += [label] * number
+            groups += [groups[-1] + 1 if groups else 0] * number
+            left -= number
+    y, g = np.array(labels), np.array(groups)
+    common = rng.normal(size=(g.max() + 1, DIMENSIONS))[g]
+    x = np.sqrt(share) * common + np.sqrt(1 - share) * rng.normal(size=(len(y), DIMENSIONS))
+    x[:, 0] += distance * y
+    return y, g, x
+
+
+def fitted(x: Array, y: Labels) -> LogisticRegression:
+    """Fit the classifier of a fold."""
+    return LogisticRegression(C=0.1, max_iter=500).fit(x, y)
+
+
+def true_figures(model: LogisticRegression, share_of_rare: float, distance: float) -> tuple[float, float]:
+    """Return UWA by the rule balanced, and AUROC, of a linear model on normal features: exactly."""
+    w, b = model.coef_[0], float(model.intercept_[0])
+    spread = float(np.linalg.norm(w))
+    cut = np.log(share_of_rare / (1 - share_of_rare)) - b  # w x >= cut is decided for the rare class.
+    rare = norm.sf((cut - w[0] * distance) / spread)
+    common = norm.cdf(cut / spread)
+    return float(rare + common) / 2, float(norm.cdf(w[0] * distance / (spread * np.sqrt(2))))
+
+
+def simulate_folds(name: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Return coverage and mean width of each interval of the out-of-fold UWA and AUROC."""
+    sizes, share, distance = FOLD_SETTINGS[name]
+    rng = np.random.default_rng(derive_seed(0, "coverage", "folds", name))
+    kinds = ("ours", "without groups", "cluster bootstrap")
+    hits = {(kind, figure): 0 for kind in kinds for figure in ("uwa", "auroc")}
+    widths = dict.fromkeys(hits, 0.0)
+    truths, bias = np.zeros(2), np.zeros(2)
+    for trial in range(repeats):
+        y, g, x = draw_groups(sizes, share, distance, rng)
+        source = source_from_arrays(np.zeros((len(y), 1, 1), dtype=np.uint8), y, groups=g)
+        numbers = fold_numbers(source, how="group", folds=5, seed=trial)
+        p = np.empty((len(y), 2))
+        decided = np.empty_like(y)
+        for fold in range(5):
+            here, rest = numbers == fold, numbers != fold
+            p[here] = fitted(x[rest], y[rest]).predict_proba(x[here])
+            decided[here] = (p[here] / np.bincount(y[rest])).argmax(axis=1)
+        rare = y.mean()
+        truth = true_figures(fitted(x, y), rare, distance)
+        ours = evaluate(y, p, decided, classes=[0, 1], bootstrap=100, groups=g).figures
+        plain = evaluate(y, p, decided, classes=[0, 1], bootstrap=100).figures
+        limits = {
+            (kind, figure): (found[figure].low, found[figure].high)
+            for kind, found in (("ours", ours), ("without groups", plain))
+            for figure in ("uwa", "auroc")
+        }
+        drawn = np.array([_resampled(y, g, p, decided, rng) for _ in range(RESAMPLES)])
+        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+        for place, figure in enumerate(("uwa", "auroc")):
+            limits["cluster bootstrap", figure] = (low[place], high[place])
+            truths[place] += truth[place]
+            bias[place] += ours[figure].value - truth[place]
+            for kind in kinds:
+                a, b = limits[kind, figure]
+                hits[kind, figure] += a <= truth[place] <= b
+                widths[kind, figure] += b - a
+    return {
+        figure: {
+            "truth": round(truths[place] / repeats, 4),
+            "bias": round(bias[place] / repeats, 4),
+            **{f"{kind}, coverage": round(hits[kind, figure] / repeats, 4) for kind in kinds},
+            **{f"{kind}, width": round(widths[kind, figure] / repeats, 4) for kind in kinds},
+        }
+        for place, figure in enumerate(("uwa", "auroc"))
+    }
+
+
+def _resampled(y: Labels, g: Labels, p: Array, decided: Labels, rng: np.random.Generator) -> tuple[float, float]:
+    """Return UWA and AUROC of whole groups, drawn with replacement within each class."""
+    starts = np.flatnonzero(np.diff(g, prepend=-1))
+    ends = np.append(starts[1:], len(g))
+    rows = []
+    for label in (0, 1):
+        own = np.flatnonzero(y[starts] == label)
+        rows += [np.arange(starts[i], ends[i]) for i in own[rng.integers(0, len(own), len(own))]]
+    pick = np.concatenate(rows)
+    y, score, hit = y[pick], p[pick, 1], (decided == y)[pick]
+    uwa = (hit[y == 1].mean() + hit[y == 0].mean()) / 2
+    size = y.sum()
+    return uwa, (rankdata(score)[y == 1].sum() - size * (size + 1) / 2) / (size * (len(y) - size))
+
+
+def main_folds(repeats: int, out: Path) -> None:
+    """Simulate the settings of folds that the record lacks, print them, and write the record after each."""
+    command = f"python benchmarks/coverage.py --folds --repeats {repeats}"
+    record = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    results = record.get("settings", {}) if record.get("command") == command else {}
+    for name in FOLD_SETTINGS:
+        results[name] = results.get(name) or simulate_folds(name, repeats)
+        print(f"\n{name}")
+        for figure, row in results[name].items():
+            print(f"{figure:8}" + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"command": command, "level": 0.95, "settings": results}, indent=1) + "\n")
+
+
 def main() -> None:
     """Simulate all settings, print them, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200, help="test sets for each setting (default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=RECORD, help="record to write (default: docs/records/coverage.json)"
-    )
+    parser.add_argument("--folds", action="store_true", help="out-of-fold figures instead of those of a test split")
+    parser.add_argument("--out", type=Path, help="record to write (default: in docs/records)")
     options = parser.parse_args()
+    if options.folds:
+        main_folds(options.repeats, options.out or FOLD_RECORD)
+        return
+    options.out = options.out or RECORD
     check()
     results = {}
     for name in SETTINGS:
