@@ -228,20 +228,17 @@ def _resampled(y: Labels, g: Labels, p: Array, decided: Labels, rng: np.random.G
 
 
 def main_folds(repeats: int, out: Path) -> None:
-    """Simulate the settings of folds, print them, and write the record."""
-    results = {}
+    """Simulate the settings of folds that the record lacks, print them, and write the record after each."""
+    command = f"python benchmarks/coverage.py --folds --repeats {repeats}"
+    record = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    results = record.get("settings", {}) if record.get("command") == command else {}
     for name in FOLD_SETTINGS:
-        results[name] = simulate_folds(name, repeats)
+        results[name] = results.get(name) or simulate_folds(name, repeats)
         print(f"\n{name}")
         for figure, row in results[name].items():
             print(f"{figure:8}" + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
-    record = {
-        "command": f"python benchmarks/coverage.py --folds --repeats {repeats}",
-        "level": 0.95,
-        "settings": results,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"command": command, "level": 0.95, "settings": results}, indent=1) + "\n")
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def test_images_have_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     y = np.array([0] * 20 + [1] * 6)
     x = np.clip(rng.normal(40 + 160 * y[:, None, None, None], 20, (26, 16, 16, 3)), 0, 255).astype(np.uint8)
     model = LopsidedClassifier(folds=2, image_size=32, random_state=0).fit(x, y)
-    assert (model.oof_pred_ == y).mean() > 0.9
+    assert unweighted_accuracy(y, model.oof_pred_) > 0.75  # By chance it would be 0.5.
     assert model.predict(x[:3]).shape == (3,)
 
 

@@ -53,6 +53,17 @@ def test_two_ranks_fit_with_one_voice_and_one_folder(tmp_path: Path) -> None:
     assert len(rows) == len(set(rows)) == 8
 
 
+def test_two_ranks_train_each_fold_together(tmp_path: Path) -> None:
+    photos, out = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run"
+    fit = ["fit", str(photos), "--out", str(out), "--folds", "2", *SMALL, "--json"]
+    first, second = together(2, tmp_path / "ranks", several, [fit, [*fit, "--workers", "2", "--resume"]])
+    assert [ended.code for ended in (*first, *second)] == [0, 2, 0, 2]
+    metrics = json.loads(first[0].out)
+    assert (metrics["environment"]["ranks"], metrics["test"]["num_images"]) == (2, 24)
+    assert "--workers trains folds at once and cannot be used with torchrun." in first[1].err
+    assert (second[0].out, second[0].err) == ("", "")
+
+
 ABORTING = """
 import atexit, os
 from lopsided.cli import main
