@@ -45,7 +45,6 @@ shares = st.floats(0, 1).map(lambda value: float(f"{value:.5g}"))
 names = st.text(string.ascii_letters + string.digits + "-_. ", min_size=1, max_size=24)
 figures = st.builds(
     Figures,
-    Fold,
     images=st.integers(1, 100_000),
     minority=st.integers(0, 50_000),
     accuracy=shares,
