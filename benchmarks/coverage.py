@@ -184,15 +184,14 @@ def simulate_folds(name: str, repeats: int) -> dict[str, dict[str, float]]:
             decided[here] = (p[here] / np.bincount(y[rest])).argmax(axis=1)
         rare = y.mean()
         truth = true_figures(fitted(x, y), rare, distance)
-        ours = evaluate(y, p, decided, classes=[0, 1], bootstrap=100, groups=g).figures
-        plain = evaluate(y, p, decided, classes=[0, 1], bootstrap=100).figures
+        ours = evaluate(y, p, decided, classes=[0, 1], bootstrap=100, groups=g, folds=numbers).figures
+        plain = evaluate(y, p, decided, classes=[0, 1], bootstrap=100, folds=numbers).figures
         limits = {
             (kind, figure): (found[figure].low, found[figure].high)
             for kind, found in (("ours", ours), ("without groups", plain))
             for figure in ("uwa", "auroc")
         }
-        drawn = np.array([_resampled(y, g, p, decided, rng) for _ in range(RESAMPLES)])
-        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+        low, high = np.quantile(resampled(y, g, p, decided, rng), [0.025, 0.975], axis=0)
         for place, figure in enumerate(("uwa", "auroc")):
             limits["cluster bootstrap", figure] = (low[place], high[place])
             truths[place] += truth[place]
@@ -212,19 +211,20 @@ def simulate_folds(name: str, repeats: int) -> dict[str, dict[str, float]]:
     }
 
 
-def _resampled(y: Labels, g: Labels, p: Array, decided: Labels, rng: np.random.Generator) -> tuple[float, float]:
-    """Return UWA and AUROC of whole groups, drawn with replacement within each class."""
-    starts = np.flatnonzero(np.diff(g, prepend=-1))
-    ends = np.append(starts[1:], len(g))
-    rows = []
+def resampled(y: Labels, g: Labels, p: Array, decided: Labels, rng: np.random.Generator) -> Array:
+    """Return UWA and AUROC of each resample, (RESAMPLES, 2): whole groups, drawn with replacement within each class."""
+    _, first = np.unique(g, return_index=True)
+    counts = np.zeros((RESAMPLES, len(first)))
     for label in (0, 1):
-        own = np.flatnonzero(y[starts] == label)
-        rows += [np.arange(starts[i], ends[i]) for i in own[rng.integers(0, len(own), len(own))]]
-    pick = np.concatenate(rows)
-    y, score, hit = y[pick], p[pick, 1], (decided == y)[pick]
-    uwa = (hit[y == 1].mean() + hit[y == 0].mean()) / 2
-    size = y.sum()
-    return uwa, (rankdata(score)[y == 1].sum() - size * (size + 1) / 2) / (size * (len(y) - size))
+        own = np.flatnonzero(y[first] == label)
+        counts[:, own] = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), RESAMPLES)
+    order = np.argsort(p[:, 1], kind="stable")
+    y, hit, weights = y[order], (decided == y)[order], counts[:, g[order]]
+    rare, common = weights * (y == 1), weights * (y == 0)
+    uwa = ((rare @ hit) / rare.sum(axis=1) + (common @ hit) / common.sum(axis=1)) / 2
+    below = np.cumsum(common, axis=1)  # Scores of a regression do not tie.
+    auroc = (rare * below).sum(axis=1) / (rare.sum(axis=1) * common.sum(axis=1))
+    return np.stack([uwa, auroc], axis=1)
 
 
 def main_folds(repeats: int, out: Path) -> None:

@@ -244,7 +244,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         stages.card = recalibrate(stages.model, stages.card, prior, change, decision, num)
         self.oof_proba_, self.oof_fold_ = calibrated.astype(np.float32), numbers
         self.oof_pred_ = classes[decided]
-        found = evaluate(codes, calibrated, decided, classes=names, seed=recipe.seed, groups=groups)
+        found = evaluate(codes, calibrated, decided, classes=names, seed=recipe.seed, groups=groups, folds=numbers)
         self.oof_figures_ = found.to_dict()
         folds = np.unique(numbers)
         self.cv_results_ = {

@@ -613,3 +613,29 @@ def test_the_interval_of_g_mean_leaves_out_as_many_posterior_draws_below_as_abov
     found = result.figures["g_mean"]
     assert np.mean(drawn < found.low) == pytest.approx((1 - level) / 2, rel=0.25)
     assert np.mean(drawn > found.high) == pytest.approx((1 - level) / 2, rel=0.25)
+
+
+def test_folds_average_the_rank_figures_of_each_model_and_leave_the_others_alone() -> None:
+    rng = np.random.default_rng(0)
+    y = np.array([0] * 60 + [1] * 20)
+    folds = np.arange(80) % 2
+    logit = (
+        rng.normal(size=80) + 2 * y + 5 * folds
+    )  # The second model has other scores.
+    p = np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], axis=1)
+    together, apart = (evaluate(y, p, classes=[0, 1], folds=f).figures for f in (None, folds))
+    by_fold = [evaluate(y[folds == k], p[folds == k], classes=[0, 1]).figures["auroc"].value for k in (0, 1)]
+    assert apart["auroc"].value == pytest.approx(np.mean(by_fold))  # Ten rare images in each fold.
+    assert apart["auroc"].value > together["auroc"].value + 0.05
+    assert apart["auroc"].low < apart["auroc"].value < apart["auroc"].high
+    for name in ("uwa", "accuracy", "brier", "log_loss"):
+        assert apart[name] == together[name]
+
+
+def test_a_fold_with_one_class_does_not_count_in_rank_figures() -> None:
+    y = np.array([0, 0, 1, 1, 0, 0])
+    p = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.1, 0.9], [0.8, 0.2], [0.7, 0.3]])
+    found = evaluate(y, p, classes=[0, 1], folds=[0, 0, 0, 0, 1, 1])
+    assert found.per_class[1].auroc.value == pytest.approx(0.75)  # Of four pairs in the first fold, three are in order.
+    alone = evaluate(y, p, classes=[0, 1], folds=[0, 0, 1, 1, 0, 0])
+    assert alone.per_class[1].auroc.value == pytest.approx(evaluate(y, p, classes=[0, 1]).per_class[1].auroc.value)

@@ -17,7 +17,8 @@ without images has no recall; ``Evaluation.notes`` lists such classes.
 
 Posterior draws keep the class counts of the test set. With `groups`, the images of one group (a lesion, a patient) are
 treated as copies of each other, which is the cautious choice. n images in groups of m_1, m_2, ... then count as
-n^2 / sum(m_g^2) independent images, and the bootstrap resamples whole groups.
+n^2 / sum(m_g^2) independent images, and the bootstrap resamples whole groups. With `folds`, AUROC and average precision
+are means over the folds, because the scores of different models cannot be ranked together.
 """
 
 from __future__ import annotations
@@ -157,13 +158,14 @@ def evaluate(
     level: float = 0.95,
     seed: int = 0,
     groups: ArrayLike | None = None,
+    folds: ArrayLike | None = None,
 ) -> Evaluation:
     """Evaluate predictions. The top of this module lists the metrics and their intervals.
 
     Labels are elements of `classes`, or indices into `classes` if the labels are integers and the classes are strings.
     The columns of `probabilities` follow `classes`. Without `y_pred`, the most probable class is the prediction; the
     first one if classes tie. Without `probabilities`, the metrics that need them are omitted. `bootstrap` is the
-    number of resamples and of posterior draws.
+    number of resamples and of posterior draws. `folds` numbers the model that each image was predicted with.
 
     >>> result = evaluate([0, 0, 0, 1], y_pred=[0, 0, 0, 0], classes=["top", "shirt"])
     >>> print(result.figures["uwa"], result.majority.uwa)
@@ -193,7 +195,9 @@ def evaluate(
     figures["accuracy"] = share_interval(figures["accuracy"].value, _independent_sizes(0 * true, codes, 1)[0], level)
     per_class["auroc"] = per_class["average_precision"] = [UNDEFINED] * len(names)
     if p is not None:
-        per_class |= _rank_figures(true, p, sizes, level)
+        models = np.zeros_like(true) if folds is None else np.asarray(folds)
+        _check_length(models, true, "folds")
+        per_class |= _rank_figures(true, p, models, sizes, level)
         for name in ("auroc", "average_precision"):
             figures[name] = macro_interval([figure for figure in per_class[name] if figure is not UNDEFINED])
         rng = np.random.default_rng(derive_seed(seed, "metrics", "probabilities"))
@@ -260,8 +264,12 @@ def _confusion_intervals(
     return figures, per_class
 
 
-def _rank_figures(true: Codes, p: Floats, sizes: Floats, level: float) -> dict[str, list[Figure]]:
-    """Return AUROC and average precision of each class against the rest; undefined if a class has no or all images."""
+def _rank_figures(true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, level: float) -> dict[str, list[Figure]]:
+    """Return AUROC and average precision of each class against the rest; undefined if a class has no or all images.
+
+    Both are means over the folds that hold images of the class and of others, weighted by the images of the class. If
+    there is no such fold, all images are ranked together.
+    """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     aurocs: list[Figure] = []
@@ -272,10 +280,13 @@ def _rank_figures(true: Codes, p: Floats, sizes: Floats, level: float) -> dict[s
             aurocs.append(UNDEFINED)
             average_precisions.append(UNDEFINED)
             continue
-        area = float(roc_auc_score(positive, p[:, c]))
-        aurocs.append(auroc_interval(area, sizes[c], sizes.sum() - sizes[c], level))
-        precision = min(1.0, float(average_precision_score(positive, p[:, c])))  # Rounding can give more than 1.
-        average_precisions.append(share_interval(precision, sizes[c], level))
+        parts = [np.flatnonzero(folds == fold) for fold in np.unique(folds)]
+        parts = [rows for rows in parts if 0 < positive[rows].sum() < len(rows)] or [np.arange(len(true))]
+        weights = np.array([positive[rows].sum() for rows in parts]) / sum(positive[rows].sum() for rows in parts)
+        area = float(weights @ [roc_auc_score(positive[rows], p[rows, c]) for rows in parts])
+        aurocs.append(auroc_interval(min(1.0, area), sizes[c], sizes.sum() - sizes[c], level))
+        precision = float(weights @ [average_precision_score(positive[rows], p[rows, c]) for rows in parts])
+        average_precisions.append(share_interval(min(1.0, precision), sizes[c], level))  # Rounding can exceed 1.
     return {"auroc": aurocs, "average_precision": average_precisions}
 
 

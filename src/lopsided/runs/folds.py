@@ -63,8 +63,9 @@ Parallel = Callable[[Path, Parts], None]
 FOLDS, WHOLE = "folds", "all"
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
-FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.01, 0.02
+FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
 """Seconds of one fold with a frozen encoder, of each image in a fold, and of its features: a rough guide."""
+RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models cannot be ranked together."
 _OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
     r"|^The decision is|^The probabilities are|^The regression has|^The images are split"
@@ -294,7 +295,7 @@ class _Assembly:
         table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
         evaluations: dict[str, dict[str, Any] | None] = {
             "val": None,
-            "test": self._evaluated(settled),
+            "test": self._evaluated(repeats, settled),
             "held_out": None if further is None else runs.figures_of(further, card, self.recipe.seed),
         }
         from lopsided.models.model import save_model
@@ -428,15 +429,17 @@ class _Assembly:
         p = predict(model, card, source.images)
         return Predictions(source.names, card.classes, p, source.labels, source.groups, decision=card.decision)
 
-    def _evaluated(self, settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:
+    def _evaluated(self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:
         """Return the figures of all images, as means over the repeats."""
-        labels, groups = self.source.labels, self.source.groups
+        labels = self.source.labels
         found, rules = [], []
-        for p, decided in settled:
-            own = evaluate(labels, p, decided, classes=self.classes, seed=self.recipe.seed, groups=groups)
+        for part, (p, decided) in zip(repeats, settled, strict=True):
+            groups, seed = self.source.groups, self.recipe.seed
+            own = evaluate(labels, p, decided, classes=self.classes, seed=seed, groups=groups, folds=part.folds)
             found.append(own.to_dict())
             rules.append(figures_by_rule(("plain", "balanced"), self.classes, self.prior, p, labels))
         mean = mean_evaluation(found)
+        mean["notes"] = [*mean["notes"], RANKS_NOTE]
         if len(settled) > 1:
             text = f"The figures are means over {len(settled)} repeats. Predictions and confusion are of the first one."
             mean["notes"] = [*mean["notes"], text]
