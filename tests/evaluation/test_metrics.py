@@ -619,9 +619,7 @@ def test_folds_average_the_rank_figures_of_each_model_and_leave_the_others_alone
     rng = np.random.default_rng(0)
     y = np.array([0] * 60 + [1] * 20)
     folds = np.arange(80) % 2
-    logit = (
-        rng.normal(size=80) + 2 * y + 5 * folds
-    )  # The second model has other scores.
+    logit = rng.normal(size=80) + 2 * y + 5 * folds  # The second model has other scores.
     p = np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], axis=1)
     together, apart = (evaluate(y, p, classes=[0, 1], folds=f).figures for f in (None, folds))
     by_fold = [evaluate(y[folds == k], p[folds == k], classes=[0, 1]).figures["auroc"].value for k in (0, 1)]

@@ -65,7 +65,7 @@ USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
 FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
 """Seconds of one fold with a frozen encoder, of each image in a fold, and of its features: a rough guide."""
-RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models cannot be ranked together."
+RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
 _OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
     r"|^The decision is|^The probabilities are|^The regression has|^The images are split"
