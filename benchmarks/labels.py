@@ -105,12 +105,14 @@ def orders(labels: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
     return {"ours": check.order, **{name: np.argsort(score, kind="stable") for name, score in scores.items()}}
 
 
-def flips() -> dict[str, Any]:
-    """Flip labels and count how many are listed first."""
+def flips(out: Path) -> None:
+    """Flip labels and count how many are listed first. Each seed is added to the record; those in it are skipped."""
     source = open_source("isic2018", classes=["MEL", "DF"])
     features = features_of(source)
-    lines = []
     for seed in range(SEEDS):
+        lines = read(out).get("flips", {"runs": []})["runs"]
+        if any(line["seed"] == seed for line in lines):
+            continue
         rng = np.random.default_rng(seed)
         flipped = rng.permutation(len(source))[:FLIPPED]
         labels = source.labels.copy()
@@ -128,7 +130,19 @@ def flips() -> dict[str, Any]:
             }
         )
         print(lines[-1], flush=True)
-    return {"images": len(source), "flipped": FLIPPED, "first": FIRST, "folds": FOLDS, "runs": lines}
+        facts = {"images": len(source), "flipped": FLIPPED, "first": FIRST, "folds": FOLDS, "runs": lines}
+        write(out, "flips", facts)
+
+
+def read(out: Path) -> dict[str, Any]:
+    """Return the record."""
+    return dict(json.loads(out.read_text(encoding="utf-8"))) if out.exists() else {}
+
+
+def write(out: Path, what: str, facts: dict[str, Any]) -> None:
+    """Replace one part of the record."""
+    content = read(out) | {what: {"command": f"python benchmarks/labels.py {what}", **facts}}
+    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def changed(path: Path) -> dict[str, Image.Image]:
@@ -195,11 +209,10 @@ def main() -> None:
     parser.add_argument("what", choices=("flips", "near"))
     parser.add_argument("--out", type=Path, default=RECORD, help="default: docs/records/labels.json")
     options = parser.parse_args()
-    record = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    record[options.what] = {"command": f"python benchmarks/labels.py {options.what}"} | (
-        flips() if options.what == "flips" else near()
-    )
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.what == "flips":
+        flips(options.out)
+    else:
+        write(options.out, "near", near())
 
 
 if __name__ == "__main__":

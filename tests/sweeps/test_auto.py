@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from lopsided.runs.records import Fold
 from lopsided.sweeps.arms import parse_arms
 from lopsided.sweeps.auto import Choice, cheapest_first, choose, usual_arms, work_of
 from lopsided.sweeps.engines import Cell, Ended
-from tiny_sweep import Scripted, record_of, write_run
+from tiny_sweep import Heard, Scripted, record_of, write_run
 
 UWA = {"ce": 0.70, "cl": 0.90, "weighted-ce": 0.70}
 SECONDS = {"ce": 60.0, "weighted-ce": 120.0, "cl": 600.0}
@@ -115,3 +116,15 @@ def test_a_scenario_is_compared_like_all_images(tmp_path: Path) -> None:
         minutes=60.0,
     )
     assert (choice.answer.best, choice.answer.where) == ("cl", "At 90:10")
+
+
+def test_each_part_has_its_own_view_so_that_its_numbers_are_those_of_the_part(tmp_path: Path) -> None:
+    views: list[Heard] = []
+
+    def made() -> Any:
+        views.append(Heard())
+        return nullcontext(views[-1])
+
+    chosen(tmp_path / "CMP", "ce,cl", minutes=60.0, view=made)
+    assert [view.numbers for view in views] == [(1, 0), (2, 0), (1, 0), (2, 0)]
+    assert [len(view.uwas) for view in views] == [1, 2, 1, 2]

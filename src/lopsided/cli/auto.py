@@ -67,17 +67,16 @@ def fit_auto(
             from lopsided.sweeps.view import sweep_view
 
             slots = make().slots if engine in (None, "local") else 1  # A cluster is asked only once it is used.
-            with sweep_view(quiet=quiet) as view:
-                choice = choose(
-                    arms,
-                    base,
-                    folder,
-                    engine=make,
-                    slots=slots,
-                    minutes=MINUTES if minutes is None else minutes,
-                    view=view,
-                    about=about,
-                )
+            choice = choose(
+                arms,
+                base,
+                folder,
+                engine=make,
+                slots=slots,
+                minutes=MINUTES if minutes is None else minutes,
+                view=lambda: sweep_view(quiet=quiet),
+                about=about,
+            )
             why = " ".join(choice.sentences())
             if not quiet:
                 for text in choice.sentences():

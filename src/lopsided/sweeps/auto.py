@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,16 +84,16 @@ def choose(
     engine: Callable[[], Engine],
     slots: int = 1,
     minutes: float = MINUTES,
-    view: View | None = None,
+    view: Callable[[], AbstractContextManager[View]] = lambda: nullcontext(View()),
     about: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
     """Compare arms over the folds of ``base`` in the folder of a comparison, and choose one of them.
 
     The first fold of an arm shows how long its other folds will take. If they do not fit into the budget, this arm and
-    the costlier ones are left out. The cheapest arm is always completed. ``engine`` makes an engine for each part,
-    and ``slots`` is the number of folds that it trains at once. A second call continues, and counts the time of
-    finished folds.
+    the costlier ones are left out. The cheapest arm is always completed. ``engine`` and ``view`` make an engine and a
+    view for each part, and ``slots`` is the number of folds that an engine trains at once. A second call continues, and
+    counts the time of finished folds.
     """
     order = cheapest_first(arms, base)
     recipes = check_arms(arms, base)
@@ -103,7 +103,10 @@ def choose(
     failed: dict[str, str] = {}
 
     def train(cells: Sequence[Cell]) -> None:
-        outcome = run_sweep(cells, folder, engine=engine(), view=view, keep_models=True, about=about)
+        if not cells:
+            return
+        with view() as shown:
+            outcome = run_sweep(cells, folder, engine=engine(), view=shown, keep_models=True, about=about)
         done.update({record.cell: record for record in outcome.done})
         for failure in outcome.failed:
             failed.setdefault(str(failure.arm), failure.error)
