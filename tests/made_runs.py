@@ -109,7 +109,9 @@ def make_run(
     _write_csv(folder / "predictions.csv", [header, *rows])
     if features:
         save_file(tensors, folder / "features.safetensors")
-    settled = Recipe().override(**{"data.source": str(source / "table.csv"), **(recipe or {})})
+    settled = Recipe().override(
+        **{"data.source": str(source / "table.csv"), "selection.metric": "uwa", **(recipe or {})}
+    )
     (folder / "recipe.toml").write_text(settled.to_toml(), encoding="utf-8")
     _write_log(folder, has_val=val is not None)
     record = {

@@ -202,7 +202,7 @@ def test_the_model_of_the_best_validation_epoch_is_taken(loss: str) -> None:
     source = replace(source, labels=np.random.default_rng(3).permutation(source.labels))
     changes = {"classifier__epochs": 8, "encoder_training__epochs": 8, "data__val": 0.3, "classifier__lr": 0.5}
     # Calibration would add biases after the choice, and so change decisions.
-    changes |= {"encoder_training__lr": 0.02, "decision__calibration": "none"}
+    changes |= {"encoder_training__lr": 0.02, "decision__calibration": "none", "selection__metric": "uwa"}
     fitted = fit(tiny(encoder_training__loss=loss, **changes), source)
     assert fitted.val is not None
     assert fitted.val.y_true is not None
@@ -225,8 +225,8 @@ def test_the_encoder_of_the_best_epoch_goes_into_the_second_stage(
 
     monkeypatch.setattr(Loop, "epoch", recording)
     fitted = fit(tiny(encoder_training__epochs=8, encoder_training__lr=0.05, data__val=0.3), source)
-    figures = [entry["val_uwa"] for entry in fitted.history if entry["stage"] == "encoder"]
-    best = max(i for i, figure in enumerate(figures) if figure == max(figures))
+    figures = [entry["val_log_loss"] for entry in fitted.history if entry["stage"] == "encoder"]
+    best = max(i for i, figure in enumerate(figures) if figure == min(figures))
     assert best < 7
     taken = {key: value for key, value in weights(fitted).items() if key.startswith("encoder.")}
     assert [same(taken, encoder) for encoder in encoders] == [i == best for i in range(8)]
