@@ -74,8 +74,8 @@ def test_a_run_with_folds_killed_before_a_write_ends_with_the_files_of_one_that_
     while forked(run, recipe, tmp_path / str(fatal), fatal) == -signal.SIGKILL:
         assert forked(run, recipe, tmp_path / str(fatal)) == 0
         assert content(tmp_path / str(fatal)) == expected, f"killed before write {fatal}"
-        killed, fatal = killed + 1, fatal + 41  # Another sort of write, in another fold, each time.
-    assert killed >= 6
+        killed, fatal = killed + 1, fatal + 97  # Another sort of write, in another fold, each time.
+    assert killed >= 3
 
 
 @pytest.mark.parametrize(("fast", "threads"), [(True, 1), (False, 1), (True, 2)])
