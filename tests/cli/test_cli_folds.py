@@ -97,6 +97,7 @@ def test_one_split_is_an_option_away(photos: Path, call: Call, tmp_path: Path, o
     ("options", "message"),
     [
         (("--folds", "8"), "got 8 for 7 images of 'dog' in"),
+        (("--folds", "3", "--test", "0.2"), "--folds 3 and --test 0.2 contradict each other"),
         (("--folds", "3", "--split", "group"), "Folds by group need groups"),
         (("--folds", "3", "--split", "given"), 'cannot be used with --split = "given"'),
         (("--repeats", "2"), "--repeats must be 1 when data.folds is unset, got 2. Set data.folds (--folds)."),

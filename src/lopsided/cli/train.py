@@ -325,9 +325,14 @@ def _naming_flags(fields: Mapping[str, Any]) -> Iterator[None]:
         raise type(error)(text) from error
 
 
-def _check_split(recipe: Recipe) -> None:
-    """Raise if the split would ignore the groups that the recipe names."""
+def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
+    """Raise if the split would ignore the groups that the recipe names, or if folds would ignore the test share."""
     how, group = recipe.data.split, recipe.data.group
+    if recipe.data.folds is not None and changes.get("data.test"):
+        raise InputError(
+            f"--folds {recipe.data.folds} and --test {changes['data.test']:g} contradict each other: with folds, every "
+            "image is a test image. Leave out one of the two options."
+        )
     if group is not None and how in ("random", "stratified"):
         raise InputError(
             f"--split {how} and --group {group} contradict each other: the split would ignore the groups, so images of "
@@ -370,7 +375,7 @@ def _fit(
 
     chosen = Recipe.from_toml(text).override(**changes)
     if not resume:
-        _check_split(chosen)
+        _check_split(chosen, changes)
     continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
     if recipe in (None, "default") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks)

@@ -703,8 +703,8 @@ def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
         if linear.name not in FROZEN_LOSSES:
             fit = ", ".join(FROZEN_LOSSES)
             yield f'classifier.loss cannot be {linear.name} with method "{method}". Use one of {fit}.'
-        if method == "adapter" and heads.entry.kind != "contrastive":
-            fit = ", ".join(entry.name for entry in catalogue.losses(("contrastive",)))
+        if method == "adapter" and (heads.entry.kind != "contrastive" or heads.entry.views > 1):
+            fit = ", ".join(entry.name for entry in catalogue.losses(("contrastive",)) if entry.views == 1)
             yield f'encoder_training.loss cannot be {heads.name} with method "adapter". Use one of {fit}.'
         if method == "fine-tune" and heads.entry.head != "linear":
             do = "Use another loss, or the method end-to-end."
