@@ -66,3 +66,28 @@ def test_the_table_of_real_runs_is_that_of_the_record(monkeypatch: pytest.Monkey
         if line["study"] != "rules":
             continue
         assert line["uwa"]["ceiling"] >= max(line["uwa"].values()) - 1e-9, line["run"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("plain", "`plain`"),
+        ("balanced", "`balanced`"),
+        ("balanced, temperature", "`balanced`, temperature"),
+        ("balanced, calibrated", "`balanced`, calibrated"),
+        ("tuned", "`tuned`"),
+        ("highest test UWA", "highest test UWA"),
+    ],
+)
+def test_the_points_below_the_ceiling_are_those_of_the_record(rule: str, words: str) -> None:
+    text = (ROOT / "docs" / "records" / "decisions.jsonl").read_text(encoding="utf-8")
+    lines = [line for line in map(json.loads, text.splitlines()) if line["study"] == "rules"]
+    cells = []
+    for scenario in ("90:10", "95:5", "98:2"):
+        own = [line for line in lines if line["scenario"] == scenario]
+        arms = sorted({line["arm"] for line in own})
+        gaps = [
+            np.mean([line["uwa"]["ceiling"] - line["uwa"][rule] for line in own if line["arm"] == arm]) for arm in arms
+        ]
+        cells.append(f"{np.mean(gaps):.1f} ({min(gaps):.1f} to {max(gaps):.1f})")
+    assert f"| {words} | {' | '.join(cells)} |" in PAGE
