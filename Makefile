@@ -51,7 +51,7 @@ programs:
 # Each worker has one thread of its own. Three keep two cores busy, for many tests wait for processes that they started.
 # Where a test asks for two threads, one that waits sleeps: spinning, it would keep a core from the other workers.
 check: setup programs
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 4 --dist loadfile
 
 # For work in progress: no test that takes long, starts many processes or needs a program of the system. These wait for
 # nothing, so that a third worker would only import everything once more.
