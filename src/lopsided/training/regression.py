@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from lopsided.seeds import derive_seed
 
@@ -67,7 +68,21 @@ def fit_regression(
     ``strength`` is the value of C; None: inner folds choose it. ``folds`` is reduced if a class has fewer rows or
     groups.
     """
-    x = np.asarray(features, dtype=np.float64)
+    # The matrices are small. Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
+    with threadpool_limits(1, "blas"):
+        return _fit(np.asarray(features, dtype=np.float64), labels, num_classes, groups, weighted, strength, folds, seed)
+
+
+def _fit(
+    x: Floats,
+    labels: Indices,
+    num_classes: int,
+    groups: npt.NDArray[np.str_] | None,
+    weighted: bool,
+    strength: float | None,
+    folds: int,
+    seed: int,
+) -> Regression:
     mean, scale = standardisation(x)
     x, basis = _reduced((x - mean) / scale)
     fewest = rarest(labels, groups)
