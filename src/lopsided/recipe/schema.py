@@ -28,6 +28,7 @@ from lopsided.recipe.losses import LossField, LossSettings, read_loss
 from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.section import Section
 from lopsided.recipe.upgrade import upgraded
+from lopsided.recipe.views import name_views, parse_views
 
 MAX_BYTES = 1_000_000
 """The largest size of a recipe file. A real recipe is about one page."""
@@ -49,7 +50,9 @@ RUNTIME_FIELDS = frozenset(
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
-LATER_FIELDS = frozenset({"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final"})
+LATER_FIELDS = frozenset(
+    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", "encoder.views"}
+)
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
@@ -100,9 +103,17 @@ def _rule(text: str) -> str:
         raise words.RefusedError("", f"cannot be used. {error}") from None
 
 
+def _views(text: str) -> str:
+    try:
+        return name_views(parse_views(text))
+    except InputError as error:
+        raise words.RefusedError("", f"cannot be used. {error}") from None
+
+
 AnyText = Annotated[str, AfterValidator(_utf8)]
 Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that is not empty")]
 Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
+Views = Annotated[AnyText, AfterValidator(_views), words.Phrase("views of an image, such as flip")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
 Weights = Annotated[
     AnyText, AfterValidator(_weights), words.Phrase('"none", "embedded", "timm" or a path that ends in .safetensors')
@@ -201,6 +212,11 @@ class Encoder(Section):
     name: Text = _field("resnet18", 'Any timm model, or "mlp" for plain vectors.')
     weights: Weights = _field(
         "none", f"Initial weights: random (none), those in the package (embedded), timm's weights, or a file. {_OPEN}"
+    )
+    views: Views = _field(
+        "none",
+        "Views of an image whose features are averaged wherever images are not augmented: none, flip (with its mirror "
+        'image), flips (4 views), dihedral (8 views of square images), or names such as "identity,rot180".',
     )
 
 

@@ -30,6 +30,7 @@ from lopsided.models.heads import ClassifierHead, ProjectionHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, all_finite
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
+from lopsided.recipe.views import PLAIN, check_views, parse_views
 from lopsided.seeds import derive_seed
 from lopsided.training import fine_tune
 from lopsided.training.adapter import Joined, Rows, fit_adapter
@@ -78,6 +79,8 @@ class Stages:
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
         recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
+        views = parse_views(recipe.encoder.views)
+        check_views(views, prepared.kind, prepared.shape)
         channels = 1 if vector else prepared.shape[0]
         encoder, features = build_encoder(
             recipe.encoder.name,
@@ -93,7 +96,8 @@ class Stages:
         adapter = None if heads is None else self._adapter(heads, features)
         with seeded_init(recipe.seed, "classifier"):
             classifier = self._head(self._classifier_loss, features if adapter is None else adapter.width)
-        self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter).to(self.device)
+        model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views)
+        self.model = model.to(self.device)
         if recipe.fast and not vector:
             arrange(self.model.encoder, self.device, prepared.shape)
         if recipe.compile:
@@ -111,6 +115,7 @@ class Stages:
             features=features,
             head=self._classifier_loss.entry.head,
             adapter=heads,
+            views=views,
         )
 
     @property
@@ -295,10 +300,11 @@ class Stages:
         if not cached:
             train = replace(train, digests=None)
         elif self.prepared.kind == "image":
-            space = self.extractor.space
-            where = "not cached" if space is None else f"cached in {space.root}"
+            root, views = self.extractor.root, self.model.views
+            where = "not cached" if root is None else f"cached in {root}"
             engine = self.extractor.engine.name.split()[0]
-            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}. Features are {where}.")
+            what = "" if views == PLAIN else f", averaged over the views {', '.join(views)} of each image"
+            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}{what}. Features are {where}.")
         features = self.frozen_features(train, "features of training images")
         if not np.isfinite(features).all():
             raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
@@ -430,7 +436,7 @@ class Stages:
         self, name: str, judge: Callable[[], dict[str, float]] | None, encode: Callable[[Tensor], Tensor] | None = None
     ) -> Stage:
         """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features."""
-        encode = encode or self.model.features
+        encode = encode or self.model.encode  # Training augments each image instead of averaging its views.
         settings, views = self.recipe.encoder_training, self.recipe.encoder_training.views
         needs = settings.loss.entry.needs
         module, heads = self._module(name, needs)
@@ -490,7 +496,7 @@ class Stages:
 
         def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
             with torch.no_grad():
-                return self.model.features(self._augment(x, generator, start=start, total=total))
+                return self.model.encode(self._augment(x, generator, start=start, total=total))
 
         def judge() -> dict[str, float]:
             assert val is not None
