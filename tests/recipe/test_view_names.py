@@ -35,9 +35,7 @@ def test_turned_views_need_squares_and_vectors_have_no_views() -> None:
     check_views(SETS["flips"], "image", (3, 20, 30))
     check_views(VIEWS, "image", (3, 20, 20))
     check_views(SETS["none"], "vector", (7,))
-    with pytest.raises(
-        InputError, match=r"^Images of 30 x 20 pixels have no view rot90, which dihedral contains"
-    ):
+    with pytest.raises(InputError, match=r"^Images of 30 x 20 pixels have no view rot90, which dihedral contains"):
         check_views(VIEWS, "image", (3, 20, 30))
     with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\."):
         check_views(SETS["flip"], "vector", (7,))
