@@ -655,20 +655,19 @@ def _unused(path: str, method: str, budget: float | None, kind: str = "linear") 
     if is_idle(path, method):
         return f"{nothing}. Use another recipe, such as from-scratch, to train an encoder."
     if path.startswith("classifier.") and path not in _SECOND and kind not in RETRAINED:
-        return _unused_classifier(path, method, f'{nothing} and classifier.kind "{kind}"')
+        return _unused_classifier(path, method, nothing, kind)
     if method == "fine-tune" and path == "encoder_training.epochs" and budget is not None:
         do = "Set that field instead, or add --set fine_tune.steps=unset."
         return f"{path} has no effect because fine_tune.steps or fine_tune.minutes is set. {do}"
     return None
 
 
-def _unused_classifier(path: str, method: str, nothing: str) -> str | None:
+def _unused_classifier(path: str, method: str, nothing: str, kind: str) -> str | None:
     """Return why a field of the second stage has no effect with a method that trains the classifier in the first."""
-    do = 'Set classifier.kind = "crt" to train the classifier again.'
     if method == "fine-tune" and not path.startswith("classifier.loss"):
-        return f"{nothing}: the classifier starts from a logistic regression. {do}"
+        return f"{nothing}: the classifier starts from a logistic regression."
     if method == "end-to-end" and path != "classifier.batch_size":  # ``--batch-size`` sets the field of both stages.
-        return f"{nothing}. {do}"
+        return f'{nothing} and classifier.kind "{kind}". Set classifier.kind = "crt" to train the classifier again.'
     return None
 
 
