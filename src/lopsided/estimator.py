@@ -68,6 +68,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a>=0.95" or another rule of
             a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
             ``folds``.
+        views: Views of an image whose features are averaged where images are not augmented: "none", "flip", "flips",
+            "dihedral" or names such as "identity,rot180"; None: those of the recipe, by default "none".
         folds: Number of folds that test every sample, before the model is trained on all samples; None: no folds. The
             scores of the folds calibrate the model and fit its rule.
         settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
@@ -105,6 +107,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         image_size: int | None = None,
         val: float = 0.0,
         decide: str | None = None,
+        views: str | None = None,
         folds: int | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -124,6 +127,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self.image_size = image_size
         self.val = val
         self.decide = decide
+        self.views = views
         self.folds = folds
         self.settings = settings
         self.random_state = random_state
@@ -347,6 +351,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "classifier.epochs": self.classifier_epochs,
             "classifier.batch_size": self.batch_size,
             "decision.rule": self.decide,
+            "encoder.views": self.views,
             "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
         changes = {name: value for name, value in changes.items() if value is not None}
@@ -426,6 +431,7 @@ class LopsidedClassifier(TwoStageClassifier):
     Args:
         recipe: Name of a recipe, or a TOML file.
         decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
+        views: Views of an image whose features are averaged, as in ``TwoStageClassifier``.
         folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
         image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
         settings: Any fields of the recipe by their dotted names, such as {"regression.strength": 0.01}.
@@ -448,6 +454,7 @@ class LopsidedClassifier(TwoStageClassifier):
         recipe: str | os.PathLike[str] = "default",
         *,
         decide: str | None = None,
+        views: str | None = None,
         folds: int | None = None,
         image_size: int | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -458,6 +465,7 @@ class LopsidedClassifier(TwoStageClassifier):
     ) -> None:
         self.recipe = recipe
         self.decide = decide
+        self.views = views
         self.folds = folds
         self.image_size = image_size
         self.settings = settings

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -43,6 +44,24 @@ def test_evaluate_on_the_test_images_gives_what_the_run_gave(
     assert result["confusion"] == expected["confusion"]
     for name in ("uwa", "accuracy", "auroc", "brier"):
         assert result["figures"][name]["value"] == pytest.approx(expected["figures"][name]["value"], abs=1e-6)
+
+
+def test_views_are_averaged_by_predict_and_evaluate(call: Call, model: Path, other_photos: Path) -> None:
+    def answers(*options: str) -> dict[str, float]:
+        rows = csv.DictReader(io.StringIO(call("predict", model, other_photos, *options).out))
+        return {row["path"]: math.log(float(row["p:cat"]) / float(row["p:dog"])) for row in rows}
+
+    each = [answers("--views", view) for view in ("identity", "hflip", "vflip", "rot180")]
+    assert each[0] == answers()
+    assert each[0] != each[1]
+    for path, score in answers("--views", "flips").items():
+        assert score == pytest.approx(sum(one[path] for one in each) / 4, abs=1e-5)
+    ended = call("evaluate", model, other_photos, "--views", "flips", "--json")
+    assert json.loads(ended.out)["views"] == ["identity", "hflip", "vflip", "rot180"]
+    for verb in ("predict", "evaluate"):
+        ended = call(verb, model, other_photos, "--views", "mirror")
+        assert ended.code == 2
+        assert ended.err.startswith("lopsided: There is no view 'mirror'. Use none, flip, flips, dihedral,")
 
 
 def test_evaluate_counts_the_answers_of_predict(call: Call, model: Path, other_photos: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -17,7 +18,9 @@ from lopsided.inference.predict import predict_images
 from lopsided.inference.probabilities import predict
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead, CosineHead
-from lopsided.models.model import Model, ModelCard
+from lopsided.models.model import Model, ModelCard, with_views
+from lopsided.models.views import look
+from lopsided.recipe.views import VIEWS
 from lopsided.runs.run import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
@@ -67,6 +70,20 @@ def test_a_cosine_head_is_exported(tmp_path: Path) -> None:
         head.bias.copy_(torch.linspace(-1, 1, len(CLASSES)))
     result = export.export_onnx(Model(network, head, card.mean, card.std), card, tmp_path / "model.onnx")
     assert result["difference"] <= 1e-4
+
+
+def test_the_views_of_a_model_are_inside_the_graph(model: tuple, tmp_path: Path) -> None:
+    made, card = copy.deepcopy(model[0]), model[1]
+    card = with_views(made, card, VIEWS)
+    out = tmp_path / "model.onnx"
+    assert export.export_onnx(made, card, out)["difference"] <= 1e-4
+    session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).random((3, 3, SIZE, SIZE), dtype=np.float32)
+    found = session.run(["logits"], {"images": pixels})[0]
+    with torch.no_grad():
+        each = [model[0](look(torch.from_numpy(pixels), view)).numpy() for view in VIEWS]
+    np.testing.assert_allclose(found, np.mean(each, axis=0), atol=1e-5)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["views"]) == list(VIEWS)
 
 
 def test_the_file_is_one_valid_model_that_says_what_it_takes(exported: Path) -> None:

@@ -51,6 +51,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "classifier__epochs": 1,
     },
     "scaled": {"precision": "fp16", "encoder_training__epochs": 2},
+    "crt": {"encoder_training__loss": "ce", "classifier__kind": "crt", "encoder__views": "flips"},
+    "lws": {"encoder_training__loss": "ce", "classifier__kind": "lws"},
+    "tau-norm": {"encoder_training__loss": "ce", "classifier__kind": "tau-norm"},
 }
 
 
@@ -128,7 +131,8 @@ def test_two_ranks_make_the_run_of_one_and_one_of_them_writes_it(
         assert len(set(first[kind]["names"])) == len(first[kind]["names"]) == len(first[kind]["probabilities"])
         assert (folder / kind / WEIGHTS_NAME).exists()
         assert not (folder / f"{kind}-1").exists()
-    assert_equal(first["queue and chunks"], whole[1]["queue and chunks"], tolerance=1e-3)
+    for kind in ("queue and chunks", "crt", "lws", "tau-norm"):
+        assert_equal(first[kind], whole[1][kind], tolerance=1e-3)
     # Batch norm over twelve images and Adam amplify float32 rounding. The exact comparison is in test_step.
     losses = [[epoch["loss"] for epoch in found["history"]] for found in (first["batch norm"], whole[1]["batch norm"])]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
@@ -156,6 +160,7 @@ def test_two_ranks_make_the_run_of_one_and_one_of_them_writes_it(
         ("queue and chunks", ("encoder", 2), (1, 2)),
         ("batch norm", ("classifier", 2), (2, 1)),
         ("scaled", ("encoder", 2), (2, 2)),
+        ("lws", ("classifier", 2), (2, 1)),
     ],
 )
 def test_a_run_that_was_killed_goes_on_with_another_number_of_ranks(

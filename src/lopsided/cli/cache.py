@@ -47,9 +47,12 @@ def cache(
         return
     total = sum(space["bytes"] for space in spaces)
     rows = [
-        [space["encoder"], space["image_size"], space["engine"], space["images"], f"{space['bytes'] / 1e6:,.1f}"]
+        [
+            *(space["encoder"], space["image_size"], space.get("view", "identity")),
+            *(space["engine"], space["images"], f"{space['bytes'] / 1e6:,.1f}"),
+        ]
         for space in spaces
     ]
     if rows:
-        show(table(["encoder", "image size", "engine", "images", "MB"], rows) + "\n")
+        show(table(["encoder", "image size", "view", "engine", "images", "MB"], rows) + "\n")
     show(f"{total / 1e6:,.1f} MB of at most {limit / 1e6:,.0f} MB in {root}.")

@@ -101,6 +101,10 @@ def fit(
     weights: Annotated[
         str | None, option(NETWORK, "Weights: none, embedded, timm (both pretrained) or a .safetensors file.")
     ] = None,
+    views: Annotated[
+        str | None,
+        option(NETWORK, "Views of an image whose features are averaged: none, flip, flips or dihedral."),
+    ] = None,
     image_size: Annotated[
         int | None,
         option(
@@ -227,6 +231,7 @@ def fit(
         "classifier.batch_size": batch_size,
         "encoder.name": encoder,
         "encoder.weights": weights,
+        "encoder.views": views,
         "data.image_size": image_size,
         "data.val": val,
         "data.test": test,

@@ -30,6 +30,7 @@ from lopsided.errors import InputError, sentence
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins
     from lopsided.inference.predict import Summary
+    from lopsided.models.model import Model, ModelCard
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
@@ -38,6 +39,14 @@ Prevalence = Annotated[
     str | None,
     typer.Option(
         help="Class shares where the model is used, for example A=0.02,B=0.98. The probabilities are moved to them.",
+        show_default=False,
+    ),
+]
+Views = Annotated[
+    str | None,
+    typer.Option(
+        help="Average the features of views of each image: none, flip, flips, dihedral, or names such as "
+        "identity,rot180. Default: the views of the model.",
         show_default=False,
     ),
 ]
@@ -76,6 +85,7 @@ def evaluate(
     allow_outside: AllowOutside = False,
     decide: Decide = None,
     prevalence: Prevalence = None,
+    views: Views = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -104,6 +114,7 @@ def evaluate(
     from lopsided.runs.run import open_model, open_own_split, open_use, trained_on
 
     check_out(out, *([] if data is None else [data]))
+    wanted = _views_of(views)
     seed = 0
     if data is None:
         _refuse_without_data(
@@ -134,6 +145,7 @@ def evaluate(
         with counter("checking images", quiet=quiet) as progress:
             source = check_labelled(source, card, skip_unreadable=skip_unreadable, progress=progress)
         _warn_of_twins(twins(source.names))
+    card = _look(model, card, wanted, quiet=quiet)
     use = open_use(run, card, rules.read_rule(decide), prevalence)
     own_val = data is None and split == "val"
     if own_val:
@@ -176,6 +188,7 @@ def predict(
     exclude: Exclude = None,
     decide: Decide = None,
     prevalence: Prevalence = None,
+    views: Views = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -205,10 +218,11 @@ def predict(
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
-    pairs = Twins()
+    wanted, pairs = _views_of(views), Twins()
     total, paths = stream.find_images(images, Patterns(include or (), exclude or ()), pairs)
     _warn_of_twins(pairs)
     model, card = open_model(run, device)
+    card = _look(model, card, wanted, quiet=quiet)
     use = open_use(run, card, rules.read_rule(decide), prevalence)
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
@@ -239,6 +253,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: model.onnx in the run folder.", show_default=False)
     ] = None,
+    views: Views = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -247,7 +262,7 @@ def export(
     The ONNX model takes float32 images of shape (batch, channels, height,
     width) with values in 0..1. It returns logits, probabilities, decision
     scores and the label that the decision rule of the model gives. It includes
-    the normalisation; its metadata list the classes and the rule. The export
+    the normalisation and the views; its metadata list the classes and the rule. The export
     is checked: onnxruntime and torch must give the same probabilities and
     labels for one image and for a batch.
 
@@ -261,8 +276,10 @@ def export(
     from lopsided.inference.export import export_onnx
     from lopsided.runs.run import open_model
 
+    wanted = _views_of(views)
     target = run / "model.onnx" if out is None else out
     model, card = open_model(run)
+    card = _look(model, card, wanted, quiet=quiet)
     check_out(target)
     if not quiet:
         say_replaced(target)
@@ -276,6 +293,28 @@ def export(
             f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch on batches "
             f"of {counts} images. The largest difference between two probabilities is {result['difference']:.1g}."
         )
+
+
+def _views_of(text: str | None) -> tuple[str, ...] | None:
+    """Parse --views, before torch is imported."""
+    from lopsided.recipe.views import parse_views
+
+    return None if text is None else parse_views(text)
+
+
+def _look(model: Model, card: ModelCard, views: tuple[str, ...] | None, *, quiet: bool) -> ModelCard:
+    """Let a model use other views, and say what they do to its probabilities. Return its card."""
+    from lopsided.models.model import with_views
+    from lopsided.recipe.views import name_views
+
+    if views is None or views == card.views:
+        return card
+    if not quiet and card.calibrated_on:
+        say(
+            f"The model was calibrated with the views {name_views(card.views)}, so its probabilities with --views "
+            f"{name_views(views)} may be less well calibrated. fit --views calibrates with views."
+        )
+    return with_views(model, card, views)
 
 
 def _refuse_without_data(options: Mapping[str, object]) -> None:

@@ -6,7 +6,7 @@ torch, and uses torch if the results differ. Vectors, MLPs and encoders without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lopsided.data.augment import to_float
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.model import Model
+from lopsided.models.views import look
 
 Features = npt.NDArray[np.float32]
 
@@ -51,7 +52,7 @@ class Engine:
 
     def features(self, batch: Tensor) -> Features:
         """Return the inputs of the classifier for a batch: uint8 images, float images in [0, 1], or vectors."""
-        return self.adapt(self.encode(batch))
+        return self.adapt(self.average([self.encode(look(batch, view)) for view in self.views]))
 
     def adapt(self, features: Features) -> Features:
         """Return the inputs of the classifier, given the features of the encoder."""
@@ -61,11 +62,21 @@ class Engine:
             adapted: Features = self._model.adapt(torch.from_numpy(features).to(self._device)).cpu().numpy()
         return adapted
 
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The views whose features are averaged."""
+        return self._model.views
+
+    @staticmethod
+    def average(parts: Sequence[Features]) -> Features:
+        """Return the mean of the features of the views, added up in their order."""
+        return parts[0] if len(parts) == 1 else np.divide(sum(parts[1:], parts[0]), np.float32(len(parts)))
+
     def encode(self, batch: Tensor) -> Features:
-        """Return the features of the encoder, (n, f), of a batch."""
+        """Return the features of the encoder, (n, f), of a batch as it is."""
         if self._session is None or batch.dtype != torch.uint8:
             return self._by_torch(batch)
-        pixels = batch.numpy()
+        pixels = batch.contiguous().numpy()  # A view may be another order of the same memory.
         parts = [self._run(pixels[start : start + _BATCH]) for start in range(0, len(pixels), _BATCH)]
         return np.concatenate(parts) if parts else self._by_torch(batch)
 

@@ -96,4 +96,4 @@ def evaluate_model(
     evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
     rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
-    return {"data": source.name, **evaluation, **rule, "unreadable": unreadable}
+    return {"data": source.name, "views": list(card.views), **evaluation, **rule, "unreadable": unreadable}

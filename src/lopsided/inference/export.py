@@ -76,6 +76,7 @@ def facts(card: ModelCard) -> dict[str, str]:
         "mean": json.dumps(list(card.mean)),
         "std": json.dumps(list(card.std)),
         "normalisation": "inside the graph",
+        "views": json.dumps(list(card.views)),
         "decision": card.decision.rule,
         "decision_text": explain(card.decision, card.classes),
         "prior": json.dumps(card.prior),

@@ -1,7 +1,7 @@
 """Features on disk, so that each image goes through a frozen encoder once.
 
 A feature vector is found by the SHA-256 of the image, in a folder for each combination of encoder, weights,
-preprocessing and engine. So runs, folds and arms share features, and a change of any of these never reads an old
+preprocessing, view and engine. So runs, folds and arms share features, and a change of any of these never reads an old
 feature. A folder holds packs: safetensors files with up to ``PACK`` vectors and their keys. A pack is written under a
 temporary name, renamed, and never changed. So a kill leaves no half-written pack, and two writers do not disturb each
 other. Each pack holds a checksum; a damaged pack is removed and its features are computed again.
@@ -139,7 +139,7 @@ def list_cache(root: Path) -> list[dict[str, Any]]:
                 size += path.stat().st_size
             number += len(keys or ())
         if number:
-            names = ("encoder", "image_size", "engine")
+            names = ("encoder", "image_size", *(["view"] if "view" in about else []), "engine")
             found.append({**{name: about.get(name) for name in names}, "images": number, "bytes": size})
     return found
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import PIL
+import torch
 
 from lopsided.data.inputs import Indices, Inputs, row_batches
 from lopsided.distributed import Ranks
@@ -15,14 +18,18 @@ from lopsided.inference.engine import Engine, Features
 from lopsided.inference.feature_cache import PACK, Space, cache_limit, cache_root, tidy, trim
 from lopsided.inference.probabilities import gather_rows, share_rows
 from lopsided.models.model import Model, ModelCard
+from lopsided.models.views import look
 
 Counted = Callable[[int, int], None]
 _BATCH = 64
+BLOCK = 2048
+"""Images whose features of all views are in memory at a time."""
 
 
 class Extractor:
-    """Returns the features of images, from the cache or from the encoder.
+    """Returns the features of images, from the cache or from the encoder: the mean over the views of the model.
 
+    The features of each view are cached on their own. An image is decoded once for all views that are missing.
     ``problem`` is a sentence about the first disk error, after which features are no longer cached.
     """
 
@@ -31,10 +38,13 @@ class Extractor:
         self.ranks = ranks or Ranks()
         self.width = card.features
         self.problem: str | None = None
-        root = cache_root() if card.kind == "image" else None
-        self.space = None if root is None else Space(root, _facts(model, card, self.engine))
-        if self.space is not None:
-            tidy(self.space)
+        self.root = cache_root() if card.kind == "image" else None
+        self.spaces: list[Space] = []
+        if self.root is not None:
+            facts = _facts(model, card, self.engine)
+            self.spaces = [Space(self.root, {**facts, **_fact_of(view)}) for view in self.engine.views]
+        for space in self.spaces:
+            tidy(space)
 
     def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
         """Return features of the encoder, (n, f), of inputs in order. Ranks share the work, and all get all rows.
@@ -42,33 +52,66 @@ class Extractor:
         ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
         """
         own, sizes = share_rows(len(inputs), self.ranks)
-        if self.space is None or digests is None:
-            features, missing = np.zeros((len(own), self.width), dtype=np.float32), np.arange(len(own))
-        else:
-            features, found = self.space.fetch([digests[row] for row in own], self.width)
-            missing = np.flatnonzero(~found)
+        blocks = [own] if len(self.engine.views) == 1 else [own[rows] for rows in row_batches(len(own), BLOCK)]
+        features, done = np.zeros((len(own), self.width), dtype=np.float32), 0
+        for rows in blocks:
+            told = count
+            if count is not None and len(blocks) > 1:  # Images in the cache count as done.
+                told = partial(_count_rows, count, done, len(rows), len(own))
+            features[done : done + len(rows)] = self._block(inputs, rows, digests, told)
+            done += len(rows)
+        return gather_rows(features, sizes, self.ranks)
+
+    def _block(self, inputs: Inputs, own: Indices, digests: Sequence[str] | None, count: Counted | None) -> Features:
+        """Return the mean features of the inputs ``own``. Memory holds the features of each view."""
+        views, keys = self.engine.views, None if digests is None else [digests[row] for row in own]
+        parts = [self._fetch(keys, place, len(own)) for place in range(len(views))]
+        missing = np.flatnonzero(~np.all([found for _, found in parts], axis=0))
         pending = 0
         batches = inputs.batches(own[missing[part]] for part in row_batches(len(missing), _BATCH))
         for done, (rows, batch) in zip(range(0, len(missing), _BATCH), batches, strict=True):
-            features[missing[done : done + _BATCH]] = self.engine.encode(batch)
+            places = missing[done : done + _BATCH]
+            for view, (features, found) in zip(views, parts, strict=True):
+                lacking = np.flatnonzero(~found[places])
+                if len(lacking):
+                    few = batch if len(lacking) == len(batch) else batch[torch.from_numpy(lacking)]
+                    features[places[lacking]] = self.engine.encode(look(few, view))
             end = done + len(rows)
-            if digests is not None and (end - pending >= PACK or end == len(missing)):
-                self._store(own, missing[pending:end], digests, features)
+            if keys is not None and (end - pending >= PACK or end == len(missing)):
+                for place, (features, found) in enumerate(parts):
+                    wanted = missing[pending:end]
+                    self._store(place, wanted[~found[wanted]], keys, features)
                 pending = end
             if count is not None:
                 count(end, len(missing))
-        return gather_rows(features, sizes, self.ranks)
+        return self.engine.average([features for features, _ in parts])
 
-    def _store(self, own: Indices, rows: Indices, digests: Sequence[str], features: Features) -> None:
-        if self.space is None or self.problem is not None:
+    def _fetch(self, keys: Sequence[str] | None, place: int, num: int) -> tuple[Features, npt.NDArray[np.bool_]]:
+        """Return the cached features of one view, and which rows these are."""
+        if keys is None or not self.spaces:
+            return np.zeros((num, self.width), dtype=np.float32), np.zeros(num, dtype=np.bool_)
+        return self.spaces[place].fetch(keys, self.width)
+
+    def _store(self, place: int, rows: Indices, keys: Sequence[str], features: Features) -> None:
+        if self.root is None or self.problem is not None:
             return
         kept = rows[np.isfinite(features[rows]).all(axis=1)]
         try:
             if len(kept):
-                self.space.store([digests[row] for row in own[kept]], features[kept])
-            trim(self.space.root, cache_limit())
+                self.spaces[place].store([keys[row] for row in kept], features[kept])
+            trim(self.root, cache_limit())
         except RunError as error:
             self.problem = f"Features are not cached: {error}"
+
+
+def _count_rows(count: Counted, before: int, here: int, total: int, done: int, missing: int) -> None:
+    """Count rows of all blocks, given the number of missing rows that are done in this block."""
+    count(before + here - missing + done, total)
+
+
+def _fact_of(view: str) -> dict[str, object]:
+    """Return the fact of a view. The image as it is has none, so that older features stay valid."""
+    return {} if view == "identity" else {"view": view}
 
 
 def _facts(model: Model, card: ModelCard, engine: Engine) -> dict[str, object]:

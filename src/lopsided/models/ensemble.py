@@ -58,5 +58,5 @@ def average(
     plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
     unset = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
     card = card.model_copy(update={**plain, **unset, "features": classifier.in_features})
-    joined = Model(encoder, classifier, card.mean, card.std, card.kind)
+    joined = Model(encoder, classifier, card.mean, card.std, card.kind, views=card.views)
     return joined.to(first.classifier.weight.device).eval(), card

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from lopsided import __version__
-from lopsided.errors import LopsidedError, RunError, sentence
+from lopsided.errors import InputError, LopsidedError, RunError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.adapter import Adapter, adapter_width
@@ -22,7 +22,9 @@ from lopsided.models.encoders import build_encoder, is_mlp
 from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.machine import arrange
+from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
+from lopsided.recipe.views import PLAIN, VIEWS, check_views
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""
@@ -75,6 +77,8 @@ class ModelCard(BaseModel):
     """The heads between the encoder and the classifier; None: the classifier gets the features of the encoder."""
     members: int = Field(default=1, ge=1, le=MAX_MEMBERS)
     """The number of encoders. An ensemble normalises the inputs of each member itself, after ``mean`` and ``std``."""
+    views: tuple[str, ...] = PLAIN
+    """The views of an image whose features are averaged (``lopsided.recipe.views``)."""
     prior: tuple[float, ...] | None = None
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
     the loss. None in models of earlier versions."""
@@ -99,7 +103,12 @@ class ModelCard(BaseModel):
 
 
 class Model(nn.Module):
-    """Encoder, heads (optional) and classifier. The model normalises inputs, vectors in double precision."""
+    """Encoder, heads (optional) and classifier. The model normalises inputs, vectors in double precision.
+
+    The features of an image are the mean of the encoder's features over ``views`` of the image. The classifier is
+    linear, unless the loss needs another one, so its logits are then the mean of the logits of the views. Training
+    uses one augmented view at a time, through ``encode``.
+    """
 
     mean: Tensor
     std: Tensor
@@ -112,8 +121,10 @@ class Model(nn.Module):
         std: Sequence[float],
         kind: Literal["image", "vector"] = "image",
         adapter: Adapter | None = None,
+        views: Sequence[str] = PLAIN,
     ) -> None:
         super().__init__()
+        self.views = tuple(views)
         self.encoder = encoder
         self.adapter = adapter
         self.classifier = classifier
@@ -123,7 +134,7 @@ class Model(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=dtype).view(shape), persistent=False)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the features of the encoder, (n, f), of inputs (n, c, h, w) in [0, 1], or (n, d)."""
+        """Return the features of the encoder, (n, f), of inputs (n, c, h, w) in [0, 1], or (n, d), as they are."""
         features: Tensor = self.encoder(((x - self.mean) / self.std).float())
         return features
 
@@ -132,8 +143,8 @@ class Model(nn.Module):
         return features if self.adapter is None else self.adapter(features)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the inputs of the classifier, which are the features of the encoder if there is no adapter."""
-        return self.adapt(self.encode(x))
+        """Return the inputs of the classifier: the mean features of the views, through the adapter if there is one."""
+        return self.adapt(mean_over_views(x, self.views, self.encode))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K)."""
@@ -156,7 +167,17 @@ def _build(card: ModelCard) -> Model:
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes))
-    return Model(encoder, classifier, card.mean, card.std, card.kind, adapter)
+    return Model(encoder, classifier, card.mean, card.std, card.kind, adapter, card.views)
+
+
+def with_views(model: Model, card: ModelCard, views: Sequence[str]) -> ModelCard:
+    """Let a model average its features over other views. Return its card with these views.
+
+    Calibration and decision rule stay as they are, although they were fitted to the scores of the old views.
+    """
+    check_views(views, card.kind, card.shape)
+    model.views = tuple(views)
+    return card.model_copy(update={"views": model.views})
 
 
 def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
@@ -169,7 +190,9 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
     atomic_write(folder / WEIGHTS_NAME, content)
     # Earlier versions refuse these keys, and they can read every model that does not need them.
-    usual = {name for name in ("adapter", "members") if getattr(card, name) == ModelCard.model_fields[name].default}
+    usual = {
+        name for name in ("adapter", "members", "views") if getattr(card, name) == ModelCard.model_fields[name].default
+    }
     atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=usual) + "\n")
     return card
 
@@ -311,6 +334,12 @@ def _check_card(card: ModelCard, path: Path) -> None:
         got = f"{got} for {card.channels} channels"
         raise RunError(f"{path} does not describe valid inputs of a model of kind {card.kind}: {got}.")
     _check_decision(card, path)
+    if not card.views or len(set(card.views)) < len(card.views) or not set(card.views) <= set(VIEWS):
+        raise RunError(f"{path} must name different views of {', '.join(VIEWS)}, got {card.views!s:.80}.")
+    try:
+        check_views(card.views, card.kind, card.shape)
+    except InputError as error:
+        raise RunError(f"{path} describes a model that cannot be built: {error}") from error
     try:
         "".join(card.classes).encode("utf-8", "surrogateescape")  # Folder names may be invalid UTF-8.
     except UnicodeEncodeError:

@@ -26,8 +26,10 @@ from lopsided.losses import catalogue
 from lopsided.recipe import words
 from lopsided.recipe.losses import LossField, LossSettings, read_loss
 from lopsided.recipe.rules import parse_rule
+from lopsided.recipe.second_stage import RETRAINED, Kind, second_stage_conflicts
 from lopsided.recipe.section import Section
 from lopsided.recipe.upgrade import upgraded
+from lopsided.recipe.views import name_views, parse_views
 
 MAX_BYTES = 1_000_000
 """The largest size of a recipe file. A real recipe is about one page."""
@@ -49,7 +51,9 @@ RUNTIME_FIELDS = frozenset(
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
-LATER_FIELDS = frozenset({"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final"})
+LATER_FIELDS = frozenset(
+    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", "encoder.views"}
+) | {"classifier.kind", "classifier.tau"}
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
@@ -69,6 +73,7 @@ FROZEN = ("frozen", "adapter")
 """Methods that do not train the encoder."""
 _OWN_SECTIONS = {"regression": (*FROZEN, "fine-tune"), "adapter": ("adapter",), "fine_tune": ("fine-tune",)}
 """Sections that only some methods use."""
+_SECOND = frozenset({"classifier.kind", "classifier.tau"})
 _CONTRASTED = frozenset(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced"))
 
 
@@ -100,9 +105,17 @@ def _rule(text: str) -> str:
         raise words.RefusedError("", f"cannot be used. {error}") from None
 
 
+def _views(text: str) -> str:
+    try:
+        return name_views(parse_views(text))
+    except InputError as error:
+        raise words.RefusedError("", f"cannot be used. {error}") from None
+
+
 AnyText = Annotated[str, AfterValidator(_utf8)]
 Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that is not empty")]
 Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
+Views = Annotated[AnyText, AfterValidator(_views), words.Phrase("views of an image, such as flip")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
 Weights = Annotated[
     AnyText, AfterValidator(_weights), words.Phrase('"none", "embedded", "timm" or a path that ends in .safetensors')
@@ -202,6 +215,11 @@ class Encoder(Section):
     weights: Weights = _field(
         "none", f"Initial weights: random (none), those in the package (embedded), timm's weights, or a file. {_OPEN}"
     )
+    views: Views = _field(
+        "none",
+        "Views of an image whose features are averaged wherever images are not augmented: none, flip (with its mirror "
+        'image), flips (4 views), dihedral (8 views of square images), or names such as "identity,rot180".',
+    )
 
 
 class Head(Section):
@@ -244,8 +262,19 @@ class EncoderTraining(Section):
 
 
 class Classifier(Section):
-    """The second stage: one linear layer on the frozen encoder. Not used with method "end-to-end"."""
+    """The second stage: one linear layer on the frozen encoder.
 
+    Without effect with the methods "end-to-end" and "fine-tune", unless kind is crt or lws."""
+
+    kind: Kind = _field(
+        "linear",
+        'Classifier of the model. linear: the trained one; after "end-to-end" or "fine-tune" also crt: a new one, '
+        "trained with this section on the frozen encoder; lws: the trained one with a learnt scale per class; "
+        "tau-norm: the trained one with weights divided by their length to the power tau, and without bias.",
+    )
+    tau: Annotated[float, Gt(0), Le(2)] | None = _field(
+        None, "Tau of tau-norm; unset: the best of 0, 0.1, ..., 2 on the validation images."
+    )
     loss: LossField = _field(read_loss("ce"), "Classification loss.")
     epochs: Count = _field(10, "Passes over the training images.")
     batch_size: Count = _field(128, "Images in a batch, over all ranks.")
@@ -453,8 +482,10 @@ class Recipe(Section):
             late = {
                 name for name in changes if name.startswith(path)
             } | _CONTRASTED  # ``baseline`` resets these fields.
+            late |= _SECOND  # They may fit the new method only.
             rest = self.override(**{name: value for name, value in changes.items() if name not in late})
-            return rest.baseline(changes.pop(path)).override(**{n: changes[n] for n in changes if n in late})
+            base = rest.baseline(changes.pop(path), retrained=changes.get("classifier.kind") in RETRAINED)
+            return base.override(**{n: changes[n] for n in changes if n in late})
         for path in LOSSES:
             if path in changes:
                 section, _, field = path.partition(".")
@@ -471,10 +502,14 @@ class Recipe(Section):
         except words.RefusedError as error:
             raise InputError(f"{path}{error.where} {error.text}") from None
 
-    def baseline(self, loss: str | Mapping[str, Any]) -> Recipe:
-        """Return the end-to-end recipe with the same budget: as many epochs as both stages together."""
+    def baseline(self, loss: str | Mapping[str, Any], *, retrained: bool = False) -> Recipe:
+        """Return the end-to-end recipe with the same budget: as many epochs as both stages together.
+
+        With ``retrained``, the classifier will be trained again, so the epochs of the first stage are enough.
+        """
         training = self.encoder_training
-        epochs = training.epochs + (self.classifier.epochs if self.method == "two-stage" else 0)
+        joined = self.method == "two-stage" and not retrained
+        epochs = training.epochs + (self.classifier.epochs if joined else 0)
         changes: dict[str, Any] = {"loss": loss, "epochs": epochs}
         if self._switched("encoder_training.loss", loss).entry.kind == "classification":
             changes |= {"views": 1, "queue": 0, "queue_balanced": False}
@@ -486,6 +521,23 @@ class Recipe(Section):
     def loss(self) -> LossSettings:
         """The loss that names the run: that of the encoder, or that of the classifier if the encoder is frozen."""
         return self.classifier.loss if self.method == "frozen" else self.encoder_training.loss
+
+    @property
+    def classifier_loss(self) -> LossSettings:
+        """The loss that trains the classifier of the finished model."""
+        loss = self.encoder_training.loss
+        together = self.method == "end-to-end" or (self.method == "fine-tune" and "logits" in loss.entry.needs)
+        return loss if together and self.classifier.kind != "crt" else self.classifier.loss
+
+    @property
+    def retrains(self) -> bool:
+        """Whether a second stage trains the classifier after an encoder that was trained together with one."""
+        return self.classifier.kind in RETRAINED and self.method in ("end-to-end", "fine-tune")
+
+    def first_stage(self) -> Recipe:
+        """Return the recipe of the first stage alone, whose classifier is the one that is trained with the encoder."""
+        section = self.classifier.model_copy(update={"kind": "linear", "tau": None})
+        return self.model_copy(update={"classifier": section})
 
     @property
     def is_frozen(self) -> bool:
@@ -500,7 +552,7 @@ class Recipe(Section):
     def ignores(self, path: str) -> bool:
         """Return whether a field has no effect on this recipe, because of its method."""
         budget = self.fine_tune.steps or self.fine_tune.minutes
-        return _unused(path, self.method, budget) is not None
+        return _unused(path, self.method, budget, self.classifier.kind) is not None
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield dotted name, field and value of each field. Some sections count only for the methods that use them.
@@ -590,8 +642,11 @@ def is_idle(path: str, method: str = "frozen") -> bool:
     return True
 
 
-def _unused(path: str, method: str, budget: float | None) -> str | None:
-    """Return why a field has no effect with a method, or None. ``budget`` is that of ``fine_tune``."""
+def _unused(path: str, method: str, budget: float | None, kind: str = "linear") -> str | None:
+    """Return why a field has no effect with a method, or None.
+
+    ``budget`` is that of ``fine_tune``, and ``kind`` that of the classifier.
+    """
     nothing = f'{path} has no effect with method "{method}"'
     if path.startswith("fine_tune.") and method != "fine-tune":
         return f"{nothing}. Start from the recipe fine-tune."
@@ -599,11 +654,20 @@ def _unused(path: str, method: str, budget: float | None) -> str | None:
         return f"{nothing}. Use a recipe with heads, such as adapter."
     if is_idle(path, method):
         return f"{nothing}. Use another recipe, such as from-scratch, to train an encoder."
-    if method == "fine-tune" and path.startswith("classifier.") and not path.startswith("classifier.loss"):
-        return f"{nothing}: the classifier starts from a logistic regression."
+    if path.startswith("classifier.") and path not in _SECOND and kind not in RETRAINED:
+        return _unused_classifier(path, method, nothing, kind)
     if method == "fine-tune" and path == "encoder_training.epochs" and budget is not None:
         do = "Set that field instead, or add --set fine_tune.steps=unset."
         return f"{path} has no effect because fine_tune.steps or fine_tune.minutes is set. {do}"
+    return None
+
+
+def _unused_classifier(path: str, method: str, nothing: str, kind: str) -> str | None:
+    """Return why a field of the second stage has no effect with a method that trains the classifier in the first."""
+    if method == "fine-tune" and not path.startswith("classifier.loss"):
+        return f"{nothing}: the classifier starts from a logistic regression."
+    if method == "end-to-end" and path != "classifier.batch_size":  # ``--batch-size`` sets the field of both stages.
+        return f'{nothing} and classifier.kind "{kind}". Set classifier.kind = "crt" to train the classifier again.'
     return None
 
 
@@ -613,7 +677,8 @@ def _check_used(changes: Mapping[str, Any], recipe: Recipe) -> None:
     budgets = (changes.get("fine_tune.steps", old.steps), changes.get("fine_tune.minutes", old.minutes))
     budget = next((value for value in budgets if value is not None), None)
     for path in changes:
-        text = _unused(path, str(changes.get("method", recipe.method)), budget)
+        kind = str(changes.get("classifier.kind", recipe.classifier.kind))
+        text = _unused(path, str(changes.get("method", recipe.method)), budget, kind)
         if text is not None:
             raise InputError(text)
 
@@ -639,6 +704,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
         do = "Set adapter.blend, or remove regression.strength."
         yield sentence("regression.strength must be unset when adapter.blend is 0", recipe.regression.strength, do)
+    yield from second_stage_conflicts(recipe)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
     if recipe.method == "fine-tune":
         yield from _fine_tune_conflicts(recipe)
@@ -652,7 +718,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
 
 def _can_ensemble(recipe: Recipe) -> bool:
     """Return whether an ensemble is possible and useful: each member must be an encoder and a linear layer."""
-    return not recipe.is_frozen and recipe.encoder_training.loss.entry.head == "linear"
+    return not recipe.is_frozen and recipe.classifier_loss.entry.head == "linear"
 
 
 def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
@@ -666,7 +732,7 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
                 yield sentence(must, value, "Set data.folds (--folds).")
         return
     if recipe.final == "ensemble" and recipe.method != "frozen" and not _can_ensemble(recipe):
-        what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.encoder_training.loss.name}"
+        what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.classifier_loss.name}"
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
     if data.split == "given":
         do = "Use another split, or leave out folds."

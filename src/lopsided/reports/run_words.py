@@ -12,6 +12,7 @@ import numpy as np
 from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.recipe import LossSettings, Recipe
+from lopsided.recipe.views import parse_views
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
@@ -110,6 +111,17 @@ def title(recipe: Recipe) -> str:
     return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
 
 
+def _second(recipe: Recipe) -> str:
+    """Return what was done to the classifier after the training of the encoder."""
+    section = recipe.classifier
+    trained = f"{amount(section.epochs, 'epoch')} of {_loss(section.loss)}"
+    return {
+        "crt": f", then a new linear classifier with {trained} on the frozen encoder (cRT)",
+        "lws": f", then one scale per class with {trained} on the frozen encoder (LWS)",
+        "tau-norm": ", then tau-normalisation of the classifier",
+    }.get(section.kind, "")
+
+
 def summary(facts: Facts) -> str:
     """Return two sentences: what was trained, and on which images."""
     recipe, training = facts.recipe, facts.recipe.encoder_training
@@ -124,15 +136,19 @@ def summary(facts: Facts) -> str:
     if recipe.method == "two-stage":
         how += (
             f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
-            f"{_loss(recipe.classifier.loss)}"
+            f"{_loss(recipe.classifier.loss)}{_second(recipe)}"
         )
+    elif recipe.method == "end-to-end":
+        how += _second(recipe)
     elif recipe.method == "frozen":
         how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
     elif recipe.method == "adapter":
         plus = ", averaged with a logistic regression" if recipe.adapter.blend else ""
         how = f"{amount(recipe.adapter.heads, 'head')} on its features, which were not trained, with {how}{plus}"
     elif recipe.method == "fine-tune":
-        how = f"logistic regression on its features, then {_tuned(recipe)}"
+        how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}"
+    num = len(parse_views(recipe.encoder.views))
+    how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     learned = f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}."
     if facts.metrics.folds is not None:

@@ -182,7 +182,7 @@ def epochs_of(recipe: Recipe) -> tuple[int, ...]:
     if recipe.method == "fine-tune" and (recipe.fine_tune.steps or recipe.fine_tune.minutes) is not None:
         return ()
     first = recipe.encoder_training.epochs
-    return (first, recipe.classifier.epochs) if recipe.method == "two-stage" else (first,)
+    return (first, recipe.classifier.epochs) if recipe.method == "two-stage" or recipe.retrains else (first,)
 
 
 def coordinates(scenario: str | None, what: str, seed: int, fold: int | None = None) -> str:

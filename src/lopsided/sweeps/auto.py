@@ -15,6 +15,7 @@ from lopsided import files
 from lopsided.data.folds import fold_recipes
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipes
+from lopsided.recipe.views import parse_views
 from lopsided.runs import run as runs
 from lopsided.runs.folds import place
 from lopsided.runs.records import Record, cell_key, proportion, treatment_of
@@ -46,10 +47,11 @@ def work_of(recipe: Recipe) -> float:
     size = recipe.data.image_size or USUAL_SIZE
     training = recipe.encoder_training
     epochs: float = {"frozen": 0.0, "adapter": 0.1}.get(recipe.method, training.epochs)
-    epochs += recipe.classifier.epochs if recipe.method == "two-stage" else 0
+    epochs += recipe.classifier.epochs if recipe.method == "two-stage" or recipe.retrains else 0
     if recipe.method == "fine-tune" and recipe.fine_tune.steps is not None:
         epochs = recipe.fine_tune.steps * training.batch_size / USUAL_IMAGES
-    return (1 + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
+    seen = len(parse_views(recipe.encoder.views))  # Training itself sees one view at a time.
+    return (seen + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
 
 
 def cheapest_first(arms: Sequence[Arm], base: Recipe) -> list[Arm]:

@@ -36,6 +36,7 @@ from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.probabilities import share_rows
 from lopsided.models.cut import Cut, block_numbers, cut_encoder
 from lopsided.models.model import Model
+from lopsided.models.views import look
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.schema import USUAL_VIEWS
 from lopsided.seeds import derive_seed
@@ -180,13 +181,18 @@ class Activations:
         return self.ranks.gather(found, sizes)
 
     def features(self, kept: Tensor, batch_size: int) -> Tensor:
-        """Return the features of activations (n, 1, ...) through the rest in eval mode. Ranks share the work."""
+        """Return the mean features of activations (n, views, ...) through the rest in eval mode. Ranks share them."""
         share, sizes = share_rows(len(kept), self.ranks)
+
+        def encode(rows: Indices) -> Tensor:
+            own = kept[torch.from_numpy(rows)]
+            total: Tensor = self.cut.rest(self.batch(own[:, 0]))
+            for view in range(1, own.shape[1]):
+                total = total + self.cut.rest(self.batch(own[:, view]))
+            return total if own.shape[1] == 1 else total / own.shape[1]
+
         with evaluating(self.cut.rest):
-            parts = [
-                self.cut.rest(self.batch(kept[torch.from_numpy(share[part]), 0]))
-                for part in row_batches(len(share), batch_size)
-            ]
+            parts = [encode(share[part]) for part in row_batches(len(share), batch_size)]
             # A rank without a share still needs the width of the features.
             rows = torch.cat(parts) if parts else self.cut.rest(self.batch(kept[:1, 0]))[:0]
         return self.ranks.gather(rows, sizes)
@@ -213,7 +219,9 @@ def _laid(x: Tensor) -> Tensor:
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """Return images in [0, 1] as uint8."""
+    """Return images in [0, 1] as uint8, and bytes as they are."""
+    if images.dtype == torch.uint8:
+        return images
     return images.mul(255).round_().clamp_(0, 255).to(torch.uint8)
 
 
@@ -245,11 +253,13 @@ class Kept:
         self._activations = Activations(model, self.cut, prepared.shape, ranks, fast=recipe.fast)
         self._log, self._batch_size = log, recipe.encoder_training.batch_size
         self._plain: dict[int, Tensor] = {}
+        self._views = model.views
         views, more = section.views or USUAL_VIEWS, 0
         if prepared.val is not None:
             more = len(prepared.val)
             if "logits" not in recipe.encoder_training.loss.entry.needs:
                 more += int(np.minimum(prepared.counts(), MAX_PROBE).sum())
+            more *= len(model.views)
         size = self._activations.check(len(train), views, more)
         frozen = sum(weight.numel() for weight in self.cut.frozen)
         total = sum(weight.numel() for weight in model.encoder.parameters())
@@ -267,10 +277,16 @@ class Kept:
         self.transform = self._activations.draw(kept, recipe.encoder_training.views)
 
     def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
-        """Return features of inputs, not augmented, through the rest in eval mode. ``rows`` must always be the same."""
+        """Return the mean features of the views of inputs through the rest, in eval mode.
+
+        ``rows`` must always be the same for the same inputs.
+        """
         if id(inputs) not in self._plain:
             count = partial(self._log.count, "activations of validation images")
-            self._plain[id(inputs)] = self._activations.compute(inputs, count, rows=rows)
+            views = self._views
+            self._plain[id(inputs)] = self._activations.compute(
+                inputs, count, views=len(views), augment=lambda batch, view, *_: look(batch, views[view]), rows=rows
+            )
         return self._activations.features(self._plain[id(inputs)], self._batch_size)
 
 

@@ -88,6 +88,8 @@ _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
 def _check_losses(recipe: Recipe, num_classes: int) -> None:
     """Raise if a loss that is for one number of classes is used with another."""
     sections = {"two-stage": ("encoder_training", "classifier"), "frozen": ()}.get(recipe.method, ("encoder_training",))
+    if recipe.retrains:
+        sections = ("encoder_training", "classifier")
     for section in sections:
         entry = getattr(recipe, section).loss.entry
         if entry.classes not in (None, num_classes):
@@ -264,7 +266,8 @@ def _stage_epochs(recipe: Recipe, prepared: Prepared, saved: State) -> dict[str,
         epochs = num_epochs(recipe, prepared.train.labels, saved.steps)
     if recipe.method == "two-stage":
         return {"encoder": epochs, "classifier": recipe.classifier.epochs}
-    return {recipe.method: 0 if recipe.method == "frozen" else epochs}
+    second = {"classifier": recipe.classifier.epochs} if recipe.retrains else {}
+    return {recipe.method: 0 if recipe.method == "frozen" else epochs, **second}
 
 
 def _unused(source: Source, splits: Splits) -> list[str]:

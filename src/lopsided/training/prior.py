@@ -18,12 +18,16 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
     plain batches with cross-entropy give the class shares of the training images. Balanced batches and weighted losses
     give a uniform prior, and both together give the inverse of the shares. A loss with a function ``carries`` computes
     the prior from the shares itself.
+
+    Tau-normalisation takes the shares out of the logits: their highest one decides, so they carry a uniform prior.
     """
+    if recipe.classifier.kind == "tau-norm" and not recipe.is_frozen:
+        return prior_of(np.asarray(counts) > 0)
     stage: EncoderTraining | Classifier = recipe.encoder_training
     regressed = recipe.is_frozen or (
         recipe.method == "fine-tune" and "logits" not in recipe.encoder_training.loss.entry.needs
     )
-    if recipe.method == "two-stage" or regressed:
+    if recipe.method == "two-stage" or regressed or recipe.retrains:
         stage = recipe.classifier
     numbers = np.asarray(counts, dtype=np.int64)
     shares = numbers.astype(np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -30,6 +31,7 @@ from lopsided.models.heads import ClassifierHead, ProjectionHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, all_finite
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
+from lopsided.recipe.views import PLAIN, check_views, parse_views
 from lopsided.seeds import derive_seed
 from lopsided.training import fine_tune
 from lopsided.training.adapter import Joined, Rows, fit_adapter
@@ -44,6 +46,7 @@ from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import bias_between, carried_prior, regression_prior
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Log
+from lopsided.training.rescale import Scales, choose_tau, normalise
 from lopsided.training.selection import Selection, balanced_log_loss, centroid_logits, figures, probe_rows
 from lopsided.training.step import of_loss
 
@@ -78,6 +81,10 @@ class Stages:
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
         recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
+        views = parse_views(recipe.encoder.views)
+        check_views(views, prepared.kind, prepared.shape)
+        if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
+            raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
         channels = 1 if vector else prepared.shape[0]
         encoder, features = build_encoder(
             recipe.encoder.name,
@@ -92,8 +99,10 @@ class Stages:
         heads = self._heads()
         adapter = None if heads is None else self._adapter(heads, features)
         with seeded_init(recipe.seed, "classifier"):
-            classifier = self._head(self._classifier_loss, features if adapter is None else adapter.width)
-        self.model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter).to(self.device)
+            first = recipe.first_stage().classifier_loss
+            classifier = self._head(first, features if adapter is None else adapter.width)
+        model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views)
+        self.model = model.to(self.device)
         if recipe.fast and not vector:
             arrange(self.model.encoder, self.device, prepared.shape)
         if recipe.compile:
@@ -109,18 +118,10 @@ class Stages:
             std=prepared.std,
             classes=prepared.classes,
             features=features,
-            head=self._classifier_loss.entry.head,
+            head=recipe.classifier_loss.entry.head,
             adapter=heads,
+            views=views,
         )
-
-    @property
-    def _classifier_loss(self) -> LossSettings:
-        """The loss that trains the classifier of the finished model."""
-        recipe = self.recipe
-        trained = recipe.method == "end-to-end" or (
-            recipe.method == "fine-tune" and "logits" in recipe.encoder_training.loss.entry.needs
-        )
-        return recipe.encoder_training.loss if trained else recipe.classifier.loss
 
     def _head(self, loss: LossSettings, features: int) -> ClassifierHead:
         return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
@@ -170,21 +171,80 @@ class Stages:
         elif state.stage == "adapter":
             state.history = self._adapt()
             state.epoch, state.seconds = len(state.history), perf_counter() - self._begin
-        elif state.stage == "end-to-end":
-            self._run_stage(self._end_to_end(), state, tensors)
-        elif state.stage == "fine-tune":
-            self._fine_tune(state, tensors)
-            state.seconds = perf_counter() - self._begin
         else:
-            if state.stage == "encoder":
-                self._run_stage(self._encoder_stage(), state, tensors)
-                self.checkpoint.save_weights(ENCODER_NAME, self.model.encoder.state_dict())
+            self._run_stages(state, tensors)
+        self.model.eval()
+
+    def _run_stages(self, state: State, tensors: dict[str, Tensor]) -> None:
+        """Train the encoder, and then the classifier if it has a stage of its own. Rescale it at the end."""
+        recipe, before = self.recipe, self.recipe.first_stage()
+        if state.stage == "classifier":
+            load_strictly(self._handed_on, self.checkpoint.load_weights(ENCODER_NAME))
+        else:
+            with self._as(before):  # The first stage is the same whatever follows.
+                if state.stage == "fine-tune":
+                    self._fine_tune(state, tensors)
+                else:
+                    stage = self._encoder_stage() if state.stage == "encoder" else self._end_to_end()
+                    self._run_stage(stage, state, tensors)
+            state.seconds = perf_counter() - self._begin
+        if recipe.method == "two-stage" or recipe.retrains:
+            if state.stage != "classifier":
+                self.checkpoint.save_weights(ENCODER_NAME, self._handed_on.state_dict())
                 state.stage, state.epoch, state.selection, state.chosen, tensors = "classifier", 0, {}, None, {}
                 self.checkpoint.save(state, {})
-            else:
-                load_strictly(self.model.encoder, self.checkpoint.load_weights(ENCODER_NAME))
-            self._run_stage(self._classifier_stage(), state, tensors)
-        self.model.eval()
+            with self._as(recipe if recipe.retrains else before):
+                self._train_classifier(state, tensors)
+        if recipe.classifier.kind == "tau-norm":
+            self._normalise()
+
+    @contextmanager
+    def _as(self, recipe: Recipe) -> Iterator[None]:
+        """Follow another recipe inside the block."""
+        whole, self.recipe = self.recipe, recipe
+        try:
+            yield
+        finally:
+            self.recipe = whole
+
+    def _train_classifier(self, state: State, tensors: dict[str, Tensor]) -> None:
+        """Train the classifier on the frozen encoder: the model's own, a new one, or only the scales of its logits."""
+        recipe = self.recipe
+        if recipe.classifier.kind == "crt":
+            with seeded_init(recipe.seed, "retrained"):
+                self.model.classifier = self._head(recipe.classifier.loss, self.card.features).to(self.device)
+        stage = self._classifier_stage()
+        self._run_stage(stage, state, tensors)
+        if isinstance(stage.module, Scales):
+            stage.module.apply_to(self.model.classifier)
+
+    @property
+    def _handed_on(self) -> nn.Module:
+        """What the first stage leaves for the second: the encoder, and its classifier if that is rescaled."""
+        if self.recipe.classifier.kind != "lws":
+            return self.model.encoder
+        return nn.ModuleDict({"encoder": self.model.encoder, "classifier": self.model.classifier})
+
+    def _normalise(self) -> None:
+        """Apply tau-normalisation to the trained classifier. Validation images choose tau if the recipe does not."""
+        head, val, tau = self.model.classifier, self.prepared.val, self.recipe.classifier.tau
+        if tau is None:
+            assert val is not None  # ``build`` has checked it.
+            metric = self.recipe.selection.metric.removeprefix("smooth_").replace("last", "log_loss")
+            features = self._features(val.inputs)
+
+            def figure(logits: Tensor) -> float:
+                found = {f"val_{name}": value for name, value in self._judged(logits, val.labels).items()}
+                return figure_of(metric, [found]) or 0.0
+
+            with torch.no_grad():
+                tau, found = self.ranks.told(lambda: choose_tau(head.weight, features, figure))
+            shown = f"tau = {tau:g}, the best of {len(found)} values by validation {metric.replace('_', ' ')}"
+            self.log.event("tau", tau=tau, metric=metric, figures=found)
+        else:
+            shown = f"tau = {tau:g} of the recipe"
+        normalise(head, float(tau))
+        self.log.note(f"The weights of the classifier are divided by their length to the power {shown}, without bias.")
 
     @property
     def engine(self) -> Engine:
@@ -295,10 +355,11 @@ class Stages:
         if not cached:
             train = replace(train, digests=None)
         elif self.prepared.kind == "image":
-            space = self.extractor.space
-            where = "not cached" if space is None else f"cached in {space.root}"
+            root, views = self.extractor.root, self.model.views
+            where = "not cached" if root is None else f"cached in {root}"
             engine = self.extractor.engine.name.split()[0]
-            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}. Features are {where}.")
+            what = "" if views == PLAIN else f", averaged over the views {', '.join(views)} of each image"
+            self.log.note(f"{engine} computes the features of {self.recipe.encoder.name}{what}. Features are {where}.")
         features = self.frozen_features(train, "features of training images")
         if not np.isfinite(features).all():
             raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
@@ -430,7 +491,7 @@ class Stages:
         self, name: str, judge: Callable[[], dict[str, float]] | None, encode: Callable[[Tensor], Tensor] | None = None
     ) -> Stage:
         """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features."""
-        encode = encode or self.model.features
+        encode = encode or self.model.encode  # Training augments each image instead of averaging its views.
         settings, views = self.recipe.encoder_training, self.recipe.encoder_training.views
         needs = settings.loss.entry.needs
         module, heads = self._module(name, needs)
@@ -486,16 +547,22 @@ class Stages:
     def _classifier_stage(self) -> Stage:
         settings, prepared = self.recipe.classifier, self.prepared
         classifier = self.model.classifier
+        module: nn.Module = Scales(self.num_classes).to(self.device) if settings.kind == "lws" else classifier
+
+        def output(features: Tensor) -> Tensor:
+            logits: Tensor = classifier(features)
+            return logits if module is classifier else module(logits.detach())
+
         val = None if prepared.val is None else (self._features(prepared.val.inputs), prepared.val.labels)
 
         def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
             with torch.no_grad():
-                return self.model.features(self._augment(x, generator, start=start, total=total))
+                return self.model.encode(self._augment(x, generator, start=start, total=total))
 
         def judge() -> dict[str, float]:
             assert val is not None
             with torch.no_grad():
-                logits = classifier(val[0])
+                logits = output(val[0])
             return self._judged(logits, val[1])
 
         part, transform = prepared.train, encode
@@ -506,12 +573,12 @@ class Stages:
         return Stage(
             name="classifier",
             section="classifier",
-            module=classifier,
+            module=module,
             settings=settings,
             part=part,
             sampler=self._sampler("classifier", settings),
             transform=transform,
-            output=classifier,
+            output=output,
             objective=self._objective(settings.loss),
             judge=None if val is None else judge,
         )

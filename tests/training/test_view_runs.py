@@ -1,0 +1,199 @@
+"""Runs whose model averages its features over views of each image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lopsided.data.augment import Augment, to_float
+from lopsided.data.inputs import MemoryInputs, Part, Prepared
+from lopsided.distributed import Ranks
+from lopsided.errors import InputError
+from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
+from lopsided.inference import feature_cache
+from lopsided.inference.engine import Engine
+from lopsided.inference.features import Extractor
+from lopsided.models.encoders import build_encoder
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import Model, ModelCard
+from lopsided.models.views import look
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.recipe.views import SETS, VIEWS
+from lopsided.training.fine_tune import Kept
+from lopsided.training.fit import fit
+from lopsided.training.regression import fit_regression
+from lopsided.training.reporter import Log
+from training.conftest import stripes, tiny
+
+SMALL, SIDE = "test_resnet", 16
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    encoder, _ = build_encoder(SMALL, channels=3, image_size=SIDE, seed=7)
+    save_file({key: value.contiguous() for key, value in encoder.state_dict().items()}, path)
+    return path
+
+
+def pixels(number: int = 11) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(1).integers(0, 256, (number, 3, SIDE, SIDE), dtype=np.uint8))
+
+
+def extractor(views: tuple[str, ...]) -> Extractor:
+    encoder, features = build_encoder(SMALL, channels=3, image_size=SIDE, seed=7)
+    card = ModelCard(
+        kind="image", encoder=SMALL, channels=3, image_size=SIDE, shape=(3, SIDE, SIDE), mean=(0.5,) * 3,
+        std=(0.2,) * 3, classes=("a", "b"), features=features, views=views,
+    )  # fmt: skip
+    model = Model(encoder, ClassifierHead(features, 2), card.mean, card.std, views=views).eval()
+    return Extractor(model, card)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of images that went through the encoder, call by call."""
+    encode, calls = Engine.encode, []
+
+    def count(engine: Engine, batch: torch.Tensor) -> Any:
+        calls.append(len(batch))
+        return encode(engine, batch)
+
+    monkeypatch.setattr(Engine, "encode", count)
+    return calls
+
+
+def test_each_view_is_encoded_once_and_cached_on_its_own(
+    encoded: list[int], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, digests = MemoryInputs(pixels()), [f"{i:064x}" for i in range(11)]
+    plain = extractor(SETS["none"]).features(inputs, digests)
+    assert sum(encoded) == 11
+    flips = extractor(SETS["flips"]).features(inputs, digests)
+    assert sum(encoded) == 11 + 3 * 11  # The image as it is comes from the cache.
+    expected = np.mean([extractor((view,)).features(inputs, None) for view in SETS["flips"]], axis=0)
+    np.testing.assert_allclose(flips, expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(flips - plain).max() > 1e-3
+    encoded.clear()
+    assert np.array_equal(extractor(SETS["flips"]).features(inputs, digests), flips)
+    assert np.array_equal(extractor(SETS["none"]).features(inputs, digests), plain)
+    assert encoded == []
+    listed = feature_cache.list_cache(cache)
+    assert sorted(space.get("view", "identity") for space in listed) == sorted(SETS["flips"])
+    assert [space["images"] for space in listed] == [11] * 4
+    monkeypatch.setattr("lopsided.inference.features.BLOCK", 4)  # Blocks bound the memory and change no bit.
+    counts: list[tuple[int, int]] = []
+    fresh = extractor(SETS["flips"]).features(inputs, None, lambda done, total: counts.append((done, total)))
+    assert np.array_equal(fresh, flips)
+    assert counts == [(4, 11), (8, 11), (11, 11)]
+
+
+def frozen(weights: Path, **changes: Any) -> Recipe:
+    fields = {"encoder.name": SMALL, "encoder.weights": str(weights), "augment.normalisation": "half",
+              "data.image_size": SIDE, "data.channels": 3, "threads": 1, "compare_default": False,
+              "regression.strength": 0.1, "decision.calibration": "none"}  # fmt: skip
+    return named_recipe("default").override(**fields | changes)
+
+
+def test_the_regression_of_a_frozen_run_is_fitted_on_mean_features(weights: Path) -> None:
+    source = stripes({"many": 40, "few": 14}, size=SIDE)
+    fitted = fit(frozen(weights, **{"encoder.views": "flips", "data.test": 0.3}), source)
+    plain = fit(frozen(weights, **{"data.test": 0.3}), source)
+    assert fitted.card.views == SETS["flips"]
+    assert fitted.test is not None
+    assert plain.test is not None
+    encoder = plain.model
+    encoder.eval()
+
+    def mean_features(rows: np.ndarray) -> np.ndarray:
+        x = to_float(source.images.load(rows, SIDE, 3))
+        with torch.no_grad():
+            return np.mean([encoder.encode(look(x, view)).numpy() for view in SETS["flips"]], axis=0)
+
+    train = fitted.splits.train
+    expected = fit_regression(mean_features(train), source.labels[train], 2, strength=0.1)
+    np.testing.assert_allclose(fitted.model.classifier.weight.detach().numpy(), expected.weight, atol=2e-3)
+    logits = mean_features(fitted.splits.test) @ expected.weight.T + expected.bias
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(fitted.test.probabilities, p, atol=1e-3)
+    assert np.abs(fitted.test.probabilities - plain.test.probabilities).max() > 1e-3
+
+
+def test_a_trained_run_is_selected_calibrated_and_tested_with_its_views_and_trained_without(tmp_path: Path) -> None:
+    """With a stripe per class that a vertical flip moves, only the second run confuses the classes."""
+    source = stripes({"many": 60, "few": 20})
+    settings = {"encoder_training__loss": "ce", "data__test": 0.3, "data__val": 0.3}
+    plain = fit(tiny(**settings), source)
+    views = fit(tiny(encoder__views="flips", selection__metric="last", **settings), source, tmp_path / "run")
+    last = fit(tiny(selection__metric="last", **settings), source)
+    state, other = (fitted.model.encoder.state_dict() for fitted in (views, last))
+    assert all(torch.equal(state[key], other[key]) for key in state)
+    assert views.test is not None
+    assert last.test is not None
+    first, second = ([row["val_log_loss"] for row in fitted.history] for fitted in (views, last))
+    assert first != second
+    assert plain.card.views == SETS["none"]
+    symmetric = views.model(look(to_float(source.images.load(np.arange(9), None, 1)), "vflip"))
+    torch.testing.assert_close(symmetric, views.model(to_float(source.images.load(np.arange(9), None, 1))))
+    # The calibration was fitted to the mean logits: temperature and bias undo to the averaged raw logits.
+    assert views.card.calibrated_on == last.card.calibrated_on
+    assert views.card.temperature != last.card.temperature
+
+
+@pytest.mark.slow
+def test_the_second_of_two_stages_is_trained_on_mean_features_unless_it_augments() -> None:
+    source = stripes({"many": 40, "few": 12})
+    runs = {
+        (views, augment): fit(
+            tiny(encoder__views=views, classifier__augment=augment, data__val=0.0, decision__calibration="none"), source
+        )
+        for views in ("none", "dihedral")
+        for augment in (False, True)
+    }
+    weight = {key: run.model.classifier.weight.detach() for key, run in runs.items()}
+    assert not torch.equal(weight["none", False], weight["dihedral", False])
+    assert torch.equal(weight["none", True], weight["dihedral", True])
+
+
+def test_the_last_blocks_are_judged_by_mean_features_of_the_views(weights: Path) -> None:
+    encoder, features = build_encoder(SMALL, channels=3, image_size=SIDE, seed=7)
+    model = Model(encoder, ClassifierHead(features, 2), (0.5,) * 3, (0.2,) * 3, views=VIEWS).eval()
+    recipe = named_recipe("fine-tune").override(
+        **{"encoder.name": SMALL, "encoder.weights": str(weights), "augment.normalisation": "half",
+           "fine_tune.blocks": 1, "fine_tune.views": 1}
+    )  # fmt: skip
+    train = Part(MemoryInputs(pixels(6)), np.array([0, 0, 0, 0, 1, 1]))
+    val = Part(MemoryInputs(pixels(5)), np.array([0, 0, 0, 1, 1]))
+    prepared = Prepared(
+        kind="image", shape=(3, SIDE, SIDE), image_size=SIDE, mean=(0.5,) * 3, std=(0.2,) * 3, classes=("a", "b"),
+        train=train, val=val,
+    )  # fmt: skip
+    kept = Kept(model, prepared, recipe, Augment(), Ranks(), Log(None, None))
+    with torch.no_grad():
+        expected = model.features(to_float(pixels(5)))
+    torch.testing.assert_close(kept.features(val.inputs), expected, rtol=2e-2, atol=2e-2)  # Kept in float16.
+    model.views = SETS["none"]
+    with torch.no_grad():
+        assert not torch.allclose(model.features(to_float(pixels(5))), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_the_estimator_takes_views_and_refuses_them_for_vectors() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (24, 8, 8), dtype=np.uint8), np.arange(24) % 3 // 2
+    model = TwoStageClassifier("ce", encoder="mlp-8", epochs=1, classifier_epochs=1, views="flip", random_state=0)
+    p = model.fit(x, y).predict_proba(x)
+    assert model.card_.views == SETS["flip"]
+    np.testing.assert_allclose(model.predict_proba(x[:, :, ::-1].copy()), p, atol=1e-6)
+    with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
+        LopsidedClassifier(views="flip").fit(generator.normal(size=(20, 3)), np.arange(20) % 2)
