@@ -45,7 +45,7 @@ from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError, RunError, sentence
+from lopsided.errors import InputError, RunError
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
     Predictions,
@@ -85,12 +85,8 @@ _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
 """Fields of the state that may change when a run is resumed."""
 
 
-def _check_losses(recipe: Recipe, prepared: Prepared) -> None:
-    """Raise if a loss that is for one number of classes is used with another, or boxes of vectors would be mixed."""
-    num_classes, cutmix = len(prepared.classes), recipe.encoder_training.cutmix
-    if prepared.kind == "vector" and cutmix and not recipe.is_frozen:
-        must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
-        raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
+def _check_losses(recipe: Recipe, num_classes: int) -> None:
+    """Raise if a loss that is for one number of classes is used with another."""
     sections = {"two-stage": ("encoder_training", "classifier"), "frozen": ()}.get(recipe.method, ("encoder_training",))
     for section in sections:
         entry = getattr(recipe, section).loss.entry
@@ -156,7 +152,7 @@ def fit(
         digests = source.images.digest(np.arange(len(source)))
         prepared, notes = prepare(recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests)
         check_trainable(prepared)
-        _check_losses(recipe, prepared)
+        _check_losses(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
         notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
         state = State(

@@ -17,7 +17,7 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError, RunError
+from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.decision import TINY, HeldBack, fit_calibration, resolve
 from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.engine import Engine, evaluating
@@ -581,6 +581,10 @@ class Stages:
         return self.ranks.gather(torch.cat(parts), sizes)
 
     def _choose_augment(self) -> Callable[..., Tensor]:
+        cutmix = self.recipe.encoder_training.cutmix
+        if self.prepared.kind == "vector" and cutmix and not self.recipe.is_frozen:
+            must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
+            raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
         if self.prepared.kind == "vector":
             return _unchanged
         section = self.recipe.augment
