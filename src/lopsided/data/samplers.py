@@ -27,11 +27,15 @@ class BatchSampler:
       ``batch_size``, the classes take turns. The default is ``batch_size // num_classes``. A batch holds at most
       ``batch_size`` images, and all batches have the same size.
 
+    From the epoch ``balanced_from`` on, if it is set, ``plain`` and ``sqrt`` draw as ``balanced`` does.
+
     If a class has fewer images than draws, it is repeated in a new random order each time, so all its
     images are drawn about equally often. ``last`` selects whether a last, smaller batch is kept or dropped.
 
     The order depends only on ``seed``, the seed of the run, and on the epoch.
     """
+
+    balanced_from: int | None = None
 
     def __init__(
         self,
@@ -86,13 +90,15 @@ class BatchSampler:
             yield order[start : start + self.batch_size]
 
     def _order(self, generator: np.random.Generator) -> Indices:
-        n = len(self.labels)
-        if self.kind == "plain":
-            return generator.permutation(n)
-        if self.kind == "m-per-class":
+        n, kind = len(self.labels), self.kind
+        if kind == "m-per-class":
             return self._classes_in_turn(generator)
+        if self.balanced_from is not None and self.epoch >= self.balanced_from:
+            kind = "balanced"
+        if kind == "plain":
+            return generator.permutation(n)
         sizes = np.array([len(members) for members in self._members], dtype=np.float64)
-        quota = apportion(np.sqrt(sizes) if self.kind == "sqrt" else np.ones_like(sizes), n)
+        quota = apportion(np.sqrt(sizes) if kind == "sqrt" else np.ones_like(sizes), n)
         drawn = [_cycle(members, int(number), generator) for members, number in zip(self._members, quota, strict=True)]
         return generator.permutation(np.concatenate(drawn))
 

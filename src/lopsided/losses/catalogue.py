@@ -79,6 +79,11 @@ class Loss:
     ``head`` is the classifier that returns the logits: "linear", or "cosine" for logits that are cosines times the
     loss's parameter ``scale``. ``views`` is the least number of views of an image that the loss needs. ``classes`` is
     the number of classes if the loss is for that number only.
+
+    ``soft_labels`` says that the loss may be used with mixed images: lambda times the loss for one label plus 1 -
+    lambda times the loss for another label. ``class_weights`` says that the parts of the loss may be multiplied by
+    weights of the classes (see :meth:`~lopsided.losses.objective.Objective.apart`), and that the loss has no weights of
+    its own. ``defers`` names the parameter that is the share of the epochs after which a loss weights classes itself.
     """
 
     name: str
@@ -95,6 +100,9 @@ class Loss:
     head: Literal["linear", "cosine"] = "linear"
     views: int = 1
     classes: int | None = None
+    soft_labels: bool = False
+    class_weights: bool = False
+    defers: str | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -230,13 +238,21 @@ _CONTRASTIVE = "lopsided.losses.contrastive:ContrastiveObjective"
 _FOCUS = "Focusing exponent of the term of the positives."
 
 _BUILT_IN = (
-    Loss("cl", "contrastive", "Supervised contrastive loss", _CONTRASTIVE, (_TEMPERATURE, _NORMALIZATION)),
+    Loss(
+        "cl",
+        "contrastive",
+        "Supervised contrastive loss",
+        _CONTRASTIVE,
+        (_TEMPERATURE, _NORMALIZATION),
+        class_weights=True,
+    ),
     Loss(
         "fcl",
         "contrastive",
         "Focal contrastive loss",
         _CONTRASTIVE,
         (_gamma(1.0, _FOCUS), _TEMPERATURE, _NORMALIZATION),
+        class_weights=True,
     ),
     Loss(
         "acl",
@@ -247,6 +263,7 @@ _BUILT_IN = (
         complete=_paper_eta,
         check=_check_eta,
         pushes="eta",
+        class_weights=True,
     ),
     Loss(
         "afcl",
@@ -257,8 +274,16 @@ _BUILT_IN = (
         complete=_paper_eta,
         check=_check_eta,
         pushes="eta",
+        class_weights=True,
     ),
-    Loss("ce", "classification", "Cross-entropy", "lopsided.losses.classification:CrossEntropyObjective"),
+    Loss(
+        "ce",
+        "classification",
+        "Cross-entropy",
+        "lopsided.losses.classification:CrossEntropyObjective",
+        soft_labels=True,
+        class_weights=True,
+    ),
     Loss(
         "weighted-ce",
         "classification",
@@ -266,6 +291,7 @@ _BUILT_IN = (
         "lopsided.losses.classification:WeightedCrossEntropyObjective",
         short="weighted CE",
         reweighs=_inverse,
+        soft_labels=True,
     ),
     Loss(
         "focal",
@@ -274,6 +300,8 @@ _BUILT_IN = (
         "lopsided.losses.classification:FocalObjective",
         (_gamma(2.0, "Focusing exponent."),),
         short="focal",
+        soft_labels=True,
+        class_weights=True,
     ),
     Loss(
         "logit-adjusted",
@@ -287,6 +315,7 @@ _BUILT_IN = (
         ),
         short="logit-adjusted",
         reweighs=_inverse_powers,
+        soft_labels=True,
     ),
     Loss(
         "class-balanced",
@@ -296,6 +325,7 @@ _BUILT_IN = (
         (_BETA,),
         short="class-balanced",
         reweighs=_effective,
+        soft_labels=True,
     ),
     Loss(
         "label-aware-smoothing",
@@ -309,6 +339,8 @@ _BUILT_IN = (
         short="LAS",
         check=_check_smoothing,
         carries=_smoothed,
+        soft_labels=True,
+        class_weights=True,
     ),
     Loss(
         "ldam",
@@ -323,6 +355,8 @@ _BUILT_IN = (
         ),
         reweighs=_deferred,
         head="cosine",
+        soft_labels=True,
+        defers="defer",
     ),
     Loss(
         "bcl",
@@ -461,8 +495,12 @@ def _problem(loss: object, name: str) -> str:
     names = [getattr(parameter, "name", None) for parameter in loss.parameters]
     found = [_parameter_problem(parameter) for parameter in loss.parameters]
     found += [f"has two parameters with the name {name!r}" for name in names if names.count(name) > 1]
-    if loss.pushes is not None and loss.pushes not in names:
-        found.append(f"names {loss.pushes!r} in pushes, which is not one of its parameters")
+    for field in ("pushes", "defers"):
+        named = getattr(loss, field)
+        if named is not None and named not in names:
+            found.append(f"names {named!r} in {field}, which is not one of its parameters")
+    if loss.soft_labels and loss.kind != "classification":
+        found.append(f"has soft_labels, which a loss of the kind {loss.kind!r} cannot take")
     found += [_head_problem(loss, names), _limits_problem(loss)]
     return next(filter(None, found), "")
 

@@ -404,6 +404,13 @@ class ContrastiveObjective(Objective):
         values, num = values.reshape(len(samples.y), -1), len(samples.whole)
         return total / (values.shape[1] * num), values.mean(dim=1) / num
 
+    def apart(self, samples: Samples) -> Tensor:
+        """Return each sample's part of the loss with its graph, which takes a second visit of the blocks."""
+        assert samples.projections is not None
+        inputs, options = self.loss._arguments(samples.projections, samples.y, samples.reference, None, "all", None)
+        values = _values(inputs, options, self.loss.tile).reshape(len(samples.y), -1)
+        return values.mean(dim=1) / len(samples.whole)
+
 
 def _unit(z: Tensor) -> Tensor:
     """Return features of length 1, in float32 or wider, because half precision would round the length.

@@ -19,6 +19,7 @@ from lopsided.losses.classification import (
     _computed,
     _reduced,
 )
+from lopsided.losses.deferred import first_epoch, weighted_parts
 from lopsided.losses.objective import Samples
 
 __all__ = ["CosineClassifier", "LDAMLoss", "ldam_loss", "ldam_margins"]
@@ -141,8 +142,8 @@ class CosineClassifier(nn.Module):
 class LDAMObjective(CrossEntropyObjective):
     """The LDAM loss of logits that are ``scale`` times cosines, with deferred re-weighting.
 
-    Once the share ``defer`` of the epochs is over, samples have :func:`class_balanced_weights` with ``beta``. The last
-    epoch always has these weights, except for ``defer`` = 1.
+    Once the share ``defer`` of the epochs is over, samples have :func:`class_balanced_weights` with ``beta`` (see
+    ``lopsided.losses.deferred``). The last epoch always has these weights, except for ``defer`` = 1.
     """
 
     margins: Tensor
@@ -167,7 +168,7 @@ class LDAMObjective(CrossEntropyObjective):
     def forward(self, samples: Samples) -> Tensor:
         """Return each sample's part of the loss, (n,)."""
         assert samples.logits is not None
-        values = _with_margins(_computed(samples.logits), samples.y, self.margins)
-        if samples.epoch + 1 > self.defer * samples.epochs:
-            return values * self.weights[samples.y] / self.weights[samples.whole].sum()
-        return values / len(samples.whole)
+        parts = _with_margins(_computed(samples.logits), samples.y, self.margins) / len(samples.whole)
+        if samples.epoch < first_epoch(self.defer, samples.epochs):
+            return parts
+        return weighted_parts(parts, self.weights, samples)

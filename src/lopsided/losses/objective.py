@@ -47,3 +47,14 @@ class Objective(nn.Module):
         If the sum is cheaper to differentiate than the parts, return ``(total, parts)`` instead: the sum with its
         graph, and the parts without a graph.
         """
+
+    def apart(self, samples: Samples) -> Tensor:
+        """Return each sample's part of the loss with its graph, so that the parts can be weighted.
+
+        An objective that returns a sum in ``forward`` must define this method if its entry has ``class_weights``.
+        """
+        found = self(samples)
+        if isinstance(found, tuple):
+            raise TypeError(f"{type(self).__name__} has no graph for each part; define its method apart")
+        parts: Tensor = found
+        return parts

@@ -28,6 +28,7 @@ from lopsided.recipe.losses import LossField, LossSettings, read_loss
 from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.second_stage import RETRAINED, Kind, second_stage_conflicts
 from lopsided.recipe.section import Section
+from lopsided.recipe.training import USUAL_BETA, training_conflicts
 from lopsided.recipe.upgrade import upgraded
 from lopsided.recipe.views import name_views, parse_views
 
@@ -51,9 +52,17 @@ RUNTIME_FIELDS = frozenset(
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
+TRAINING_FIELDS = tuple(
+    f"encoder_training.{name}"
+    for name in (
+        "reweight_from", "reweight_beta", "resample_from", "mixup", "cutmix", "sam_rho", "ema", "swa_from",
+    )
+)  # fmt: skip
+"""Fields of the training of an encoder that are off by default."""
 LATER_FIELDS = frozenset(
-    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", "encoder.views"}
-) | {"classifier.kind", "classifier.tau"}
+    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", *TRAINING_FIELDS}
+    | {"encoder.views", "classifier.kind", "classifier.tau"}
+)
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
@@ -65,8 +74,9 @@ _LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)
 _IDLE = ("augment.", "head.", "encoder_training.", "classifier.", "selection.")
 _NOT_IDLE = frozenset({"augment.normalisation"})
 """Sections without effect if the encoder is frozen, and the fields in them that have one."""
-_ADAPTER_IDLE = tuple(
-    f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced", "chunk_size", "batch_norm")
+_ADAPTER_IDLE = (
+    tuple(f"encoder_training.{name}" for name in ("views", "queue", "queue_balanced", "chunk_size", "batch_norm"))
+    + TRAINING_FIELDS
 )
 """Fields of the training without effect on heads, which are trained on the features of images."""
 FROZEN = ("frozen", "adapter")
@@ -129,6 +139,7 @@ Number = Annotated[float, Ge(0), AfterValidator(lambda x: x + 0.0)]  # -0.0 and 
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Lt(1), AfterValidator(lambda x: x + 0.0)]
 PartialShare = Annotated[float, Gt(0), Le(1)]
+Alpha = Annotated[float, Ge(0), Le(100), AfterValidator(lambda x: x + 0.0)]
 _CHUNK = words.Phrase(f"an integer >= 2 and <= {_MOST} (one image has no batch statistics)")
 Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine"]
@@ -258,6 +269,41 @@ class EncoderTraining(Section):
     )
     batch_norm: Literal["sync", "rank"] = _field(
         "sync", "With several ranks, batch statistics over the images of all ranks, or of each rank separately."
+    )
+    reweight_from: Share | None = _field(
+        None,
+        "Share of the epochs after which the loss weights classes by their effective number, such as 0.8 (deferred "
+        "re-weighting); unset: never.",
+    )
+    reweight_beta: Annotated[float, Ge(0), Le(1), AfterValidator(lambda x: x + 0.0)] = _field(
+        USUAL_BETA, "Beta of these weights; 0: equal weights, 1: in inverse proportion to the counts."
+    )
+    resample_from: Share | None = _field(
+        None,
+        "Share of the epochs after which batches are drawn with classes equally, such as 0.8 (deferred re-sampling); "
+        "unset: never.",
+    )
+    mixup: Alpha = _field(
+        0.0, "Mix the images and labels of a batch, with a share from Beta(mixup, mixup), such as 0.2; 0: no mixing."
+    )
+    cutmix: Alpha = _field(
+        0.0,
+        "Paste a box of one image into another, with the area from Beta(cutmix, cutmix), such as 1; 0: no boxes. With "
+        "mixup, each batch uses one of both at random.",
+    )
+    sam_rho: Number = _field(
+        0.0,
+        "Radius of sharpness-aware minimisation (SAM), such as 0.05. Every step computes two gradients, so training "
+        "takes twice as long; 0: off.",
+    )
+    ema: Share = _field(
+        0.0,
+        "Share of the old average in a moving average of the weights, such as 0.999, which becomes the model; 0: off.",
+    )
+    swa_from: Share | None = _field(
+        None,
+        "Share of the epochs after which the weights of all epochs are averaged equally (SWA), such as 0.75. The "
+        "average becomes the model, and the learning rate stays constant from then on; unset: off.",
     )
 
 
@@ -479,10 +525,8 @@ class Recipe(Section):
         _check_used(changes, self)
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
-            late = {
-                name for name in changes if name.startswith(path)
-            } | _CONTRASTED  # ``baseline`` resets these fields.
-            late |= _SECOND  # They may fit the new method only.
+            # ``baseline`` resets the fields of contrast, and the others may fit the new loss or method only.
+            late = {name for name in changes if name.startswith(path)}.union(_CONTRASTED, TRAINING_FIELDS, _SECOND)
             rest = self.override(**{name: value for name, value in changes.items() if name not in late})
             base = rest.baseline(changes.pop(path), retrained=changes.get("classifier.kind") in RETRAINED)
             return base.override(**{n: changes[n] for n in changes if n in late})
@@ -706,6 +750,8 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("regression.strength must be unset when adapter.blend is 0", recipe.regression.strength, do)
     yield from second_stage_conflicts(recipe)
     yield from _batch_conflicts(training, "projections" in training.loss.entry.needs)
+    if not recipe.is_frozen:
+        yield from training_conflicts(recipe)
     if recipe.method == "fine-tune":
         yield from _fine_tune_conflicts(recipe)
     if recipe.selection.patience is not None and data.val == 0:

@@ -31,6 +31,7 @@ from lopsided.evaluation.decision import Calibration, HeldBack, fit_calibration,
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
 from lopsided.recipe import EncoderTraining, Recipe
+from lopsided.recipe.schema import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
@@ -42,7 +43,10 @@ Fold = tuple[Indices, Indices]
 
 HEAD_STRENGTH = 0.01
 """The strength C of the regression on the outputs of a head."""
-_UNUSED = {"views": 1, "queue": 0, "queue_balanced": False, "chunk_size": None}
+_UNUSED = {
+    name: EncoderTraining.model_fields[name].default
+    for name in ("views", "queue", "queue_balanced", "chunk_size", *(path.split(".")[1] for path in TRAINING_FIELDS))
+}
 """Settings of the training of an encoder that heads do not use."""
 
 

@@ -70,6 +70,35 @@ class BatchStatistics:
                 layer.track_running_stats = False
             yield
 
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Inside the block, compute the running statistics again, as plain means over its batches.
+
+        Statistics over all ranks are computed as in ``over_ranks``, and others are averaged after the block.
+        """
+        momenta = [layer.momentum for layer in self.layers]
+        for layer in self.layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # The mean over all batches since the reset.
+        try:
+            with self.over_ranks():
+                yield
+            self.average()
+        finally:
+            for layer, momentum in zip(self.layers, momenta, strict=True):
+                layer.momentum = momentum
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restore the running statistics after the block."""
+        buffers = [buffer for layer in self.layers for buffer in layer.buffers(recurse=False)]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
     def _tracked(self) -> list[Tensor | None]:
         """Return the number of batches that each layer has counted so far."""
         counts = [layer.num_batches_tracked for layer in self.layers]

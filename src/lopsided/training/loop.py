@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -19,17 +19,21 @@ from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
+from lopsided.inference.engine import evaluating
 from lopsided.losses.objective import Objective
 from lopsided.losses.queue import FeatureQueue
 from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.machine import seeded
 from lopsided.recipe import Classifier, EncoderTraining
-from lopsided.training.average import Average
+from lopsided.training.average import Average, EqualAverage
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
+from lopsided.training.deferred import averaged_epoch, resampled_epoch
+from lopsided.training.mixing import loaded_positions, make_mixer
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
 from lopsided.training.shares import Batch, Indices, cut
+from lopsided.training.sharpness import Sharpness
 from lopsided.training.step import Found, Step
 
 _STEPS_PER_LOOK = 20
@@ -49,7 +53,8 @@ class Stage:
     ``groups`` are groups of parameters for the optimizer; the learning rate of a group is multiplied by its ``scale``.
     ``frozen`` are modules that stay in eval mode. ``steps`` is the number of steps if the last epoch is not complete,
     and the learning rate rises over the first ``warmup`` steps. ``average`` is the decay of a moving average of the
-    weights; if it is not 0, the average is evaluated and kept instead of the weights.
+    weights; if it is not 0, the average is evaluated and kept instead of the weights. ``settings`` may ask for an equal
+    average instead (``swa_from``).
     """
 
     name: str
@@ -127,7 +132,6 @@ class Loop:
         self.num_classes, self.minority, self.ranks = num_classes, minority, ranks or Ranks()
         self.trained = stage.trained.to(device)
         self.optimizer = make_optimizer(self.trained, stage.settings, device, stage.groups)
-        self.average = Average(stage.module, stage.average) if stage.average else None
         self._rate = stage.settings.lr
         settings = stage.training
         self.queue = None
@@ -135,6 +139,13 @@ class Loop:
             self.queue = FeatureQueue(settings.queue, balanced=settings.queue_balanced)
         synchronised = settings is not None and settings.batch_norm == "sync"
         self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised, frozen=stage.frozen)
+        stage.sampler.balanced_from = resampled_epoch(stage.settings)
+        self._averaged_from = averaged_epoch(stage.settings)
+        self.average: Average | None = None
+        if self._averaged_from is not None:
+            self.average = EqualAverage(stage.module)
+        elif stage.average:
+            self.average = Average(stage.module, stage.average, self.statistics.layers)
         # A linear classifier on computed features does not benefit from lower precision.
         self.precision = Precision("float32" if settings is None else precision, device)
         self._step = Step(
@@ -145,7 +156,10 @@ class Loop:
             statistics=self.statistics,
             precision=self.precision,
             queue=self.queue,
+            mixer=make_mixer(stage.settings, seed),
         )
+        rho = 0.0 if settings is None else settings.sam_rho
+        self._gradients = Sharpness(self._step, rho).gradients if rho else self._step.gradients
         self._look = 1 if device.type == "cpu" else _STEPS_PER_LOOK
 
     def tensors(self) -> dict[str, Tensor]:
@@ -180,9 +194,9 @@ class Loop:
                 self._set_rate(index, step)
                 self.optimizer.zero_grad(set_to_none=True)
                 queued = set() if self.queue is None else self.queue.classes()
-                found = self._step.gradients(batch, x, index, step)
+                found = self._gradients(batch, x, index, step)
                 self.precision.step(self.optimizer)
-                if self.average is not None:
+                if self.average is not None and self._averaged_from is None:
                     self.average.update(index * len(stage.sampler) + step)
                 tally.add(found, stage.part.labels[batch.rows], stage.views, queued)
                 if (step + 1) % self._look == 0:
@@ -191,11 +205,43 @@ class Loop:
         self._check(tally, index, checkpoint)
         self.ranks.sum_([tally.loss])
         self.statistics.average()
+        if self.average is not None and not self.statistics.synchronised:
+            self.average.join(self.ranks)
+        if self.average is not None and self._averaged_from is not None and index >= self._averaged_from:
+            self.average.update(index - self._averaged_from)
         return self._facts(index, tally, perf_counter() - begin)
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Put the moving average of the weights into the module inside the block, if there is an average."""
-        return nullcontext() if self.average is None else self.average.applied()
+    @contextmanager
+    def averaged(self, index: int) -> Iterator[None]:
+        """Put the average of the weights after an epoch into the module inside the block, if there is an average."""
+        if self.average is None or index < (self._averaged_from or 0):
+            yield
+            return
+        with self.average.applied(), self.statistics.preserved():
+            self._recompute_statistics(index)
+            yield
+
+    def keep_average(self, index: int) -> None:
+        """Put the average of the weights after the last epoch into the module, if there is an average."""
+        if self.average is not None:
+            self.average.apply()
+            self._recompute_statistics(index)
+
+    def _recompute_statistics(self, index: int) -> None:
+        """Compute the running statistics of an equal average by a pass over the batches of an epoch, not mixed.
+
+        The average has no running statistics of its own. Dropout is off, as it is when the model is used.
+        """
+        if self._averaged_from is None or not self.statistics.layers:
+            return
+        stage, batches = self.stage, list(self._batches(index))
+        with evaluating(stage.module), self.statistics.anew():
+            for layer in self.statistics.layers:
+                layer.train()
+            inputs = stage.part.inputs.batches(map(self._rows, batches))
+            for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
+                for chunk in range(len(batch.chunks)):
+                    self._step.encode(batch, x, chunk, (stage.name, index, "statistics", step))
 
     def trial(self, steps: int, clock: Callable[[], float] = perf_counter) -> list[float]:
         """Train for a few steps and return the seconds of each step. The weights change."""
@@ -209,7 +255,7 @@ class Loop:
             begin = clock()
             for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
                 self.optimizer.zero_grad(set_to_none=True)
-                self._step.gradients(batch, x, 0, step)
+                self._gradients(batch, x, 0, step)
                 self.precision.step(self.optimizer)
                 times.append(clock() - begin)
                 begin = clock()
@@ -228,14 +274,18 @@ class Loop:
                 yield cut(rows, self.ranks.size, chunk_size=chunk_size, least=least)
 
     def _rows(self, batch: Batch) -> Indices:
-        """Return the rows of this rank, or one placeholder row if the rank has none."""
-        rows = batch.rows[batch.positions(self.ranks.rank)]
+        """Return the rows of this rank and of missing partners, or one placeholder row if the rank has none."""
+        mixed = self._step.mixer is not None
+        rank = self.ranks.rank
+        rows = batch.rows[loaded_positions(batch, rank) if mixed else batch.positions(rank)]
         return rows if len(rows) else batch.rows[:1]
 
     def _set_rate(self, index: int, step: int) -> None:
         settings, warmup = self.stage.settings, self.stage.warmup
         rate = settings.lr
         done = index * len(self.stage.sampler) + step
+        if self._averaged_from is not None:  # An equal average needs weights that keep moving.
+            done = min(done, max(self._averaged_from * len(self.stage.sampler), warmup))
         if done < warmup:
             rate *= (done + 1) / warmup
         elif settings.schedule == "cosine":

@@ -8,16 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.evaluation.decision import prior_of
+from lopsided.losses.class_balanced import class_balanced_weights
 from lopsided.recipe import Classifier, EncoderTraining, Recipe
 
 
-def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
+def carried_prior(recipe: Recipe, counts: npt.ArrayLike, *, early: bool = False) -> tuple[float, ...]:
     """Return the prior that the probabilities of a trained model carry.
 
     It is the class shares in the batches of the stage that trains the classifier, times the weights of its loss. So
     plain batches with cross-entropy give the class shares of the training images. Balanced batches and weighted losses
     give a uniform prior, and both together give the inverse of the shares. A loss with a function ``carries`` computes
     the prior from the shares itself.
+
+    Weights and samplers that are deferred to the last epochs count, because the model is one of these epochs. With
+    ``early``, the prior is that of the first epochs.
 
     Tau-normalisation takes the shares out of the logits: their highest one decides, so they carry a uniform prior.
     """
@@ -33,16 +37,25 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
     shares = numbers.astype(np.float64)
     if regressed:
         pass  # The regression uses each training image once.
-    elif stage.sampler in ("balanced", "m-per-class"):
+    elif stage.sampler in ("balanced", "m-per-class") or _deferred(stage, "resample_from", early):
         shares = (numbers > 0).astype(np.float64)
     elif stage.sampler == "sqrt":
         shares = np.sqrt(shares)
-    entry = stage.loss.entry
+    if isinstance(stage, EncoderTraining) and _deferred(stage, "reweight_from", early):
+        shares = shares * class_balanced_weights(numbers.tolist(), stage.reweight_beta).numpy()
+    entry, parameters = stage.loss.entry, stage.loss.parameters
+    if early and entry.defers is not None and parameters[entry.defers] > 0:
+        parameters[entry.defers] = 1.0
     if entry.carries is not None:
-        return prior_of(entry.carries((shares / shares.sum()).tolist(), numbers.tolist(), stage.loss.parameters))
-    reweighs = entry.reweighs
-    weights = None if reweighs is None else reweighs(numbers.tolist(), stage.loss.parameters)
+        return prior_of(entry.carries((shares / shares.sum()).tolist(), numbers.tolist(), parameters))
+    weights = None if entry.reweighs is None else entry.reweighs(numbers.tolist(), parameters)
     return prior_of(shares, weights)
+
+
+def _deferred(stage: EncoderTraining | Classifier, name: str, early: bool) -> bool:
+    """Return whether the change of this name has begun, in the last or in the first epochs."""
+    share = getattr(stage, name, None)
+    return share is not None and not (early and share > 0)
 
 
 def regression_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:

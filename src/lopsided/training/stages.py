@@ -18,12 +18,13 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError, RunError
+from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.decision import TINY, HeldBack, fit_calibration, resolve
 from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
+from lopsided.losses.deferred import ReweightedObjective
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import build_encoder, seeded_init
@@ -42,6 +43,7 @@ from lopsided.training.checkpoint import (
     load_strictly,
     restoring,
 )
+from lopsided.training.deferred import deferred_epoch, first_kept, training_words
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import bias_between, carried_prior, regression_prior
 from lopsided.training.regression import Regression, fit_regression
@@ -76,7 +78,7 @@ class Stages:
         self._augment = self._choose_augment()
         self._engine: Engine | None = None
         self._extractor: Extractor | None = None
-        self._told = False
+        self._told = self._early = False
 
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
@@ -161,6 +163,7 @@ class Stages:
         if settings.queue:
             kind = "balanced over the classes" if settings.queue_balanced else "the most recent ones"
             yield f"A batch is also contrasted with up to {settings.queue:,} features of past batches, {kind}."
+        yield from training_words(settings)
 
     def run(self, state: State, tensors: dict[str, Tensor]) -> None:
         """Run the remaining stages, starting at ``state``. ``state`` is updated in place."""
@@ -270,7 +273,7 @@ class Stages:
             load_strictly(self.model.encoder, own)  # The front computes the activations with these weights.
         else:
             self._regress()
-            shift = bias_between(regression_prior(recipe, counts), carried_prior(recipe, counts))
+            shift = bias_between(regression_prior(recipe, counts), carried_prior(recipe, counts, early=True))
             with torch.no_grad():
                 self.model.classifier.bias.add_(torch.from_numpy(shift).to(self.model.classifier.bias))
         self._engine = self._extractor = None  # The encoder changes now.
@@ -422,7 +425,7 @@ class Stages:
         )
 
     def _run_stage(self, stage: Stage, state: State, tensors: dict[str, Tensor]) -> None:
-        epochs = stage.settings.epochs
+        epochs, first = stage.settings.epochs, first_kept(stage.settings)
         loop = self._loop(stage)
         selection, metric = Selection(patience=self.recipe.selection.patience), self.recipe.selection.metric
         best: dict[str, Tensor] = {}
@@ -443,13 +446,15 @@ class Stages:
             now = loop.tensors()
             if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
                 loop.check_weights(all_finite(now.values()), index, self.checkpoint)
-            with loop.averaged():
+            self._early = index < deferred_epoch(stage.settings)
+            with loop.averaged(index):
                 found = stage.judge() if stage.judge is not None else {}
                 found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
                 facts |= {f"val_{name}": value for name, value in found.items()}
                 state.history.append(facts)
-                figure = figure_of(metric, [row for row in state.history if row["stage"] == stage.name])
-                if selection.update(index, figure) and figure is not None:
+                rows = [row for row in state.history if row["stage"] == stage.name]
+                figure = figure_of(metric, rows[first:])
+                if index >= first and selection.update(index, figure) and figure is not None:
                     best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
                     state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
             state.epoch, state.selection = index + 1, selection.to_dict()
@@ -464,8 +469,8 @@ class Stages:
             load_strictly(stage.module, best)
             text = f"Stage {stage.name} keeps epoch {selection.chosen + 1} of {state.epoch}"
             self.log.note(f"{text}, validation {metric.replace('_', ' ')} {abs(selection.best or 0.0):.4f}.")
-        elif loop.average is not None:
-            loop.average.apply()
+        else:
+            loop.keep_average(state.epoch - 1)
 
     def _encoder_stage(self) -> Stage:
         """Return the first of two stages: encoder, projection head, and a linear layer if the loss needs logits."""
@@ -512,11 +517,12 @@ class Stages:
                 _repeat(x, views), generator, start=start * views, total=total * views
             ),
             output=output,
-            objective=self._objective(settings.loss),
+            objective=self._reweighted(self._objective(settings.loss)),
             projected=self.recipe.head.out if "projections" in needs else 0,
             judge=judge,
             views=views,
             min_batch=2,
+            average=settings.ema,
         )
 
     def _module(self, name: str, needs: frozenset[str]) -> tuple[nn.Module, list[nn.Module]]:
@@ -543,6 +549,16 @@ class Stages:
             if not isinstance(objective, Objective):
                 raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
             return objective
+
+    def _reweighted(self, objective: Objective) -> Objective:
+        """Return the objective of the first stage with the class weights of its last epochs, if it has any."""
+        settings = self.recipe.encoder_training
+        if settings.reweight_from is None:
+            return objective
+        counts = torch.from_numpy(self.prepared.counts())
+        return ReweightedObjective(
+            objective, counts, objective.width, defer=settings.reweight_from, beta=settings.reweight_beta
+        )
 
     def _classifier_stage(self) -> Stage:
         settings, prepared = self.recipe.classifier, self.prepared
@@ -585,7 +601,8 @@ class Stages:
 
     def _judged(self, logits: Tensor, labels: Indices) -> dict[str, float]:
         """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
-        prior, kind = carried_prior(self.recipe, self.prepared.counts()), self.recipe.decision.calibration
+        prior = carried_prior(self.recipe, self.prepared.counts(), early=self._early)
+        kind = self.recipe.decision.calibration
         rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
         p = logits.double().softmax(dim=1).cpu().numpy()
         if kind != "none":  # As the finished model will be.
@@ -631,6 +648,10 @@ class Stages:
         return self.ranks.gather(torch.cat(parts), sizes)
 
     def _choose_augment(self) -> Callable[..., Tensor]:
+        cutmix = self.recipe.encoder_training.cutmix
+        if self.prepared.kind == "vector" and cutmix and not self.recipe.is_frozen:
+            must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
+            raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
         if self.prepared.kind == "vector":
             return _unchanged
         section = self.recipe.augment

@@ -35,6 +35,7 @@ from lopsided.losses.queue import FeatureQueue
 from lopsided.models.machine import seeded
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.mixing import Mix, Mixer, mirrored, partners_of
 from lopsided.training.precision import Precision
 from lopsided.training.shares import Batch
 
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The result of a step: the loss of the whole batch, and the part of each sample of this rank with its label."""
+    """The result of a step: the loss of the whole batch, and the part of each sample of this rank with its label.
+
+    A mixed sample has two parts, one for each of its labels.
+    """
 
     loss: Tensor
     parts: Tensor
@@ -79,63 +83,90 @@ class Step:
         statistics: BatchStatistics,
         precision: Precision | None = None,
         queue: FeatureQueue | None = None,
+        mixer: Mixer | None = None,
     ) -> None:
         self.stage, self.ranks, self.device, self.seed = stage, ranks, device, seed
-        self.statistics, self.queue = statistics, queue
+        self.statistics, self.queue, self.mixer = statistics, queue, mixer
+        self._past: tuple[Tensor, Tensor] | None = None
         self.precision = precision or Precision("float32", device)
         self.parameters = [parameter for parameter in stage.trained.parameters() if parameter.requires_grad]
         self.of_objective = [parameter for parameter in stage.objective.parameters() if parameter.requires_grad]
 
-    def gradients(self, batch: Batch, inputs: Tensor, epoch: int, step: int) -> Found:
+    def gradients(self, batch: Batch, inputs: Tensor, epoch: int, step: int, *, again: bool = False) -> Found:
         """Compute the gradients of the loss of the whole batch and store them in the parameters of every rank.
 
-        ``inputs`` are the inputs of this rank's rows, or one placeholder input if the rank has no rows.
+        ``inputs`` are the inputs of this rank's rows, or one placeholder input if the rank has no rows. If batches are
+        mixed, the inputs of further partners follow (see ``mixing``). ``again`` is for a second call with the same
+        batch: it uses the queue as it was before the first call, and leaves it as it is.
         """
         names = (self.stage.name, epoch, step)
         whole = torch.from_numpy(self.stage.part.labels[batch.rows]).to(self.device)
-        shares = batch.shares(self.ranks.rank)
-        sizes = [share.stop - share.start for share in shares]
-        pieces = torch.split(inputs, sizes) if sum(sizes) else None
-        chunked = len(shares) > 1
+        mix = None if self.mixer is None else self.mixer.draw(inputs.shape, *names)
+        chunked = len(batch.chunks) > 1
+        if self.queue is not None and not again:
+            self._past = self.queue.reference()
 
         def forward(chunk: int) -> Tensor:
-            x = inputs[:1] if pieces is None or not len(pieces[chunk]) else pieces[chunk]
-            return self._forward(x, shares[chunk], len(batch), names, chunk if chunked else None)
+            return self.encode(batch, inputs, chunk, names, mix)
 
         if not chunked:
             outputs = forward(0)
         else:
             with torch.no_grad(), self.statistics.kept():
-                outputs = torch.cat([forward(chunk) for chunk in range(len(shares))])
-        parts, grad = self._loss(_wide(outputs), whole, batch, epoch)
+                outputs = torch.cat([forward(chunk) for chunk in range(len(batch.chunks))])
+        parts, grad = self._loss(_wide(outputs), whole, batch, epoch, mix, push=not again)
         grad = self.precision.scaled(grad)
         if not chunked:
             _backward(outputs, grad)
         else:
+            sizes = [share.stop - share.start for share in batch.shares(self.ranks.rank)]
             for chunk, part in enumerate(torch.split(grad, sizes)):
                 _backward(forward(chunk), part)
         loss = parts.sum()
         self._sum_gradients(loss)
         positions = torch.from_numpy(batch.positions(self.ranks.rank)).to(self.device)
-        return Found(loss, parts, whole[positions])
+        labels = whole[positions] if mix is None else torch.cat([whole[positions], whole.flip(0)[positions]])
+        return Found(loss, parts, labels)
 
-    def _forward(self, x: Tensor, share: slice, total: int, names: tuple[str | int, ...], chunk: int | None) -> Tensor:
-        """Return the outputs of a share of a batch of ``total`` images."""
-        stage, absent = self.stage, share.stop == share.start
-        start, total = (0, len(x)) if absent else (share.start, total)
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", *names))
+    def encode(
+        self, batch: Batch, inputs: Tensor, chunk: int, names: tuple[str | int, ...], mix: Mix | None = None
+    ) -> Tensor:
+        """Return the outputs of this rank's share of a chunk of a batch, of whose rows ``inputs`` are the inputs."""
+        stage, shares = self.stage, batch.shares(self.ranks.rank)
+        share, done = shares[chunk], sum(share.stop - share.start for share in shares[:chunk])
+        absent = share.stop == share.start
+        x = inputs[:1] if absent else inputs[done : done + share.stop - share.start]
+        start, total = (0, 1) if absent else (share.start, len(batch))
         with ExitStack() as stack:
-            if chunk is not None:
+            if len(shares) > 1:
                 stack.enter_context(seeded(self.device, self.seed, "dropout", *names, self.ranks.rank, chunk))
             if absent and not self.statistics.exchanged:
                 stack.enter_context(evaluating(stage.module))  # Only the shape is used.
             self.statistics.ghost = absent
-            x = stage.transform(x.to(self.device), generator, start, total)
+            x = self._transformed(x, start, total, names)
+            if mix is not None and not absent:
+                x = self._mixed(mix, x, batch, inputs, share, names)
             with self.precision.autocast():
                 outputs = stage.output(x)
         return outputs[:0] if absent else outputs
 
-    def _loss(self, outputs: Tensor, whole: Tensor, batch: Batch, epoch: int) -> tuple[Tensor, Tensor]:
+    def _transformed(self, x: Tensor, start: int, total: int, names: tuple[str | int, ...]) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", *names))
+        return self.stage.transform(x.to(self.device), generator, start, total)
+
+    def _mixed(
+        self, mix: Mix, x: Tensor, batch: Batch, inputs: Tensor, share: slice, names: tuple[str | int, ...]
+    ) -> Tensor:
+        """Return the transformed images of a share, mixed with their partners."""
+        if len(x) == len(batch):
+            return mix(x, x.flip(0))
+        partners = partners_of(inputs, batch, self.ranks.rank, share)
+        start = mirrored(share, len(batch)).start
+        return mix(x, self._transformed(partners, start, len(batch), names).flip(0))
+
+    def _loss(
+        self, outputs: Tensor, whole: Tensor, batch: Batch, epoch: int, mix: Mix | None, *, push: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return, for this rank's outputs, each sample's part of the whole loss and the gradient of the whole loss."""
         width = self.stage.projected
         order = torch.from_numpy(batch.order).to(self.device)
@@ -151,6 +182,11 @@ class Step:
             others.requires_grad_()
             y_others = torch.cat([y[:before], y[after:]])
             total, parts = self._evaluate(outputs, y[before:after], whole, (others, y_others), epoch)
+            if mix is not None:
+                other = whole.flip(0)
+                more, rest = self._evaluate(outputs, other[order][before:after], other, (others, y_others), epoch)
+                total = mix.share * total + (1.0 - mix.share) * more
+                parts = torch.cat([mix.share * parts, (1.0 - mix.share) * rest])
             leaves = [outputs, others, *self.of_objective]
             with of_loss(self.stage.settings.loss.entry, "its gradient"):
                 own, of_others, *grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
@@ -160,7 +196,7 @@ class Step:
             total_grad = torch.cat([of_others[:before], own[..., :width], of_others[before:]])
             self.ranks.sum_([total_grad])
             own = torch.cat([total_grad[before:after], own[..., width:]], dim=-1)
-        if self.queue is not None:
+        if self.queue is not None and push:
             self.queue.push(torch.empty_like(everyone).index_copy_(0, order, everyone.detach()), whole)
         return parts.detach(), own
 
@@ -188,7 +224,7 @@ class Step:
 
     def _reference(self, others: Tensor, y_others: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the features of the other ranks and of the queue, with labels, or None if there are none."""
-        past = None if self.queue is None else self.queue.reference()
+        past = self._past
         if not len(others):
             return past
         views = others.shape[1] if others.ndim == 3 else 1
