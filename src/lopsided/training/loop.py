@@ -29,6 +29,7 @@ from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
+from lopsided.training.selection import Judged
 from lopsided.training.shares import Batch, Indices, cut
 from lopsided.training.step import Found, Step
 
@@ -62,7 +63,7 @@ class Stage:
     output: Callable[[Tensor], Tensor]
     objective: Objective
     projected: int = 0
-    judge: Callable[[], dict[str, float]] | None = None
+    judge: Callable[[], Judged] | None = None
     views: int = 1
     min_batch: int = 1
     groups: list[dict[str, Any]] | None = None
