@@ -20,7 +20,9 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def test_a_card_has_the_facts_of_the_run_and_marks_what_only_the_user_knows(call: Call, run: Path, photos: Path) -> None:
+def test_a_card_has_the_facts_of_the_run_and_marks_what_only_the_user_knows(
+    call: Call, run: Path, photos: Path
+) -> None:
     ended = call("export", run, "--to", "card")
     assert ended.code == 0
     text = (run / "README.md").read_text(encoding="utf-8")
@@ -45,9 +47,8 @@ def test_a_card_has_the_facts_of_the_run_and_marks_what_only_the_user_knows(call
     assert str(photos.parent) not in text  # Paths of this machine are not for sharing.
     again = call("export", run, "--to", "card")
     assert (again.code, again.out) == (2, "")
-    assert again.err == (
-        f"lopsided: {run / 'README.md'} exists and may hold your changes. Remove it, or choose another file with --out.\n"
-    )
+    what = f"{run / 'README.md'} exists and may hold your changes."
+    assert again.err == f"lopsided: {what} Remove it, or choose another file with --out.\n"
 
 
 def test_names_of_a_hostile_run_stay_plain_text_in_a_card(call: Call, run: Path) -> None:

@@ -103,13 +103,17 @@ def test_what_timm_cannot_represent_is_refused_in_one_sentence(facts: dict[str, 
     ).model_copy(update=facts)  # fmt: skip
     with pytest.raises(InputError) as caught:
         hub.check_hub(card)
-    assert str(caught.value).startswith(f"timm cannot represent {what}. Use --to onnx, which can represent every model.")
+    assert str(caught.value).startswith(
+        f"timm cannot represent {what}. Use --to onnx, which can represent every model."
+    )
 
 
 def test_a_model_of_timm_without_one_linear_layer_is_refused(tmp_path: Path) -> None:
     model, card = made(**KINDS["fixed size"])
     odd = card.model_copy(update={"encoder": "test_vit2"})
-    with pytest.raises(InputError, match=r"^timm's test_vit2 has no single linear layer on its features\. Use --to onnx"):
+    with pytest.raises(
+        InputError, match=r"^timm's test_vit2 has no single linear layer on its features\. Use --to onnx"
+    ):
         hub.export_hub(model, odd, tmp_path / "hub", "")
     assert not list(tmp_path.iterdir())
 

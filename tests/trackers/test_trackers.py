@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,7 +209,9 @@ def test_cells_of_a_sweep_are_child_runs_and_a_later_command_adds_to_the_same_pa
     parent = found.pop("sweep")
     assert parent.info.status == "FINISHED"
     assert {each.data.tags["mlflow.parentRunId"] for each in found.values()} == {parent.info.run_id}
-    assert set(found) == {f"all images {cell.recipe.loss.label} seed {cell.recipe.seed} {cell.key[:8]}" for cell in cells}
+    assert set(found) == {
+        f"all images {cell.recipe.loss.label} seed {cell.recipe.seed} {cell.key[:8]}" for cell in cells
+    }
     folders = sorted(path for path in (tmp_path / "sweep" / "tensorboard").iterdir() if path.is_dir())
     assert [len(scalars(folder)["test/uwa"]) for folder in folders] == [1, 1]
     records = [json.loads(line) for line in (tmp_path / "sweep" / "records.jsonl").read_text().splitlines()]
@@ -283,12 +287,16 @@ def test_an_exception_of_a_tracker_ends_the_tracker_and_not_the_others(
 def test_an_unknown_tracker_a_missing_package_and_a_server_are_refused_before_anything_is_written(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match=r"^a tracker must be one of tensorboard, mlflow, got 'mlfow'\. Did you mean m"):
+    with pytest.raises(
+        InputError, match=r"^a tracker must be one of tensorboard, mlflow, got 'mlfow'\. Did you mean m"
+    ):
         run_recipe(recipe_of(photos, "mlfow"), tmp_path / "run")
     with pytest.raises(InputError, match=r"a folder or sqlite:///FILE, got 'https://.*Set MLFLOW_TRACKING_URI"):
         run_recipe(recipe_of(photos, "mlflow:https://example.org"), tmp_path / "run")
     monkeypatch.setattr(MLflow, "needs", ("no_such_module",))
-    with pytest.raises(MissingDependencyError, match=r"^--track mlflow needs the package no_such_module, which is not "):
+    with pytest.raises(
+        MissingDependencyError, match=r"^--track mlflow needs the package no_such_module, which is not "
+    ):
         run_recipe(recipe_of(photos, "mlflow"), tmp_path / "run")
     with pytest.raises(MissingDependencyError, match=r"Run pip install 'lopsided\[mlflow\]'\.$"):
         run_sweep([recipe_of(photos, "mlflow")], tmp_path / "run", engine=Inline())
@@ -343,3 +351,35 @@ def test_only_the_first_rank_tracks(tmp_path: Path) -> None:
     with tracking.tracked(tmp_path, Recipe().override(track=["tensorboard"]), watcher, first=False) as found:
         assert found is watcher
     assert not list(tmp_path.iterdir())
+
+
+def blocks(language: str) -> list[str]:
+    page = Path(__file__).parents[2] / "docs" / "trackers.md"
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_a_third_tracker_is_one_file_and_one_entry_point(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    info = site / "lopsided_csv-0.1.dist-info"
+    info.mkdir(parents=True)
+    (site / "csvtracker.py").write_text(blocks("python")[0], encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lopsided-csv\nVersion: 0.1\n")
+    (point,) = tomllib.loads(blocks("toml")[0])["project"]["entry-points"]["lopsided.trackers"].items()
+    (info / "entry_points.txt").write_text(f"[lopsided.trackers]\n{' = '.join(point)}\nbroken = csvtracker:csv\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(checkpoint, "TIMES_AS_LONG", 0.0)
+    assert catalogue.names() == ["tensorboard", "mlflow", "broken", "csv"]
+    recipe = recipe_of(photos, "csv")
+    with pytest.raises(OSError, match="broken"):
+        run_recipe(recipe, tmp_path / "run", reporter=Stop("encoder", OSError("broken")))
+    run = run_recipe(recipe, tmp_path / "run", resume=True)
+    rows = [row.split(",") for row in (run.folder / "figures.csv").read_text().splitlines()]
+    last = {(epoch["stage"], epoch["epoch"]): epoch for epoch in logged(run)}
+    assert [(int(step), float(value)) for step, name, value in rows if name == "encoder/loss"] == [
+        (step, last["encoder", step]["loss"]) for step in (1, 2, 3)
+    ]
+    assert sum(name == "test_recall/dog" for _, name, _ in rows) == 1
+    with pytest.raises(InputError, match=r"^The tracker 'broken' of the package lopsided-csv must be a class derived "):
+        catalogue.check(["broken"])

@@ -7,6 +7,7 @@ of a server can only come from that variable: a recipe of someone else must not 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -163,7 +164,12 @@ def _experiment(client: Any, files: str | None) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings of MLflow about its own parts, which a user of lopsided cannot act on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Suppress what MLflow says about its own parts, which a user of lopsided cannot act on."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
