@@ -5,7 +5,7 @@
 pip fetches the newest wheel of each direct dependency, and of the indirect ones that the page tells of, from wherever
 pip is told to look. The licence and the people are those of the wheel's own metadata. The date is that of the youngest
 file in the wheel, which is when it was built; builds that are made to be repeatable write an agreed date instead
-(1980-01-01, 2016-01-01, 2020-02-02), and then the record has none.
+(1980-01-01, 2016-01-01, 2020-01-01, 2020-02-02), and then the record has none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INDIRECT = (
     "requests",
     "urllib3",
 )
-_AGREED = {date(1980, 1, 1), date(2016, 1, 1), date(2020, 2, 2)}
+_AGREED = {date(1980, 1, 1), date(2016, 1, 1), date(2020, 1, 1), date(2020, 2, 2)}
 
 
 def newest(name: str) -> dict[str, object]:

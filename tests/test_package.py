@@ -24,7 +24,7 @@ import lopsided
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "lopsided"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"pillow": "PIL", "scikit-learn": "sklearn", "umap-learn": "umap"}
+MODULES = {"mlflow-skinny": "mlflow", "pillow": "PIL", "scikit-learn": "sklearn", "umap-learn": "umap"}
 """The module of a distribution, where its name is not the distribution's with underscores."""
 
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"

@@ -40,7 +40,7 @@ def several(ranks: Ranks, commands: list[list[str]]) -> list[Ended]:
 
 def test_two_ranks_fit_with_one_voice_and_one_folder(tmp_path: Path) -> None:
     photos, out = write_photos(tmp_path / "photos", COUNTS), tmp_path / "run"
-    fit = ["fit", str(photos), "--out", str(out), *SMALL, "--json"]
+    fit = ["fit", str(photos), "--out", str(out), *SMALL, "--json", "--track", "tensorboard"]
     first, second = together(2, tmp_path / "ranks", several, [fit, [*fit, "--resume"], ["recipes", "--json"]])
     assert [ended.code for ended in (*first, *second)] == [0] * 6
     assert json.loads(first[0].out)["environment"]["ranks"] == 2
@@ -49,6 +49,7 @@ def test_two_ranks_fit_with_one_voice_and_one_folder(tmp_path: Path) -> None:
     assert [(ended.out, ended.err) for ended in second[:2]] == [("", "")] * 2
     assert Run.open(out).finished
     assert ".lock" not in names_below(out)
+    assert len(list((out / "tensorboard").iterdir())) == 1  # Only the first rank tracks.
     rows = [(row["split"], row["name"]) for row in Run.open(out).predictions()]
     assert len(rows) == len(set(rows)) == 8
 

@@ -196,10 +196,6 @@ def test_export_writes_into_the_run_unless_told_otherwise(call: Call, model: Pat
     assert (run / "model.onnx").stat().st_size == result["bytes"]
 
 
-def test_export_refuses_another_format(call: Call, model: Path) -> None:
-    assert call("export", model, "--to", "coreml").err == "lopsided: --to must be onnx, got coreml.\n"
-
-
 def test_export_says_that_there_is_no_run_before_it_looks_at_out(call: Call, tmp_path: Path) -> None:
     ended = call("export", tmp_path / "gone")
     assert ended.code == 2

@@ -513,6 +513,7 @@ def test_the_hash_ignores_what_does_not_decide_the_outcome_and_sees_everything_e
         "fast": False,
         "compile": True,
         "compare_default": False,
+        "track": ["tensorboard"],
         "data.cache": "none",
         "data.allow_outside": True,
         "description": "mine",

@@ -93,6 +93,7 @@ def compare(
     workers: sweeping.Workers = None,
     threads: sweeping.Threads = None,
     keep_models: sweeping.KeepModels = False,
+    track: sweeping.Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -126,8 +127,10 @@ def compare(
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
     wanted = ",".join(scenario) if scenario else None
-    sets = read_changes(changes or (), [("DATA", "data.source", data), ("--scenario", "data.scenario", wanted)])
+    options: list[tuple[str, str, Any]] = [("DATA", "data.source", data), ("--scenario", "data.scenario", wanted)]
+    sets = read_changes(changes or (), [*options, ("--track", "track", track or None)])
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
+    given |= {"track": track} if track else {}
     given |= _fold_fields(folds, repeats, seeds, sets)
     base = find_recipe(recipe).override(**{**sets, **given})
     if base.data.source is None:

@@ -15,9 +15,11 @@ from typing import Any
 from lopsided import __version__
 
 EXTRAS = {
+    "mlflow": ("lopsided[mlflow]", ("mlflow",), "tracking with MLflow"),
     "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX"),
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
+    "tensorboard": ("lopsided[tensorboard]", ("tensorboard",), "tracking with TensorBoard"),
 }
 """Optional features: the package to install, the required modules, and the purpose."""
 

@@ -60,7 +60,7 @@ WIDEST, LONGEST = 60, 390
 _RUN_FILES = frozenset(
     {"recipe.toml", "log.jsonl", "predictions.csv", "model.safetensors", "model.json"}
     | {"features.safetensors", "metrics.json", "sweep.json", "records.jsonl", "failures.jsonl"}
-    | {"labels.csv", "near_duplicates.csv"}
+    | {"labels.csv", "near_duplicates.csv", "trackers.json"}
 )
 _RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
 """A run or sweep folder contains all files of at least one set. A recipe alone does not mark a run."""

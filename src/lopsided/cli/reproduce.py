@@ -79,6 +79,7 @@ def reproduce(
     workers: sweeping.Workers = None,
     threads: sweeping.Threads = None,
     keep_models: sweeping.KeepModels = False,
+    track: sweeping.Track = None,
     records: Annotated[
         Path | None,
         option(
@@ -121,13 +122,17 @@ def reproduce(
         weights=weights,
         normalization=normalization,
     )
+    if track:
+        base = base.override(track=track)
     plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
     stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
     failed: Sequence[Failure] = ()
     if records is not None:
         training = {"--runs": runs, "--quick": quick, "--engine": engine, "--address": address, "--workers": workers}
         sweeping.refuse(
-            {**training, "--threads": threads, "--keep-models": keep_models}, "is for training", "--records"
+            {**training, "--threads": threads, "--keep-models": keep_models, "--track": track or None},
+            "is for training",
+            "--records",
         )
         columns = "--values" if values else "--losses" if losses else ""
         comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)

@@ -36,6 +36,13 @@ def words(*choices: str) -> Any:
     return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
+def complete_tracker(incomplete: str) -> list[str]:
+    """Return the trackers whose name starts with a text, for the shell."""
+    from lopsided.trackers import catalogue
+
+    return [name for name in catalogue.names() if name.startswith(incomplete)]
+
+
 EngineName = Annotated[
     str | None,
     option(
@@ -55,6 +62,17 @@ Workers = Annotated[
     ),
 ]
 Threads = Annotated[int | None, option(WORK, "Threads of each process; 1 by default.", min=1)]
+Track = Annotated[
+    list[str] | None,
+    option(
+        WORK,
+        "Show the course in another program: tensorboard, mlflow, or one of these with a colon and a folder. Can be "
+        "repeated.",
+        "--track",
+        metavar="TRACKER",
+        autocompletion=complete_tracker,
+    ),
+]
 KeepModels = Annotated[bool, option(WORK, "Keep the models of all runs.", "--keep-models")]
 
 

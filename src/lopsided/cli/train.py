@@ -30,7 +30,7 @@ from lopsided.cli.output import (
     show_json,
     table,
 )
-from lopsided.cli.sweeping import Address, EngineName, Workers, make_engine, option, refuse
+from lopsided.cli.sweeping import Address, EngineName, Track, Workers, make_engine, option, refuse
 from lopsided.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def fit(
     workers: Workers = None,
     engine: EngineName = None,
     address: Address = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -214,6 +215,7 @@ def fit(
       lopsided fit photos --out baseline --loss weighted-ce
       lopsided fit photos --out run --val 0.2 --decide "recall:melanoma>=0.95"
       lopsided fit photos --out run --loss afcl --set encoder_training.views=2
+      lopsided fit photos --out run --loss afcl --track tensorboard --track mlflow:mlruns
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
       torchrun --nproc-per-node 2 -m lopsided fit photos --out run
@@ -246,6 +248,7 @@ def fit(
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
         "decision.rule": rules.read_rule(decide),
+        "track": track or None,
     }
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")

@@ -25,6 +25,7 @@ from lopsided.cli.output import (
     show,
     show_json,
 )
+from lopsided.cli.sweeping import words
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ Views = Annotated[
         show_default=False,
     ),
 ]
+FORMATS = ("onnx", "card", "hub-folder")
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 
 
@@ -249,34 +251,63 @@ def predict(
 
 def export(
     run: RunFolder,
-    to: Annotated[str, typer.Option(help="Format. Only onnx is available.")] = "onnx",
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Format: onnx, card (a Markdown model card) or hub-folder (a folder that timm and the Hugging Face "
+            "hub read).",
+            autocompletion=words(*FORMATS),
+        ),
+    ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(help="File to write. Default: model.onnx in the run folder.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="File or folder to write. Default: model.onnx, README.md or hub in the run folder.",
+            show_default=False,
+        ),
     ] = None,
     views: Views = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Export a trained model as an ONNX file for other programs.
+    """Export a trained model for other programs and people.
 
-    The ONNX model takes float32 images of shape (batch, channels, height,
+    onnx: a file that takes float32 images of shape (batch, channels, height,
     width) with values in 0..1. It returns logits, probabilities, decision
     scores and the label that the decision rule of the model gives. It includes
-    the normalisation and the views; its metadata list the classes and the rule. The export
-    is checked: onnxruntime and torch must give the same probabilities and
-    labels for one image and for a batch.
+    the normalisation and the views; its metadata list the classes and the
+    rule. The export is checked: onnxruntime and torch must give the same
+    probabilities and labels for one image and for a batch.
+
+    card: a model card in the format of the Hugging Face hub, with data,
+    recipe, figures and intervals, decision rule and limits. What only you can
+    say, such as the licence, is marked with "Fill in".
+
+    hub-folder: weights, a config without code, and the card, in a folder that
+    timm loads. The export is checked: timm must give the logits of the model.
 
     \b
     Examples:
       lopsided export run --to onnx
       lopsided export run --to onnx --out classifier.onnx
+      lopsided export run --to card
+      lopsided export run --to hub-folder --out my-model
     """
-    if to != "onnx":
-        raise InputError(sentence("--to must be onnx", to))
+    if to not in FORMATS:
+        raise InputError(sentence(f"--to must be one of {', '.join(FORMATS)}", to))
+    wanted = _views_of(views)
+    if to == "onnx":
+        _export_onnx(run, out, wanted, quiet, as_json)
+        return
+    if wanted is not None:
+        raise InputError(f"--views has no effect with --to {to}. Leave it out, or use --to onnx.")
+    (_export_card if to == "card" else _export_hub)(run, out, quiet, as_json)
+
+
+def _export_onnx(run: Path, out: Path | None, wanted: tuple[str, ...] | None, quiet: bool, as_json: bool) -> None:
     from lopsided.inference.export import export_onnx
     from lopsided.runs.run import open_model
 
-    wanted = _views_of(views)
     target = run / "model.onnx" if out is None else out
     model, card = open_model(run)
     card = _look(model, card, wanted, quiet=quiet)
@@ -315,6 +346,54 @@ def _look(model: Model, card: ModelCard, views: tuple[str, ...] | None, *, quiet
             f"{name_views(views)} may be less well calibrated. fit --views calibrates with views."
         )
     return with_views(model, card, views)
+
+
+def _export_card(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
+    from lopsided import files
+    from lopsided.inference.hub import README, base_model
+    from lopsided.reports.model_card import FILL_IN, model_card
+    from lopsided.reports.run_data import open_finished
+    from lopsided.runs.run import open_model
+
+    open_finished(run)  # Before torch is imported, which takes seconds.
+    target = run / README if out is None else out
+    check_out(target)
+    if target.exists():
+        raise InputError(f"{target} exists and may hold your changes. Remove it, or choose another file with --out.")
+    _, card = open_model(run)
+    text = model_card(run, card.model_dump(mode="json"), base_model=base_model(card))
+    files.atomic_write(target, text)
+    number = text.count(FILL_IN)
+    if as_json:
+        show_json({"file": str(target), "fill_in": number})
+    else:
+        show(f"Written to {target}. {number} places are marked with {FILL_IN}; only you can complete them.")
+
+
+def _export_hub(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
+    from lopsided.inference.hub import base_model, check_folder, check_hub, export_hub
+    from lopsided.reports.model_card import model_card
+    from lopsided.reports.run_data import open_finished
+    from lopsided.runs.run import open_model
+
+    open_finished(run)
+    target = run / "hub" if out is None else out
+    check_folder(target)
+    model, card = open_model(run, "cpu")
+    check_hub(card)
+    name = target.absolute().name
+    text = model_card(run, card.model_dump(mode="json"), base_model=base_model(card), timm=True, name=name)
+    if not quiet:
+        say("exporting and checking; this takes a few seconds")
+    result = export_hub(model, card, target, text)
+    if as_json:
+        show_json(result)
+    else:
+        show(
+            f"Written to {target}: {', '.join(result['files'])}. timm gives the logits of the model on "
+            f"{result['checked']} images (largest relative difference {result['difference']:.1g}). Complete README.md "
+            "before you share the folder."
+        )
 
 
 def _refuse_without_data(options: Mapping[str, object]) -> None:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -45,9 +46,11 @@ MAX_MEMBERS = 100
 """The largest number of encoders in an ensemble."""
 
 _OPEN = "The paper does not state it."
+_TRACKER = re.compile(r"[\w.-]+(:[^\x00-\x1f]+)?")
 _MOST = 2**31 - 1
 RUNTIME_FIELDS = frozenset(
-    {"description", "device", "threads", "fast", "compile", "compare_default", "data.cache", "data.allow_outside"}
+    {"description", "device", "threads", "fast", "compile", "compare_default", "track"}
+    | {"data.cache", "data.allow_outside"}
 )
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
@@ -108,6 +111,12 @@ def _weights(text: str) -> str:
     raise ValueError("neither a word nor a file of weights")
 
 
+def _tracker(text: str) -> str:
+    if not _TRACKER.fullmatch(text):
+        raise ValueError("no name, or nothing after the colon")
+    return text
+
+
 def _rule(text: str) -> str:
     try:
         return str(parse_rule(text))
@@ -127,6 +136,12 @@ Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that i
 Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
 Views = Annotated[AnyText, AfterValidator(_views), words.Phrase("views of an image, such as flip")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
+TrackerText = Annotated[Text, AfterValidator(_tracker)]
+TrackerTexts = Annotated[
+    tuple[TrackerText, ...],
+    BeforeValidator(_tuple),
+    words.Phrase('a list of trackers, such as ["tensorboard", "mlflow:FOLDER"]'),
+]
 Weights = Annotated[
     AnyText, AfterValidator(_weights), words.Phrase('"none", "embedded", "timm" or a path that ends in .safetensors')
 ]
@@ -446,6 +461,11 @@ class Recipe(Section):
     )
     compare_default: bool = _field(
         True, "After training, also evaluate the recipe default on the same split, for comparison."
+    )
+    track: TrackerTexts = _field(
+        (),
+        'Trackers that show the run in other programs, such as ["tensorboard", "mlflow:FOLDER"]. Their names are '
+        "checked when the run starts.",
     )
     final: Literal["auto", "refit", "ensemble"] = _field(
         "auto",

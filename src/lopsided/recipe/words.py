@@ -61,7 +61,7 @@ def to_toml(model: BaseModel) -> str:
             lines += ["", *_comment(about or ""), f"[{section}]"]
         choices = phrase(_annotation(field))
         lines += _comment(f"{field.description} ({choices})" if "one of" in choices else str(field.description))
-        lines.append(f"# {name} is unset" if value is None else f"{name} = {_toml(value)}")
+        lines.append(f"# {name} is unset" if value is None else f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -190,8 +190,8 @@ def _comment(text: str) -> list[str]:
     )
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
     """Return a value as TOML. JSON strings, numbers and booleans are valid TOML, except for U+007F."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

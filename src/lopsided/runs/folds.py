@@ -46,6 +46,7 @@ from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
 from lopsided.runs.labels import write_label_check
+from lopsided.runs.tracking import TRACKERS, tracked
 from lopsided.training.prior import settled_prior
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
@@ -68,7 +69,7 @@ FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
 RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
 _OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
-    r"|^The decision is|^The probabilities are|^The regression has|^The images are split"
+    r"|^Tracked by|^The decision is|^The probabilities are|^The regression has|^The images are split"
 )
 """Notes and warnings of a fold that do not hold for the whole run. The run has its own instead."""
 
@@ -136,28 +137,33 @@ def train_folds(
     _check_rule(recipe, source, prior)
     log = Log(folder if first else None, reporter if first else None)
     parts = [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
+    alone = [] if recipe.ensembles else [(whole_recipe(recipe), place(WHOLE))]
     try:
         if first:
             if not resume:
                 files.atomic_write(folder / runs.RECIPE, recipe.to_toml())
             for text in [*filter(None, [why]), *_fold_words(recipe, source)]:
                 log.note(text)
-        if parallel is not None and first:
-            todo = [(part, where) for part, where in parts if not (folder / where / runs.METRICS).exists()]
-            parallel(folder, todo)
-        alone = [] if recipe.ensembles else [(whole_recipe(recipe), place(WHOLE))]
-        for number, (part, where) in enumerate([*parts, *alone], start=1):
-            label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
-            watcher = _Part(log, label, notes=number == 1)
-            runs.run_recipe(
-                part, folder / where, resume=True, reporter=watcher, ranks=ranks, sources=(source, held_out)
-            )
+        with tracked(folder, recipe, reporter, first=first) as watcher:  # The folds have trackers of their own.
+            if watcher is not None and first:
+                watcher.begin(source.classes, [])
+            if parallel is not None and first:
+                todo = [(part, where) for part, where in parts if not (folder / where / runs.METRICS).exists()]
+                parallel(folder, todo)
+            for number, (part, where) in enumerate([*parts, *alone], start=1):
+                label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
+                below = _Part(log, label, notes=number == 1)
+                runs.run_recipe(
+                    part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out)
+                )
+            if first:
+                size = 1 if ranks is None else ranks.size
+                _Assembly(folder, recipe, source, held_out, numbers, prior, log, size).write()
         if first:
-            _Assembly(folder, recipe, source, held_out, numbers, prior, log, 1 if ranks is None else ranks.size).write()
             tidy(folder)
     except Exception:
         if first and not resume and not (folder / FOLDS).exists():  # There is nothing to continue.
-            for name in (runs.RECIPE, LOG_NAME):
+            for name in (runs.RECIPE, LOG_NAME, TRACKERS):
                 with suppress(OSError):
                     (folder / name).unlink()
         raise

@@ -40,6 +40,7 @@ from lopsided.models.names import check_encoder_name
 from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.metrics import check_metrics
+from lopsided.trackers import catalogue as trackers
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -250,6 +251,7 @@ def run_recipe(
     same result.
     """
     from lopsided.runs import folds
+    from lopsided.runs.tracking import finish_left
 
     recipe = settle(recipe, data)
     folder = Path(out)
@@ -267,6 +269,7 @@ def run_recipe(
 
     told(lambda: files.check_no_links(folder))
     told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
+    told(lambda: trackers.check(recipe.track))
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
         sources = sources or open_sources(recipe, progress)
@@ -281,6 +284,7 @@ def run_recipe(
                     _train(folder, recipe, *sources, resume=resumes, **watched)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
+        finish_left(folder, recipe)
         if folds.has_folds(recipe):
             folds.tidy(folder)
     metrics = told(lambda: Run.open(folder).metrics)
@@ -328,6 +332,7 @@ def _train(
     ranks: Ranks | None = None,
     why: str = "",
 ) -> None:
+    from lopsided.runs.tracking import TRACKERS, tracked
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
 
@@ -335,13 +340,16 @@ def _train(
     try:
         if not resume and writes:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=reporter, ranks=ranks, why=why)
-        if writes:
-            _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
+        with tracked(folder, recipe, reporter, first=writes) as watcher:
+            fitted = fit(
+                recipe, source, folder, held_out=held_out, resume=resume, reporter=watcher, ranks=ranks, why=why
+            )
+            if writes:
+                _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:
         if writes and not resume and not Checkpoint(folder).exists():  # The run cannot be continued.
             shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
-            for name in (RECIPE, LOG):
+            for name in (RECIPE, LOG, TRACKERS):
                 with suppress(OSError):  # The original error matters, not an error of this cleanup.
                     (folder / name).unlink()
         raise
@@ -353,7 +361,9 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
     if source is None:
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
-    changes = {"data.source": _absolute(source)}
+    changes: dict[str, Any] = {"data.source": _absolute(source)}
+    if recipe.track:
+        changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))
     if recipe.encoder.weights not in WEIGHT_NAMES:
         changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
     return recipe.override(**changes)

@@ -43,7 +43,9 @@ from lopsided.runs.records import (
     renew_records,
 )
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, Engine, LocalEngine
+from lopsided.sweeps.tracking import tracked_sweep
 from lopsided.sweeps.view import View, sweep_view
+from lopsided.trackers import catalogue as trackers
 
 __all__ = [
     "Cell",
@@ -98,6 +100,8 @@ def run_sweep(
         files.check_no_links(part)
     settled = (cell if isinstance(cell, Cell) else Cell.of(cell) for cell in cells)
     wanted = {cell.key: cell for cell in settled}
+    for cell in wanted.values():
+        trackers.check(cell.recipe.track)
     driver = _Driver(Path(folder), list(wanted.values()), engine, view or View(), retries)
     driver.about = about or {}
     driver.kept = "models" if keep_models else keep
@@ -220,7 +224,8 @@ class _Driver:
                 self.open()
                 self.view.begin(len(self.cells), skipped)
                 if self.todo:
-                    self.loop()
+                    with tracked_sweep(self.folder, self.cells, self.done, self.about, self.view.note):
+                        self.loop()
         finally:
             with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # The sweep is ending.
                 self.engine.close()  # Close it before the claims: its workers still use the cells.

@@ -42,6 +42,10 @@ _FIT = "The checkpoint does not fit the recipe"
 _AGAIN = "Remove the checkpoint folder to start again."
 
 
+Facts = dict[str, float | int | str | list[float | None] | None]
+"""What the log says about an epoch."""
+
+
 @dataclass
 class State:
     """The progress of a run: ``epoch`` epochs of ``stage`` are done."""
@@ -51,7 +55,7 @@ class State:
     stage: str
     epoch: int = 0
     selection: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, float | int | str | None]] = field(default_factory=list)
+    history: list[Facts] = field(default_factory=list)
     chosen: str | None = None
     finished: bool = False
     seconds: float = 0.0

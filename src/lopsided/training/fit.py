@@ -179,6 +179,7 @@ def fit(
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
+        log.begin(source.classes, state.history)
         for text in [*filter(None, [why]), *notes, *stages.notes()]:
             log.note(text)
         for text in [*cautions(recipe, prepared, leaks), *source_cautions(source, recipe, prepared.shape)]:

@@ -32,6 +32,7 @@ from lopsided.training.deferred import averaged_epoch, resampled_epoch
 from lopsided.training.mixing import loaded_positions, make_mixer
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
+from lopsided.training.selection import Judged
 from lopsided.training.shares import Batch, Indices, cut
 from lopsided.training.sharpness import Sharpness
 from lopsided.training.step import Found, Step
@@ -67,7 +68,7 @@ class Stage:
     output: Callable[[Tensor], Tensor]
     objective: Objective
     projected: int = 0
-    judge: Callable[[], dict[str, float]] | None = None
+    judge: Callable[[], Judged] | None = None
     views: int = 1
     min_batch: int = 1
     groups: list[dict[str, Any]] | None = None

@@ -70,7 +70,9 @@ def fit_regression(
     """
     # The matrices are small. Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
     with threadpool_limits(1, "blas"):
-        return _fit(np.asarray(features, dtype=np.float64), labels, num_classes, groups, weighted, strength, folds, seed)
+        return _fit(
+            np.asarray(features, dtype=np.float64), labels, num_classes, groups, weighted, strength, folds, seed
+        )
 
 
 def _fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ LOG_NAME = "log.jsonl"
 
 class Reporter:
     """Receives the events of a run. This base class ignores them; progress bars override its methods."""
+
+    def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
+        """Called once, before training. ``history`` holds the facts of the epochs that a resumed run has done."""
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Called when a stage starts: "encoder" and then "classifier", "end-to-end", or "adapter"."""
@@ -52,6 +55,10 @@ class Log(Reporter):
         if self._path is not None:
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             append_line(self._path, json.dumps({"event": name, "time": time, **facts}))
+
+    def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
+        """Call the other reporter; the caller logs the start."""
+        self.inner.begin(classes, history)
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Write a line and call the other reporter."""

@@ -14,6 +14,8 @@ from torch.nn.functional import normalize
 
 from lopsided.evaluation.metrics import confusion_figures
 
+Judged = dict[str, float | list[float | None]]
+"""Figures of validation images after an epoch."""
 MAX_PROBE = 100
 """The largest number of training inputs per class in the probe of the first stage."""
 
@@ -58,10 +60,16 @@ class Selection:
         return replace(found, patience=patience)
 
 
-def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num_classes: int) -> dict[str, float]:
-    """Return accuracy, UWA, macro F1, G-mean and MCC of predicted classes."""
+def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num_classes: int) -> Judged:
+    """Return accuracy, UWA, macro F1, G-mean and MCC of predicted classes, and the recall of each class.
+
+    The recall of a class without images is None.
+    """
     codes = labels * num_classes + predicted
-    return confusion_figures(np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes))
+    confusion = np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
+    support = confusion.sum(axis=1)
+    pairs = zip(np.diagonal(confusion).tolist(), support.tolist(), strict=True)
+    return {**confusion_figures(confusion), "recall": [hits / number if number else None for hits, number in pairs]}
 
 
 def balanced_log_loss(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:

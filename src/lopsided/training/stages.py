@@ -39,6 +39,7 @@ from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.checkpoint import (
     ENCODER_NAME,
     Checkpoint,
+    Facts,
     State,
     load_strictly,
     restoring,
@@ -49,7 +50,7 @@ from lopsided.training.prior import bias_between, carried_prior, regression_prio
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Log
 from lopsided.training.rescale import Scales, choose_tau, normalise
-from lopsided.training.selection import Selection, balanced_log_loss, centroid_logits, figures, probe_rows
+from lopsided.training.selection import Judged, Selection, balanced_log_loss, centroid_logits, figures, probe_rows
 from lopsided.training.step import of_loss
 
 _ENCODER = "module.encoder."
@@ -368,7 +369,7 @@ class Stages:
             raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
         return features
 
-    def _adapt(self) -> list[dict[str, float | int | str | None]]:
+    def _adapt(self) -> list[Facts]:
         """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""
         recipe, train, features = self.recipe, self.prepared.train, self._training_features()
         adapter, steps = self.model.adapter, -(-len(train) // recipe.encoder_training.batch_size)
@@ -394,9 +395,9 @@ class Stages:
         for name in ("adapter", "classifier"):
             own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
             self.model.get_submodule(name).load_state_dict(own)
-        history: list[dict[str, float | int | str | None]] = self.ranks.told(lambda: found[0].history)
-        for facts in history:
-            self.log.epoch(int(facts["epoch"] or 0), facts)
+        history: list[Facts] = self.ranks.told(lambda: found[0].history)
+        for index, facts in enumerate(history, start=1):
+            self.log.epoch(index, facts)
         for joined in found:
             if joined.regression is not None:
                 self._tell_choice(joined.regression)
@@ -482,10 +483,10 @@ class Stages:
         val = self.prepared.val
         return self._network_stage("end-to-end", None if val is None else self._judge(val, self._features))
 
-    def _judge(self, val: Part, features: Callable[[Inputs], Tensor]) -> Callable[[], dict[str, float]]:
+    def _judge(self, val: Part, features: Callable[[Inputs], Tensor]) -> Callable[[], Judged]:
         """Return a function that evaluates the classifier on the features of validation images."""
 
-        def judge() -> dict[str, float]:
+        def judge() -> Judged:
             with evaluating(self.model):
                 logits = self.model.classifier(features(val.inputs))
             return self._judged(logits, val.labels)
@@ -493,7 +494,7 @@ class Stages:
         return judge
 
     def _network_stage(
-        self, name: str, judge: Callable[[], dict[str, float]] | None, encode: Callable[[Tensor], Tensor] | None = None
+        self, name: str, judge: Callable[[], Judged] | None, encode: Callable[[Tensor], Tensor] | None = None
     ) -> Stage:
         """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features."""
         encode = encode or self.model.encode  # Training augments each image instead of averaging its views.
@@ -575,7 +576,7 @@ class Stages:
             with torch.no_grad():
                 return self.model.encode(self._augment(x, generator, start=start, total=total))
 
-        def judge() -> dict[str, float]:
+        def judge() -> Judged:
             assert val is not None
             with torch.no_grad():
                 logits = output(val[0])
@@ -599,7 +600,7 @@ class Stages:
             judge=None if val is None else judge,
         )
 
-    def _judged(self, logits: Tensor, labels: Indices) -> dict[str, float]:
+    def _judged(self, logits: Tensor, labels: Indices) -> Judged:
         """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
         prior = carried_prior(self.recipe, self.prepared.counts(), early=self._early)
         kind = self.recipe.decision.calibration
@@ -621,13 +622,13 @@ class Stages:
             seed=derive_seed(self.recipe.seed, stage),
         )
 
-    def _probe(self, val: Part, features: Callable[..., Tensor] | None = None) -> Callable[[], dict[str, float]]:
+    def _probe(self, val: Part, features: Callable[..., Tensor] | None = None) -> Callable[[], Judged]:
         """Return a function that evaluates the encoder by nearest class means of training images, not augmented."""
         train, features = self.prepared.train, features or self._features
         rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
         labels = torch.from_numpy(train.labels[rows]).to(self.device)
 
-        def judge() -> dict[str, float]:
+        def judge() -> Judged:
             known = features(train.inputs, rows)
             logits = centroid_logits(known, labels, features(val.inputs), self.num_classes)
             found = figures(logits.argmax(axis=1), val.labels, self.num_classes)

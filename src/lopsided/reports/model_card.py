@@ -1,0 +1,289 @@
+"""A model card of a finished run: Markdown with metadata, as the Hugging Face hub reads it. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lopsided import __version__
+from lopsided.evaluation.decision import explain
+from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
+from lopsided.reports.run_data import open_finished
+from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
+from lopsided.reports.wording import amount, clean, interval, number
+from lopsided.runs.metrics import Evaluation, Figure
+
+FILL_IN = "**Fill in:**"
+"""Marks what only the user can say."""
+LICENCES = "https://huggingface.co/docs/hub/repositories-licenses"
+FIGURES = {
+    "uwa": ("unweighted accuracy (balanced accuracy)", "balanced_accuracy"),
+    "accuracy": ("accuracy", "accuracy"),
+    "macro_f1": ("macro F1", "f1"),
+    "g_mean": ("G-mean", "g_mean"),
+    "mcc": ("Matthews correlation", "matthews_correlation"),
+    "auroc": ("AUROC, mean over classes", "roc_auc"),
+    "average_precision": ("average precision, mean over classes", "average_precision"),
+    "brier": ("Brier score", "brier_score"),
+    "log_loss": ("log loss", "log_loss"),
+    "calibration_error": ("calibration error", "expected_calibration_error"),
+}
+"""Figures with their names in the card, and their types in its metadata."""
+_HIDDEN = RUNTIME_FIELDS | {"data.source", "encoder.weights", "data.fold"}
+"""Fields that do not change the result, or that would publish a path of this machine."""
+
+
+def model_card(
+    folder: Path, facts: Mapping[str, Any], *, base_model: str | None = None, timm: bool = False, name: str = ""
+) -> str:
+    """Return the card of a finished run. ``facts`` are those in ``model.json``.
+
+    ``base_model`` is the name on the hub of the weights that the encoder started from. ``timm`` says that the card
+    belongs to a folder that timm loads, and ``name`` is the name of this folder.
+    """
+    run, metrics = open_finished(folder)
+    split = next(iter(metrics.judged()), None)
+    known = Facts(run.recipe, metrics, split)
+    sections = [
+        f"# {_plain(title(run.recipe))}",
+        _plain(summary(known)),
+        _to_fill_in(),
+        *_data(known),
+        *_training(known, base_model),
+        *_results(known),
+        *_decision(known),
+        *_limits(known),
+        *_use(known, facts, name or folder.absolute().name, timm=timm),
+        "## Licence",
+        _licence(run.recipe),
+    ]
+    return (
+        f"{_metadata(known, base_model, timm=timm, name=name or folder.absolute().name)}\n"
+        + "\n\n".join(sections)
+        + "\n"
+    )
+
+
+def _metadata(facts: Facts, base_model: str | None, *, timm: bool, name: str) -> str:
+    """Return the YAML between the lines ``---``."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = []
+    if facts.figures is not None and facts.split is not None:
+        for key, (words_, kind) in FIGURES.items():
+            figure: Figure | None = getattr(facts.figures.figures, key)
+            if figure is not None and figure.value is not None:
+                results.append(
+                    EvalResult(
+                        task_type="image-classification",
+                        dataset_type="imagefolder",
+                        dataset_name=source_name(facts.recipe),
+                        dataset_split=facts.split_word(facts.split),
+                        metric_type=kind,
+                        metric_name=words_,
+                        metric_value=round(figure.value, 4),
+                        metric_args={"low": round(figure.low or 0.0, 4), "high": round(figure.high or 0.0, 4)},
+                    )
+                )
+    content: dict[str, Any] = {"library_name": "timm" if timm else "lopsided", "pipeline_tag": "image-classification"}
+    content["tags"] = ["image-classification", "class-imbalance", "lopsided", *(["timm"] if timm else [])]
+    if base_model is not None:
+        content["base_model"] = base_model
+    if results:
+        content |= {"model_name": clean(name), "eval_results": results}
+    licence = f"# FILL IN the licence of this model: {LICENCES}\nlicense: unknown"
+    return f"---\n{licence}\n{ModelCardData(**content).to_yaml().strip()}\n---\n"
+
+
+def _to_fill_in() -> str:
+    items = [
+        "the licence, in the metadata above and at the end",
+        "where the images come from, and that you may publish a model of them",
+        "the intended use, and who answers questions",
+    ]
+    return "\n".join([f"{FILL_IN} before you share this model", *(f"- {item}" for item in items)])
+
+
+def _data(facts: Facts) -> Iterator[str]:
+    splits = [split for split in ("train", "val", "test") if facts.counts(split)]
+    if facts.metrics.folds is not None:
+        splits = ["train"]
+    header = [
+        "class",
+        *("images" if facts.metrics.folds is not None else f"{facts.split_word(s)} images" for s in splits),
+    ]
+    rows = [[_plain(name), *(f"{facts.counts(split).get(name, 0):,}" for split in splits)] for name in facts.classes]
+    yield "## Data"
+    yield f"{FILL_IN} origin and permission of the images ({_plain(source_name(facts.recipe))})."
+    yield _table(header, rows)
+    data = facts.recipe.data
+    if facts.metrics.folds is not None:
+        yield f"Every image was tested by a model that was not trained on it ({facts.metrics.folds.folds} folds)."
+    if data.group is not None:
+        yield f"Images of the same {_plain(data.group)} were kept in one split."
+    if facts.metrics.unreadable:
+        yield f"Left out because they could not be read: {amount(len(facts.metrics.unreadable), 'image')}."
+
+
+def _training(facts: Facts, base_model: str | None) -> Iterator[str]:
+    recipe, metrics = facts.recipe, facts.metrics
+    yield "## Training"
+    weights = recipe.encoder.weights
+    if weights == "embedded":
+        yield (
+            "The encoder has the ImageNet weights of EfficientNet-Lite0 that are part of lopsided (Apache-2.0), a port "
+            f"of the weights of the TensorFlow authors. The hub has another port as `{base_model}`."
+        )
+    elif base_model is not None:
+        yield f"The encoder started from `{base_model}`."
+    elif weights not in WEIGHT_NAMES:
+        yield f"The encoder started from the file `{_plain(Path(weights).name)}`."
+    yield "Fields of the recipe that differ from the recipe `from-scratch`:"
+    yield f"```toml\n{recipe_lines(recipe)}\n```"
+    versions = ", ".join(f"{name} {version}" for name, version in metrics.environment.packages.items())
+    yield _plain(f"Trained with lopsided {metrics.lopsided} ({versions}), recipe {metrics.recipe[:12]}.")
+
+
+def recipe_lines(recipe: Recipe) -> str:
+    """Return the fields that decide a run and differ from ``from-scratch``, one per line, without paths."""
+    usual = {path: value for path, _, value in words.leaves(Recipe())}
+    lines = [
+        f"{path} = {words.toml_value(value)}"
+        for path, _, value in words.leaves(recipe)
+        if path not in _HIDDEN and not recipe.ignores(path) and value is not None
+        if path not in usual or usual[path] != value or path in ("method", "encoder.name", "seed")
+    ]
+    return clean("\n".join(lines)).replace("```", "'''")
+
+
+def _results(facts: Facts) -> Iterator[str]:
+    yield "## Results"
+    figures = facts.figures
+    if figures is None or facts.split is None:
+        yield "There are no figures, because no images were held out."
+        return
+    level = f"{100 * figures.level:g} % interval"
+    yield f"On {amount(figures.num_images, f'{facts.split_word(facts.split)} image')}, decided by the rule below:"
+    rows = []
+    for key, (name, _) in FIGURES.items():
+        figure: Figure | None = getattr(figures.figures, key)
+        if figure is not None:
+            vote = {"uwa": figures.majority.uwa, "accuracy": figures.majority.accuracy}.get(key)
+            rows.append([name, number(figure.value), interval(figure), "" if vote is None else number(vote)])
+    yield _table(["figure", "value", level, f"always {_plain(figures.majority.label)}"], rows)
+    yield _table(["class", "images", "recall", "precision", "F1"], _class_rows(figures))
+    for note in figures.notes:
+        yield _plain(note)
+    baseline = None if facts.metrics.baseline is None else facts.metrics.baseline.splits.get(facts.split)
+    if baseline is not None:
+        gap = baseline.difference
+        yield (
+            f"The recipe `default` of lopsided has an unweighted accuracy of {number(baseline.uwa.value)} "
+            f"{interval(baseline.uwa)} on the same images; the difference of this model to it is "
+            f"{number(gap.value)} {interval(gap)}."
+        )
+
+
+def _class_rows(figures: Evaluation) -> list[list[str]]:
+    return [
+        [
+            _plain(row.label),
+            f"{row.support:,}",
+            *(f"{number(f.value)} {interval(f)}" for f in (row.recall, row.precision, row.f1)),
+        ]
+        for row in figures.per_class
+    ]
+
+
+def _decision(facts: Facts) -> Iterator[str]:
+    yield "## Decision rule"
+    decision = facts.decision
+    yield _plain(" ".join([explain(decision, facts.classes), *decision.notes]))
+    known = facts.metrics.decision
+    if known is not None and known.prior is not None:
+        shares = ", ".join(f"{name} {share:.4g}" for name, share in zip(facts.classes, known.prior, strict=False))
+        yield (
+            f"The probabilities carry these class shares: {_plain(shares)}. Where the classes have other shares, "
+            "divide by these and multiply by those (`lopsided predict --prevalence`)."
+        )
+    if known is None or not known.calibrated_on:
+        yield "The probabilities are not calibrated on images of their own."
+    else:
+        what = "image, scored out-of-fold" if facts.metrics.folds is not None else "validation image"
+        what_many = what.replace("image", "images")
+        yield f"The probabilities are calibrated on {amount(known.calibrated_on, what, what_many)}."
+
+
+def _limits(facts: Facts) -> Iterator[str]:
+    yield "## Intended use and limits"
+    yield f"{FILL_IN} for what the model may be used, and for what it must not be used."
+    items = [
+        "The figures hold for images that are made and selected as the test images were. Test the model on images of "
+        "your own before you rely on it: `lopsided evaluate RUN DATA`.",
+        "An interval covers the chance of the draw of the test images, not another camera, place or time.",
+        "The model knows its classes only. It gives an image of anything else to one of them.",
+    ]
+    items += [f"{_plain(caution.title)}: {_plain(caution.text)}" for caution in warnings(facts)]
+    yield "\n".join(f"- {item}" for item in items)
+
+
+def _use(facts: Facts, card: Mapping[str, Any], name: str, *, timm: bool) -> Iterator[str]:
+    yield "## How to use it"
+    shape, grey = card["shape"], card["channels"] == 1
+    if timm:
+        mode = "L" if grey else "RGB"
+        yield "With timm 1.0.16 or later:"
+        yield (
+            "```python\n"
+            "import timm\nimport torch\nfrom PIL import Image\n\n"
+            f'model = timm.create_model("local-dir:{_code(name)}", pretrained=True).eval()  # or "hf-hub:OWNER/NAME"\n'
+            "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
+            f'image = Image.open("image.png").convert("{mode}")\n'
+            "with torch.no_grad():\n"
+            "    probabilities = model(transform(image).unsqueeze(0)).softmax(dim=1)[0]\n"
+            'print(dict(zip(model.pretrained_cfg["label_names"], probabilities.tolist())))\n'
+            "```"
+        )
+        yield (
+            "timm gives probabilities and no decision. `lopsided.json` holds the decision rule and the class shares. "
+            "The calibration is part of the weights."
+        )
+    else:
+        yield "With lopsided, from the run folder:"
+        yield "```\nlopsided predict RUN images/ --out answers.csv\nlopsided export RUN --to onnx\n```"
+    size = f"{shape[2]} x {shape[1]} pixels" if len(shape) == 3 else "their own size"
+    colour = "grey" if grey else "colour"
+    yield (
+        f"Inputs are {colour} images of {size}: the whole image is resized ({card['interpolation']}, antialiased), "
+        "upright by its EXIF orientation, with white behind transparent parts."
+    )
+
+
+def _licence(recipe: Recipe) -> str:
+    text = f"{FILL_IN} the licence of this model."
+    if recipe.encoder.weights == "embedded":
+        text += " The encoder's pretrained weights are under the Apache License 2.0, whose notice must stay with them."
+    return text + f"\n\nThis card was made by lopsided {__version__} from the records of the run."
+
+
+def _plain(text: str) -> str:
+    """Return an untrusted text so that Markdown and HTML show it as it is, in one line.
+
+    >>> _plain("a|b <script> [x](y)\\n# c")
+    'a\\\\|b &lt;script> \\\\[x\\\\](y) # c'
+    """
+    text = " ".join(clean(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*|\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text)
+
+
+def _code(text: str) -> str:
+    """Return an untrusted text for a string literal in an example."""
+    return re.sub(r'["\\`\n]', "_", clean(text))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table. Names in its cells must be plain."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,85 @@
+"""The interface of a tracker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+Status = Literal["finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run, a run with folds, or a sweep, as a tracker sees it when it starts or continues.
+
+    ``parent`` is what ``Tracker.start`` returned for the run with folds or the sweep that this run belongs to, and
+    ``parent_folder`` is the folder of that run. ``key`` is what ``start`` returned when this run began; None if the run
+    is new to the tracker. ``history`` holds the epochs that are done: step, stage and figures of each.
+    """
+
+    name: str
+    folder: Path
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the recipe by their dotted names, or facts about a sweep."""
+    recipe: str = ""
+    """The recipe as TOML; empty for a sweep."""
+    parent: str | None = None
+    parent_folder: Path | None = None
+    key: str | None = None
+    history: Sequence[Epoch] = ()
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The figures of an epoch. ``step`` counts the epochs of all stages from 1."""
+
+    step: int
+    stage: str
+    figures: Mapping[str, float]
+    recall: Mapping[str, float] = field(default_factory=dict)
+    """The recall of each class that has validation images."""
+
+
+class Tracker:
+    """Base class of trackers. It receives the events of one run and passes them on to another program.
+
+    ``place`` is the text after the colon in ``--track NAME:PLACE``, as ``settle`` returned it. A tracker is built in
+    the process that trains: under torchrun in the first rank, in a sweep in each worker. An exception in any method
+    ends the tracker with a warning; it never ends the run.
+    """
+
+    needs: ClassVar[Sequence[str]] = ()
+    """Modules that must be installed. They are looked up before training and imported by ``start``."""
+    install: ClassVar[str] = ""
+    """What to install if a module is missing, such as ``lopsided[mlflow]``."""
+
+    def __init__(self, place: str | None = None) -> None:
+        self.place = place
+
+    @classmethod
+    def settle(cls, place: str | None) -> str | None:
+        """Return the place in a form that is valid in any working folder. By default it is a path."""
+        return None if place is None else os.path.abspath(place)
+
+    def start(self, run: TrackedRun) -> str:
+        """Begin a run, or continue it if ``run.key`` is set. Return a text by which ``start`` finds it again.
+
+        A killed run continues after the epochs in ``run.history``, so later points that are already there must not
+        appear twice. A run that is new to the tracker may have a history, because the tracker was added later.
+        """
+        raise NotImplementedError
+
+    def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:
+        """Record the figures of an epoch, such as loss, learning rate and, with validation images, val_uwa."""
+
+    def recall(self, step: int, split: str, recall: Mapping[str, float]) -> None:
+        """Record the recall of each class on a split: of validation images per epoch, and of the results at the end."""
+
+    def artifacts(self, paths: Sequence[Path]) -> None:
+        """Keep files of the run."""
+
+    def end(self, step: int, status: Status, figures: Mapping[str, float]) -> None:
+        """End the run. ``figures`` are its results, such as ``test/uwa``; empty if it did not finish."""
