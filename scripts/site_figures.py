@@ -55,7 +55,10 @@ def images_to_tell_apart(one: float, other: float) -> int:
 
 def recall_rows() -> list[str]:
     """Return the table of the rare images that a claim on the recall needs if all of them are found."""
-    lines = ["| to claim, with a confidence of 95 %, a recall of at least | rare images, all of them found |", "|---|---|"]
+    lines = [
+        "| to claim, with a confidence of 95 %, a recall of at least | rare images, all of them found |",
+        "|---|---|",
+    ]
     return lines + [f"| {least:.0%} | {images_for_recall(least)} |" for least in (0.8, 0.9, 0.95, 0.99)]
 
 

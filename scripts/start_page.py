@@ -1,4 +1,4 @@
-"""Run the commands of docs/start.md on the embedded pictures, and keep what one sees: terminal output and page pictures.
+"""Run the commands of docs/start.md on the embedded pictures, and keep the terminal output and pictures of the page.
 
     python scripts/start_page.py [--only pictures]
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -69,15 +71,23 @@ def run(command: str, folder: Path) -> str:
         check=True,
     )
     text = done.stdout.replace(f"{cache}", "~/.cache/lopsided/features").replace(f"{folder}/", "")
-    lines = [line.rstrip() for line in text.splitlines() if " of training images: " not in line]
-    return f"$ lopsided {command}\n" + "\n".join(lines).strip("\n") + "\n"
+    return f"$ lopsided {command}\n" + tidied(text)
+
+
+def tidied(text: str) -> str:
+    """Return the text without lines of progress, and wrapped as a terminal does it."""
+    lines = [line for line in text.splitlines() if not re.fullmatch(r"[\w ]+: \d+ of \d+", line)]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, drop_whitespace=True) or [""]]
+    return "\n".join(part.rstrip() for part in wrapped).strip("\n") + "\n"
 
 
 def take_pictures(page: Path, browser: str) -> None:
     """Take a picture of the top of the page, and of the images that were misclassified."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
-        shown = chromium.new_page(viewport={"width": 1120, "height": 900}, reduced_motion="reduce", color_scheme="light")
+        shown = chromium.new_page(
+            viewport={"width": 1120, "height": 900}, reduced_motion="reduce", color_scheme="light"
+        )
         shown.goto(page.resolve().as_uri())
         shown.wait_for_selector("html[data-ready=true]", state="attached")
         shown.screenshot(path=FIGURES / "report.png")

@@ -20,7 +20,8 @@ def _mathml(node: nodes.Element, *, block: bool) -> str:
     try:
         return tex2mathml(node.astext(), as_block=block)
     except Exception as error:
-        raise ExtensionError(f"The equation {node.astext()!r} must be one that docutils can write as MathML: {error}")
+        what = f"The equation {node.astext()!r} must be one that docutils can write as MathML: {error}"
+        raise ExtensionError(what) from error
 
 
 def _inline(self: HTML5Translator, node: nodes.math) -> None:

@@ -1,7 +1,7 @@
 """Pages that are written from the package itself, and a table of contents with pages that may be missing.
 
-``reference/generated/`` holds the pages on the command, the fields of a recipe and the losses. They are written anew for
-every build, so that they cannot differ from what the package does.
+``reference/generated/`` holds the pages on the command, the fields of a recipe and the losses. They are written anew
+for every build, so that they cannot differ from what the package does.
 """
 
 from __future__ import annotations
@@ -42,12 +42,16 @@ def _is_page(folder: Path, name: str) -> bool:
 def _write(app: Sphinx) -> None:
     folder = Path(app.srcdir) / "reference" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"command.md": _command(), "recipe.md": _recipe(), "losses.md": _losses()}
-    for name, lines in pages.items():
+    for name, lines in written().items():
         text = "\n".join(lines) + "\n"
         path = folder / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:  # An equal page need not be read again.
             path.write_text(text, encoding="utf-8")
+
+
+def written() -> dict[str, list[str]]:
+    """Return the lines of each page that is written from the package."""
+    return {"command.md": [*_command()], "recipe.md": [*_recipe()], "losses.md": [*_losses()]}
 
 
 # --- The command ---
@@ -100,7 +104,8 @@ def _parameters(verb: Any) -> tuple[list[str], dict[str, list[str]]]:
             arguments.append(shown if is_required else f"[{shown}]")
             panel, value, names = "Arguments", "required" if is_required else "", f"`{shown}`"
         else:
-            declared = [text for text in info.param_decls or () if text.startswith("-")]
+            # In Annotated, typer takes the first name for a default.
+            declared = [text for text in (info.default, *(info.param_decls or ())) if str(text).startswith("-")]
             names = ", ".join(f"`{text}`" for text in declared or [f"--{name.replace('_', '-')}"])
             panel, value = info.rich_help_panel or "Options", _value(kind, info, name)
         default = "" if parameter.default in (inspect.Parameter.empty, None, False) else f"`{parameter.default}`"
@@ -146,7 +151,7 @@ def _recipe() -> Iterator[str]:
             section = table
             yield from ("", f"## [{table}]", "", _purpose(recipe, table), "")
             yield from _FIELD_HEAD
-        note = " It does not change the result." if path in RUNTIME_FIELDS else ""
+        note = " It is not part of the hash of a recipe." if path in RUNTIME_FIELDS else ""
         yield f"| `{name}` | {_toml(value)} | {_cell(field.description)}{note} | {_accepted(recipe, path)} |"
 
 
@@ -190,8 +195,8 @@ def _losses() -> Iterator[str]:
     yield "# The losses of the command"
     yield ""
     yield (
-        "This page is written from the catalogue when the site is built; `lopsided losses` prints the same. Equations are "
-        "on the page [losses with equations](../losses.md), the published figures on [the losses of the "
+        "This page is written from the catalogue when the site is built; `lopsided losses` prints the same. Equations "
+        "are on the page [losses with equations](../losses.md), the published figures on [the losses of the "
         "field](../../losses.md#the-losses-of-the-field)."
     )
     for name in catalogue.BUILT_IN:

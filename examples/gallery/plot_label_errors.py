@@ -2,8 +2,8 @@
 Label errors
 ============
 
-In most image sets some labels are wrong, and among few rare images each wrong one matters. A model that did not see an image
-can doubt its label. This page flips some labels and looks for them.
+In most image sets some labels are wrong, and among few rare images each wrong one matters. A model that did not see
+an image can doubt its label. This page flips some labels and looks for them.
 """
 
 # %%
@@ -30,18 +30,21 @@ given[flipped] = 1 - given[flipped]
 # %%
 # Test every image
 # ----------------
-# ``folds=5`` gives each image a probability from a model that was not trained on it. The check sorts the images by the
-# probability of their label.
+# ``folds=5`` gives each image a probability from a model that was not trained on it. The check sorts the images by
+# the probability of their label.
 model = LopsidedClassifier(folds=5, random_state=0).fit(images, given)
 check = check_labels(given, model.oof_proba_)
 place = np.argsort(check.order)[flipped] + 1
 print(f"{check.num_suspects} suspects among {len(given)} images")
-print(f"flipped labels among the first 10: {np.sum(place <= 10)}, first 20: {np.sum(place <= 20)}, first 40: "
-      f"{np.sum(place <= 40)} of 10")
+print(
+    f"flipped labels among the first 10: {np.sum(place <= 10)}, first 20: {np.sum(place <= 20)}, first 40: "
+    f"{np.sum(place <= 40)} of 10"
+)
 
 # %%
-# The first images of the list. A frame marks the labels that were flipped here. The others are pictures that look like the
-# other class: a T-shirt with long sleeves, a shirt without buttons. So read the list as a list to look through.
+# The first images of the list. A frame marks the labels that were flipped here. The others are pictures that look
+# like the other class: a T-shirt with long sleeves, a shirt without buttons. So read the list as a list to look
+# through.
 names = np.array(["T-shirt", "shirt"])
 fig, axes = plt.subplots(3, 8, figsize=(8, 4))
 for axis, index in zip(axes.flat, check.order, strict=False):
@@ -66,5 +69,5 @@ fig.tight_layout()
 plt.show()
 
 # %%
-# On files, ``lopsided fit photos --out run --folds 5`` writes the same list as ``run/labels.csv``, and the page of the run
-# shows its first images.
+# On files, ``lopsided fit photos --out run --folds 5`` writes the same list as ``run/labels.csv``, and the page of
+# the run shows its first images.

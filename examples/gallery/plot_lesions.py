@@ -2,14 +2,16 @@
 Skin lesions, by lesion
 =======================
 
-ISIC 2018 has several photographs of many lesions. If two of them are on both sides of a split, the test asks for what the
-model has seen. This page runs where the images are: it reads them below ``$LOPSIDED_DATA``, and says so if they are missing.
+ISIC 2018 has several photographs of many lesions. If two of them are on both sides of a split, the test asks for what
+the model has seen. This page runs where the images are: it reads them below ``$LOPSIDED_DATA``, and says so if they
+are missing.
 """
 
 # %%
 # The images
 # ----------
-# All 115 dermatofibromas, and the melanomas of the first 200 lesions, as photographs with the lesion that each one shows.
+# All 115 dermatofibromas, and the melanomas of the first 200 lesions, as photographs with the lesion that each one
+# shows.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -51,8 +53,8 @@ if source is not None:
 # %%
 # Folds by image, and folds by lesion
 # -----------------------------------
-# Five folds test every image. Without groups, photographs of one lesion fall into several folds. With groups they stay
-# together, and the interval counts lesions instead of photographs.
+# Five folds test every image. Without groups, photographs of one lesion fall into several folds. With groups they
+# stay together, and the interval counts lesions instead of photographs.
 if source is not None:
     found = {}
     for name, given in (("by image", None), ("by lesion", groups)):
@@ -62,11 +64,12 @@ if source is not None:
         print(f"{name:10} unweighted accuracy {value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]")
 
 # %%
-# By image, each photograph counts as independent, and the interval is too narrow. One draw of the folds does not show by how
-# much the figure itself is too high: that differs from draw to draw. Only the figure by lesion may be believed.
+# By image, each photograph counts as independent, and the interval is too narrow. One draw of the folds does not show
+# by how much the figure itself is too high: that differs from draw to draw. Only the figure by lesion may be
+# believed.
 if source is not None:
     fig, axis = plt.subplots(figsize=(7, 1.8))
-    for place, (name, figure) in enumerate(found.items()):
+    for place, figure in enumerate(found.values()):
         axis.plot([figure["low"], figure["high"]], [place, place], color="#0072B2", linewidth=3)
         axis.plot(figure["value"], place, "o", color="#D55E00")
     axis.set(yticks=range(len(found)), yticklabels=list(found), ylim=(-0.6, 1.6), xlabel="unweighted accuracy")

@@ -2,8 +2,8 @@
 A loss in your own loop
 =======================
 
-``lopsided.losses`` needs torch alone. This page trains a small network with two of its losses, on points of two classes at
-95:5, and shows what becomes of the rare class.
+``lopsided.losses`` needs torch alone. This page trains a small network with two of its losses, on points of two
+classes at 95:5, and shows what becomes of the rare class.
 """
 
 # %%
@@ -53,9 +53,9 @@ trained = {name: train(criterion) for name, criterion in criteria.items()}
 # %%
 # What the value of the loss means
 # --------------------------------
-# Features that say nothing give CL the value log(n - 1). Features in two tight clusters that are far apart give an anchor the
-# value log m, m being the number of its positives. So the value falls from the first to the mean of the second, and there is
-# nothing below. Values of two losses, or of two batch sizes, cannot be compared.
+# Features that say nothing give CL the value log(n - 1). Features in two tight clusters that are far apart give an
+# anchor the value log m, m being the number of its positives. So the value falls from the first to the mean of the
+# second, and there is nothing below. Values of two losses, or of two batch sizes, cannot be compared.
 of_batch = torch.bincount(y) / len(y) * 64
 print(f"CL at batch 64: from {torch.tensor(63.0).log():.2f} down to {((of_batch - 1).log() * of_batch).sum() / 64:.2f}")
 print(f"eta of parity at batch 64: {parity_eta(64):.0f}")
@@ -69,7 +69,8 @@ fig.tight_layout()
 # %%
 # The features
 # ------------
-# The network ends in two numbers, and the loss looks at their direction. A class that is apart has directions of its own.
+# The network ends in two numbers, and the loss looks at their direction. A class that is apart has directions of its
+# own.
 fig, axes = plt.subplots(1, 2, figsize=(8, 3.6), subplot_kw={"projection": "polar"})
 for axis, (name, (net, _)) in zip(axes, trained.items(), strict=True):
     with torch.no_grad():

@@ -10,9 +10,9 @@ The pictures are part of the package, so this page needs no download.
 # %%
 # The pictures
 # ------------
-# The embedded source has 2,000 pictures of each class. We draw the training images at 98:2 and keep 1,000 others, half of
-# each class, to see what the model has learnt. A real data set has no such luxury; the page *Threshold with ten positives*
-# shows what to do then.
+# The embedded source has 2,000 pictures of each class. We draw the training images at 98:2 and keep 1,000 others,
+# half of each class, to see what the model has learnt. A real data set has no such luxury; the page *Threshold with
+# ten positives* shows what to do then.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -45,8 +45,8 @@ predicted = model.predict(images[held_out])
 # %%
 # Accuracy says nothing
 # ---------------------
-# Where the model is used, 98 of 100 pictures are T-shirts. We count the held-out pictures accordingly. Always answering
-# T-shirt has an accuracy of 98 % there, and finds no shirt at all.
+# Where the model is used, 98 of 100 pictures are T-shirts. We count the held-out pictures accordingly. Always
+# answering T-shirt has an accuracy of 98 % there, and finds no shirt at all.
 recall = {name: np.mean(predicted[labels[held_out] == name] == name) for name in model.classes_}
 plain = model.classes_[probabilities.argmax(axis=1)]
 plain_recall = {name: np.mean(plain[labels[held_out] == name] == name) for name in model.classes_}
@@ -61,8 +61,8 @@ for name, found in rows.items():
     print(f"{name:30} {accuracy:16.1%} {np.mean(list(found.values())):13.1%} {found['shirt']:14.1%}")
 
 # %%
-# The rule that takes the most probable class has the higher accuracy, because it rarely decides for the rare class. The rule
-# of the model divides each probability by the share of its class in training, and finds most of the shirts.
+# The rule that takes the most probable class has the higher accuracy, because it rarely decides for the rare class.
+# The rule of the model divides each probability by the share of its class in training, and finds most of the shirts.
 
 # %%
 # Every figure with its interval

@@ -2,8 +2,9 @@
 A threshold with ten positives
 ==============================
 
-The usual way to set a threshold is to try all of them on the validation images and to keep the best one. With ten rare
-validation images, chance chooses. The alternative is to calibrate, to divide by the class shares, and to try nothing.
+The usual way to set a threshold is to try all of them on the validation images and to keep the best one. With ten
+rare validation images, chance chooses. The alternative is to calibrate, to divide by the class shares, and to try
+nothing.
 """
 
 # %%
@@ -35,9 +36,9 @@ def uwa(score: np.ndarray, threshold: float, labels: np.ndarray) -> float:
 # %%
 # Two hundred validation splits
 # -----------------------------
-# Each split draws 90 T-shirts and 10 shirts of these pictures. Two rules look at it: one takes the threshold with the highest
-# mean recall on the split. The other calibrates on the split and decides for the highest p / prior; of two classes, this is
-# the rare one from p = prior on. All other pictures say how good both thresholds really are.
+# Each split draws 90 T-shirts and 10 shirts of these pictures. Two rules look at it: one takes the threshold with the
+# highest mean recall on the split. The other calibrates on the split and decides for the highest p / prior; of two
+# classes, this is the rare one from p = prior on. All other pictures say how good both thresholds really are.
 found = {"highest validation figure": [], "calibrated, balanced": []}
 promised = []
 for _ in range(200):
@@ -57,8 +58,8 @@ for name, values in found.items():
 print(f"what the tried threshold promised:    {np.mean(promised):.3f}")
 
 # %%
-# The threshold that was tried promises too much, and delivers less. The other rule uses all scores of the split, not only the
-# few near the threshold.
+# The threshold that was tried promises too much, and delivers less. The other rule uses all scores of the split, not
+# only the few near the threshold.
 fig, axis = plt.subplots(figsize=(7, 3))
 bins = np.linspace(min(min(values) for values in found.values()) - 0.01, ceiling + 0.01, 40)
 for (name, values), colour in zip(found.items(), ("#D55E00", "#0072B2"), strict=True):
@@ -71,8 +72,8 @@ fig.tight_layout()
 # %%
 # A recall to reach
 # -----------------
-# A rule such as ``recall:shirt>=0.9`` needs images of the rare class, too: the number below must lie above the threshold
-# together before the rule can be 95 % sure. With fewer, ``fit`` says how sure it is.
+# A rule such as ``recall:shirt>=0.9`` needs images of the rare class, too: the number below must lie above the
+# threshold together before the rule can be 95 % sure. With fewer, ``fit`` says how sure it is.
 for least in (0.8, 0.9, 0.95, 0.99):
     print(f"recall {least:.2f} needs {images_for_recall(least):4d} rare images")
 plt.show()

@@ -3,8 +3,8 @@ Plain vectors in a pipeline
 ===========================
 
 The estimator follows scikit-learn's contract. So it takes a matrix of numbers, and works in a ``Pipeline``, in
-``cross_val_predict`` and in ``GridSearchCV``. The data are scikit-learn's breast cancer set with most of the malignant
-tumours left out.
+``cross_val_predict`` and in ``GridSearchCV``. The data are scikit-learn's breast cancer set with most of the
+malignant tumours left out.
 """
 
 # %%
@@ -34,8 +34,8 @@ print({name: int(np.sum(y == name)) for name in ("benign", "malignant")})
 # %%
 # Three classifiers behind the same imputer
 # -----------------------------------------
-# ``LopsidedClassifier`` fits a logistic regression and decides by the rule ``balanced``. ``TwoStageClassifier`` first trains
-# a small network with a contrastive loss.
+# ``LopsidedClassifier`` fits a logistic regression and decides by the rule ``balanced``. ``TwoStageClassifier`` first
+# trains a small network with a contrastive loss.
 arms = {
     "LogisticRegression": make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression(max_iter=1000)),
     "LopsidedClassifier": make_pipeline(SimpleImputer(), LopsidedClassifier(random_state=0)),
@@ -58,8 +58,8 @@ axis.invert_yaxis()
 fig.tight_layout()
 
 # %%
-# With 25 rare samples, one sample more or less is 4 points. So these differences decide nothing by themselves;
-# *How many rare test images does a claim need?* has the numbers.
+# With 25 rare samples, one sample more or less is 4 points. So these differences decide nothing by themselves; *How
+# many rare test images does a claim need?* has the numbers.
 
 # %%
 # Any setting in a grid search
