@@ -95,3 +95,10 @@ docs-pictures: setup
 	$(BIN)/python scripts/start_page.py
 
 test: docs
+
+.PHONY: clean-docs
+
+clean-docs:
+	rm -rf docs/gallery docs/reference/generated docs/sg_execution_times.rst
+
+clean: clean-docs
