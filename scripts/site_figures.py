@@ -32,7 +32,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 def interval_rows() -> list[str]:
     """Return the table of intervals: for each number of rare images, the interval of some recalls."""
-    lines = [f"| rare test images | {' | '.join(f'recall {recall:.0%}' for recall in RECALLS)} |", "|---" * 5 + "|"]
+    lines = [
+        f"| rare test images | {' | '.join(f'recall {_percent(recall)}' for recall in RECALLS)} |",
+        "|---" * 5 + "|",
+    ]
     for size in SIZES:
         figures = (share_interval(recall, size, 0.95) for recall in RECALLS)
         lines.append(f"| {size:,} | {' | '.join(f'{100 * f.low:.0f} to {100 * f.high:.0f} %' for f in figures)} |")
@@ -43,7 +46,7 @@ def difference_rows() -> list[str]:
     """Return the table of the numbers of rare images that tell two recalls apart with a chance of 80 %."""
     lines = ["| true recalls | rare test images for each model |", "|---|---|"]
     for one, other in ((0.70, 0.90), (0.80, 0.90), (0.85, 0.90), (0.88, 0.90)):
-        lines.append(f"| {one:.0%} and {other:.0%} | {images_to_tell_apart(one, other):,} |")
+        lines.append(f"| {_percent(one)} and {_percent(other)} | {images_to_tell_apart(one, other):,} |")
     return lines
 
 
@@ -59,7 +62,7 @@ def recall_rows() -> list[str]:
         "| to claim, with a confidence of 95 %, a recall of at least | rare images, all of them found |",
         "|---|---|",
     ]
-    return lines + [f"| {least:.0%} | {images_for_recall(least)} |" for least in (0.8, 0.9, 0.95, 0.99)]
+    return lines + [f"| {_percent(least)} | {images_for_recall(least)} |" for least in (0.8, 0.9, 0.95, 0.99)]
 
 
 def draw_intervals(path: Path) -> None:
@@ -69,10 +72,10 @@ def draw_intervals(path: Path) -> None:
     for recall, colour in zip(RECALLS, COLOURS, strict=True):
         figures = [share_interval(recall, size, 0.95) for size in sizes]
         low, high = ([100 * getattr(figure, side) for figure in figures] for side in ("low", "high"))
-        right.plot(sizes, np.subtract(high, low), color=colour, label=f"recall {recall:.0%}")
+        right.plot(sizes, np.subtract(high, low), color=colour, label=f"recall {_percent(recall)}")
         if recall in (0.6, 0.9):
             left.fill_between(sizes, low, high, color=colour, alpha=0.25)
-            left.axhline(100 * recall, color=colour, linewidth=1, label=f"recall {recall:.0%}")
+            left.axhline(100 * recall, color=colour, linewidth=1, label=f"recall {_percent(recall)}")
     left.set(xscale="log", xlabel="rare test images", ylabel="95 % interval of the recall, %", ylim=(0, 100))
     right.set(xscale="log", yscale="log", xlabel="rare test images", ylabel="width of the interval, points")
     right.set_yticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
@@ -91,8 +94,8 @@ def draw_eta_gamma(path: Path) -> None:
     for gamma, colour in zip((0, 1, 2, 7), COLOURS, strict=True):
         left.plot(p, (1 - p) ** gamma, color=colour, label=f"gamma {gamma}")
     left.set(xlabel="p of a positive", ylabel="its weight (1 - p)^gamma")
-    sizes = np.geomspace(16, 4096, 60)
-    right.plot(sizes, [parity_eta(round(size)) for size in sizes], color=COLOURS[0], label="eta of parity")
+    sizes = np.unique(np.geomspace(16, 4096, 60).round().astype(int))
+    right.plot(sizes, [parity_eta(int(size)) for size in sizes], color=COLOURS[0], label="eta of parity")
     right.axhspan(60, 300, color=COLOURS[1], alpha=0.2, label="the paper's 60 to 300")
     right.axvline(128, color="grey", linestyle=":", label="the paper's batch, 128")
     right.set(xscale="log", yscale="log", xlabel="samples in the batch", ylabel="eta")
@@ -100,6 +103,10 @@ def draw_eta_gamma(path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     _save(fig, path)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _save(fig: plt.Figure, path: Path) -> None:
