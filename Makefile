@@ -74,3 +74,31 @@ oldest: $(VENV_OLDEST)/.lopsided-stamp programs
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+# The site, in build/site. `docs` runs no example and is part of `make test`; `docs-full` runs the gallery, which takes
+# several minutes, and needs $LOPSIDED_DATA for its page on skin lesions.
+SPHINX = $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet
+
+.PHONY: docs docs-full docs-pictures
+
+docs: setup
+	$(SPHINX) --doctree-dir build/doctrees docs build/site
+	$(BIN)/python scripts/check_site.py build/site
+
+docs-full: setup
+	LOPSIDED_DOCS_FULL=1 $(SPHINX) --doctree-dir build/doctrees-full docs build/site-full
+	$(BIN)/python scripts/check_site.py build/site-full
+
+# Pictures and terminal output that the pages show. They need chromium.
+docs-pictures: setup
+	$(BIN)/python scripts/site_figures.py
+	$(BIN)/python scripts/start_page.py
+
+test: docs
+
+.PHONY: clean-docs
+
+clean-docs:
+	rm -rf docs/gallery docs/reference/generated docs/sg_execution_times.rst
+
+clean: clean-docs

@@ -78,7 +78,9 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         num_threads: Number of CPU threads; None: torch's setting.
         verbose: 1 prints a line per epoch.
 
-    Attributes, after ``fit`` with ``folds``; ``save`` does not write them:
+    After ``fit`` with ``folds``, there are further attributes. ``save`` does not write them.
+
+    Attributes:
         oof_proba_: Calibrated probabilities (n, K) of each sample, from a model that was not trained on it. They are
             calibrated, and decided, by the scores of the other folds.
         oof_pred_: The class that the rule decides for each sample.

@@ -82,8 +82,8 @@ def asymmetric_focal_contrastive_loss(
             out is in neither P_i nor N_i nor the softmax.
         ignore_index: The label of samples that are left out, for example because their class is unknown. They are
             neither anchors nor contrast samples, as if the batch did not hold them.
-        normalization: "paper" divides by |P_i| and |N_i|. "released" divides both by the number of contrast samples
-            (the anchor included), like the authors' released code.
+        normalization: "paper" divides by ``|P_i|`` and ``|N_i|``. "released" divides both by the number of contrast
+            samples (the anchor included), like the authors' released code.
         reduction: "mean" divides the sum over anchors by their number. "sum" is the formula in the paper. "none"
             returns one value per anchor, (n,) or (n, views), which is 0 for samples of ``ignore_index``.
         tile: Rows per block of the tiled kernel, which stores nothing of size n x n. It never changes the result. None

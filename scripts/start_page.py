@@ -1,0 +1,101 @@
+"""Run the commands of docs/start.md on the embedded pictures, and keep the terminal output and pictures of the page.
+
+    python scripts/start_page.py [--only pictures]
+
+The output of each command goes to docs/figures/start_VERB.txt, the pictures to docs/figures/report.png and
+docs/figures/start_report_mistakes.png. The pictures need chromium (or another browser of its family) and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "docs" / "figures"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+COMMANDS = {
+    "data": "data photos",
+    "fit": "fit photos --out run",
+    "report": "report run",
+    "predict": "predict run more --out answers.csv",
+    "evaluate": "evaluate run more",
+    "export": "export run --to onnx",
+}
+WIDTH = 100
+
+
+def main() -> None:
+    """Make the pictures in a temporary folder, run the commands there, and keep what they print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["pictures"], help="leave the texts as they are")
+    only = parser.parse_args().only
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"One of {', '.join(BROWSERS)} must be installed, got none.")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make = [sys.executable, ROOT / "examples" / "make_photos.py"]
+        subprocess.run([*make, "photos"], cwd=folder, check=True)
+        subprocess.run([*make, "more", "--skip", "400", "--common", "60", "--rare", "12"], cwd=folder, check=True)
+        for verb, command in COMMANDS.items():
+            text = run(command, folder)
+            if only is None:
+                (FIGURES / f"start_{verb}.txt").write_text(text, encoding="utf-8")
+        if only is None:
+            rows = (folder / "answers.csv").read_text(encoding="utf-8").splitlines()[:4]
+            (FIGURES / "start_answers.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        take_pictures(folder / "run" / "report.html", browser)
+
+
+def run(command: str, folder: Path) -> str:
+    """Return what a command prints, without the temporary folder and the lines of progress."""
+    cache = folder / "cache"
+    environment = os.environ | {"COLUMNS": str(WIDTH), "LOPSIDED_CACHE": str(cache), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lopsided", *command.split()],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
+    text = done.stdout.replace(f"{cache}", "~/.cache/lopsided/features").replace(f"{folder}/", "")
+    return f"$ lopsided {command}\n" + tidied(text)
+
+
+def tidied(text: str) -> str:
+    """Return the text without lines of progress, and wrapped as a terminal does it."""
+    lines = [line for line in text.splitlines() if not re.fullmatch(r"[\w ]+: \d+ of \d+", line)]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, drop_whitespace=True) or [""]]
+    return "\n".join(part.rstrip() for part in wrapped).strip("\n") + "\n"
+
+
+def take_pictures(page: Path, browser: str) -> None:
+    """Take a picture of the top of the page, and of the images that were misclassified."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        shown = chromium.new_page(
+            viewport={"width": 1120, "height": 900}, reduced_motion="reduce", color_scheme="light"
+        )
+        shown.goto(page.resolve().as_uri())
+        shown.wait_for_selector("html[data-ready=true]", state="attached")
+        shown.screenshot(path=FIGURES / "report.png")
+        mistakes = shown.locator("#mistakes").first
+        mistakes.scroll_into_view_if_needed()
+        shown.screenshot(path=FIGURES / "start_report_mistakes.png")
+        chromium.close()
+
+
+if __name__ == "__main__":
+    main()

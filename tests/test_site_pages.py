@@ -1,0 +1,119 @@
+"""The pages of the site say what the package does: their commands, code and computed tables."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from lopsided.cli.app import app
+from lopsided.recipe import find_recipe, named_recipes, parse_change
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("howto/*.md")),
+    *sorted(DOCS.glob("understand/*.md")),
+]
+CODE = [page for page in PAGES if "```pycon" in page.read_text("utf-8")]
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """The lines of blocks without a language or with that of the shell, continued lines as one."""
+    language = None
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip().startswith("```"):
+            language = line.strip(" `") if language is None else None
+        elif language in ("", "sh"):
+            yield line
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Each command of lopsided on the pages, as the words after ``lopsided``."""
+    found = []
+    for page in PAGES:
+        for line in shell_lines(page.read_text(encoding="utf-8")):
+            words = shlex.split(line, comments=True) if re.match(r"\s*(lopsided|torchrun) ", line) else []
+            if "lopsided" in words:
+                found.append((page.name, words[words.index("lopsided") + 1 :]))
+    return found
+
+
+def options() -> dict[str, set[str]]:
+    """The options of each verb, as the command itself parses them."""
+    verbs: dict[str, Any] = getattr(get_command(app), "commands")  # noqa: B009 (typer's type does not tell of it)
+    return {
+        name: {option for parameter in verb.params for option in parameter.opts if option.startswith("-")} | {"--help"}
+        for name, verb in verbs.items()
+    }
+
+
+def test_every_command_on_a_page_has_a_verb_options_fields_recipes_that_exist() -> None:
+    known, wrong = options(), []
+    found = [(page, words) for page, words in commands() if words]
+    assert len(found) > 50
+    for page, (verb, *words) in found:
+        if verb not in known:
+            wrong.append((page, verb))
+            continue
+        wrong += [(page, word) for word in words if word.startswith("--") and word not in known[verb]]
+        given = dict(pairwise(words))
+        recipe = given.get("--recipe", "from-scratch")
+        if recipe not in named_recipes():
+            continue
+        for option, value in pairwise(words):
+            if option == "--set":
+                field = parse_change(value)[0]
+                fields = {path for path, _, _ in find_recipe(recipe).leaves()} | {
+                    "classifier.loss",
+                    "encoder_training.loss",
+                }
+                if field not in fields:
+                    wrong.append((page, field))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```pycon" in page.read_text("utf-8")], ids=lambda p: p.stem
+)
+def test_the_code_of_a_page_prints_what_the_page_shows(page: Path) -> None:
+    failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert tried
+    assert not failed
+
+
+def test_the_tables_of_the_page_on_numbers_of_images_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["site_figures.py", "--check"])
+    assert load(ROOT / "scripts" / "site_figures.py").main() == 0
+
+
+def test_the_check_of_the_site_names_lost_links_lost_anchors_and_files_of_other_hosts(tmp_path: Path) -> None:
+    (tmp_path / "one.html").write_text(
+        '<h1 id="top">1</h1><a href="two.html#there">ok</a><a href="two.html#lost">-</a><a href="three.html">-</a>'
+        '<a href="https://example.org/">ok</a><img src="https://example.org/a.png"><a href="#top">ok</a>'
+    )
+    (tmp_path / "two.html").write_text('<p id="there">2</p><link rel="canonical" href="https://example.org/two">')
+    (tmp_path / "a.css").write_text("p { background: url(https://example.org/b.png) }")
+    found = load(ROOT / "scripts" / "check_site.py").problems(tmp_path)
+    assert [re.findall(r"lost|three|a\.png|a\.css", line)[0] for line in found] == ["lost", "three", "a.png", "a.css"]
