@@ -251,7 +251,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
     assert names_below(run) == FILES
 
 
-LONG = [*SMALL, "--epochs", "60", "--encoder", "mlp-256-256", "--batch-size", "4"]
+LONG = [*SMALL, "--epochs", "30", "--encoder", "mlp-256-256", "--batch-size", "4"]
 """A run of a few seconds, so that there is time to stop it."""
 
 

@@ -15,9 +15,7 @@ from tiny import SIZE, write_photos
 from tiny_command import SMALL, Call, command, command_here, names_below
 
 
-def test_evaluate_gives_figures_with_intervals_on_other_images(
-    call: Call, finished: Path, other_photos: Path
-) -> None:
+def test_evaluate_gives_figures_with_intervals_on_other_images(call: Call, finished: Path, other_photos: Path) -> None:
     ended = call("evaluate", finished, other_photos, "--quiet")  # A slow machine would print its progress.
     assert ended.code == 0
     assert ended.err == ""
