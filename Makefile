@@ -7,6 +7,8 @@ BIN = $(VENV)/bin
 FASHION = /usr/share/datasets/fashion-mnist
 APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended dataset-fashion-mnist
 export PYTHONPATH := $(CURDIR)/src
+# Where it is set, each of the many processes of the tests would compile all sources and rewrite all assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 define make_venv
 for python in $(or $(PYTHON),$(PYTHONS)); do \
