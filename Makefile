@@ -7,6 +7,8 @@ BIN = $(VENV)/bin
 FASHION = /usr/share/datasets/fashion-mnist
 APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended dataset-fashion-mnist
 export PYTHONPATH := $(CURDIR)/src
+# Where it is set, each of the many processes of the tests would compile all sources and rewrite all assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 define make_venv
 for python in $(or $(PYTHON),$(PYTHONS)); do \
@@ -48,17 +50,20 @@ programs:
 	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
 	} || echo "No chromium, pdflatex or Fashion-MNIST, and they could not be installed: tests of them will be skipped."
 
-# Each worker has one thread of its own. Three keep two cores busy, for many tests wait for processes that they started.
-# Where a test asks for two threads, one that waits sleeps: spinning, it would keep a core from the other workers.
+# Each worker has one thread of its own. Three keep two cores busy, for some tests wait for processes that they started;
+# a fourth would only import everything once more. Where a test asks for two threads, one that waits sleeps: spinning, it
+# would keep a core from the other workers.
 check: setup programs
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 4 --dist loadfile
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile
 
 # For work in progress: no test that takes long, starts many processes or needs a program of the system. These wait for
 # nothing, so that a third worker would only import everything once more.
 quick: lint contracts
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-test: lint types contracts check
+# mypy needs one core for a minute, which it shares with the tests; it says what it has to say at its end.
+test: lint contracts
+	$(MAKE) --jobs=2 types check
 
 # The same tests with the oldest versions that pyproject.toml admits, in an environment of their own. Old versions have no
 # wheels for a new Python, so that the oldest Python is tried first.

@@ -88,7 +88,8 @@ class Part:
         """Return the records that it is made of."""
         kept = select(read_records(self.path)[0], self.table, Protocol.of(self._base()))
         if self.losses is None:
-            kept = [record for record in kept if Setting.of(record) in self._plan().settings]
+            settings = self._plan().settings
+            kept = [record for record in kept if Setting.of(record) in settings]
         return kept
 
     def comparison(self) -> Comparison:

@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# The first optimizer of a process imports torch._dynamo, which takes seconds.
-PRELOAD = ["lopsided.training.fit", "lopsided.runs.run", "lopsided.evaluation.metrics", "sklearn.metrics"]
-PRELOAD += ["torch._dynamo", "timm", "PIL.PngImagePlugin", "lopsided.sweeps.sweep", "lopsided.inference.predict"]
+CONTEXT = multiprocessing.get_context("forkserver")
+# A process of tests has one server, which the first of its tests to fork starts. The first optimizer of a process
+# imports torch._dynamo, which takes seconds.
+CONTEXT.set_forkserver_preload(
+    [
+        *("torch._dynamo", "timm", "PIL.Image", "PIL.PngImagePlugin", "sklearn.metrics", "sklearn.linear_model"),
+        *("lopsided.training.fit", "lopsided.evaluation.metrics", "lopsided.evaluation.labels", "lopsided.runs.run"),
+        *("lopsided.runs.labels", "lopsided.runs.folds", "lopsided.inference.predict", "lopsided.sweeps.sweep"),
+        *("lopsided.losses.contrastive", "lopsided.losses.classification", "lopsided.cli.train"),
+    ]
+)
 
 
 def forked(target: Callable[..., None], *arguments: Any) -> int | None:
     """Call a function in a process of its own, and return its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    process = context.Process(target=target, args=arguments)
+    process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     process.join()
     code = process.exitcode

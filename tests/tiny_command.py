@@ -1,14 +1,18 @@
-"""Run the command in tests, as a process of its own."""
+"""Run the command in tests, as a process of its own or in this one."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = ["--encoder", "mlp", "--epochs", "2", "--classifier-epochs", "2", "--batch-size", "8", "--device", "cpu"]
@@ -48,6 +52,25 @@ def command(*arguments: str | Path, cwd: Path | None = None, **more: str) -> End
     process = start(*arguments, cwd=cwd, **more)
     out, err = process.communicate(timeout=120)
     return Ended(process.returncode, out, err)
+
+
+def command_here(*arguments: str | Path, cwd: Path | None = None) -> Ended:
+    """Run the command in this process, and the cells of a sweep too, which spares the imports of each process."""
+    from lopsided.cli import run
+    from lopsided.models.machine import threads
+    from lopsided.sweeps import engines
+    from tiny_sweep import HereEngine
+
+    with pytest.MonkeyPatch.context() as patch, threads(1):  # As ``command`` has it.
+        patch.setattr(engines, "LocalEngine", HereEngine)
+        patch.setenv("COLUMNS", "100")
+        patch.setenv("TERM", "dumb")
+        patch.delenv("LOPSIDED_DATA", raising=False)
+        if cwd is not None:
+            patch.chdir(cwd)
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            code = run([str(argument) for argument in arguments])
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 Call = Callable[..., Ended]

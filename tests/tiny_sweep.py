@@ -11,7 +11,7 @@ from typing import Any
 
 from lopsided.recipe import Recipe
 from lopsided.runs.records import Failure, Figures, Record, proportion, treatment_of
-from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended
+from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, LocalEngine, train_cell
 from lopsided.sweeps.sweep import View
 
 
@@ -78,6 +78,24 @@ class Scripted:
 
     def close(self) -> None:
         self.closed = True
+
+
+class HereEngine(LocalEngine):
+    """Trains as a worker does, one cell after the other, in this process."""
+
+    def open(self, folder: Path, *, models: bool = False) -> None:
+        self.folder, self.cells = folder, deque[Cell]()
+
+    def submit(self, cell: Cell) -> None:
+        self.cells.append(cell)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        cell = self.cells.popleft()
+        line, error = train_cell(cell.recipe.to_toml(), str(self.folder / cell.path), self.threads)
+        return [Ended(cell, Record.from_json(line) if line else None, error)]
+
+    def close(self) -> None:
+        pass
 
 
 RUN_FILES = ["checkpoint/state.safetensors", "log.jsonl", "metrics.json", "model.json", "model.safetensors"]

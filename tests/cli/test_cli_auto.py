@@ -11,7 +11,7 @@ from cli.test_cli_bad_input import assert_refused
 from lopsided.runs.run import Run
 from lopsided.sweeps import auto
 from tiny import write_photos
-from tiny_command import Call, names_below
+from tiny_command import Call, command_here, names_below
 
 TINY = [
     *("--encoder", "mlp-8", "--epochs", "2", "--classifier-epochs", "1", "--batch-size", "8", "--device", "cpu"),
@@ -26,11 +26,11 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
-    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto, "_ARMS", ("ce", "weighted-ce"))
     out = tmp_path / "run"
-    ended = call("fit", photos, "--auto", "--out", out, *TINY, "--json")
+    ended = command_here("fit", photos, "--auto", "--out", out, *TINY, "--json")
     assert ended.code == 0, ended.err
     content = json.loads(ended.out)
     assert content["folds"]["folds"] == 2
@@ -44,7 +44,7 @@ def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
     lines = (out / "comparison" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 4
     seconds = {json.loads(line)["cell"]: json.loads(line)["seconds"] for line in lines}
-    again = call("fit", photos, "--auto", "--out", out, *TINY, "--resume", "--json")
+    again = command_here("fit", photos, "--auto", "--out", out, *TINY, "--resume", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out) == content
     assert seconds == {

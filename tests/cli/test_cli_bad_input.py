@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import struct
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tiny import write_photos
-from tiny_command import SMALL, Call, Ended, environment, names_below
+from tiny_command import SMALL, Call, Ended, command_here, names_below
 
 
 def assert_refused(ended: Ended, *told: str) -> None:
@@ -354,22 +353,14 @@ def test_a_disk_that_cannot_be_written(call: Call, folder: Path, model: Path) ->
     assert_refused(call("evaluate", model, folder, "--out", "/sys/a.json"), "cannot write /sys/a.json: ")
 
 
-def limited(arguments: list[object], limit: int) -> Ended:
+def limited(arguments: list[str | Path], limit: int) -> Ended:
     """Run the command where no file may grow above ``limit`` bytes, as on a disk that is full."""
-
-    def limit_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "lopsided", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment(PYTHONDONTWRITEBYTECODE="1"),
-        preexec_fn=limit_files,
-        timeout=120,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        return command_here(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import Cell
 from made_arms import run
 from tiny import write_photos
-from tiny_command import Call, Ended, command, names_below
+from tiny_command import Call, Ended, command_here, names_below
 from tiny_sweep import record_of
 
 TINY = [
@@ -31,7 +31,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, En
     folder = tmp_path_factory.mktemp("compared")
     photos = write_photos(folder / "photos", {"cat": 30, "dog": 12})
     arms = ("--arms", "weighted-ce,cl,afcl:gamma=7", "--baseline", "cl", "--seeds", "2")
-    return photos, folder / "CMP", command("compare", photos, *arms, "--out", folder / "CMP", *TINY)
+    return photos, folder / "CMP", command_here("compare", photos, *arms, "--out", folder / "CMP", *TINY)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
 def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, Path, Ended], tmp_path: Path) -> None:
     photos, done, _ = comparison
     out = shutil.copytree(done, tmp_path / "CMP")
-    ended = command("compare", photos, "--arms", "ce,cl", "--seeds", "1", "--out", out, *TINY, "--json", "--quiet")
+    ended = command_here("compare", photos, "--arms", "ce,cl", "--seeds", "1", "--out", out, *TINY, "--json", "--quiet")
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
     assert [arm["name"] for arm in content["arms"]] == ["ce", "cl"]
@@ -71,7 +71,7 @@ def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, P
     assert runs == {"ce": 1, "cl": 2}, "Runs of earlier commands count."
     assert content["failed"] == []
     assert len(read_records(out / "records.jsonl")[0]) == 7
-    page = command("report", out)
+    page = command_here("report", out)
     assert page.code == 0, page.err
     text = (out / "report.html").read_text()
     assert all(f"<bdi>{arm}</bdi>" in text for arm in ("ce", "cl", "weighted-ce", "afcl:gamma=7"))

@@ -15,7 +15,7 @@ from lopsided.evaluation.metrics import unweighted_accuracy
 from lopsided.models.machine import threads
 from lopsided.recipe import Recipe
 from lopsided.runs.run import Run
-from tiny_command import SMALL, Call, command, names_below, start
+from tiny_command import SMALL, Call, command_here, names_below, start
 
 FILES = [
     "checkpoint/state.safetensors",
@@ -81,7 +81,8 @@ def test_the_log_has_one_event_a_line(finished: Path) -> None:
 
 @pytest.mark.slow
 def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished: Path, tmp_path: Path) -> None:
-    ended = command("fit", "--recipe", finished / "recipe.toml", "--out", "again", "--json", "--quiet", cwd=tmp_path)
+    recipe = finished / "recipe.toml"
+    ended = command_here("fit", "--recipe", recipe, "--out", "again", "--json", "--quiet", cwd=tmp_path)
     assert ended.code == 0
     again = tmp_path / "again"
     for name in ("recipe.toml", "predictions.csv", "model.safetensors", "model.json"):
@@ -250,7 +251,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
     assert names_below(run) == FILES
 
 
-LONG = [*SMALL, "--epochs", "60", "--encoder", "mlp-256-256", "--batch-size", "4"]
+LONG = [*SMALL, "--epochs", "30", "--encoder", "mlp-256-256", "--batch-size", "4"]
 """A run of a few seconds, so that there is time to stop it."""
 
 

@@ -27,6 +27,10 @@ SMALL = (
 )
 
 
+FROZEN = ("--device", "cpu", "--image-size", "32", "--set", "regression.strength=0.1")
+"""The recipe default without the choice of the strength, which costs most of the time."""
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 20, "dog": 7})
@@ -73,7 +77,7 @@ def test_an_ensemble_is_exported_as_one_file(ensemble: Path, call: Call, tmp_pat
 def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_given(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--device", "cpu", "--image-size", "32")
+    ended = call("fit", photos, "--out", tmp_path / "run", *FROZEN)
     assert ended.code == 0
     assert "5 folds, because 'dog' has only 7 images: so all of them are tested" in ended.err
     assert "This takes about " in ended.err
@@ -88,8 +92,7 @@ def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_g
     "options", [("--folds", "1"), ("--test", "0.3"), ("--val", "0.15"), ("--set", "data.folds=unset")]
 )
 def test_one_split_is_an_option_away(photos: Path, call: Call, tmp_path: Path, options: tuple[str, str]) -> None:
-    small = ("--device", "cpu", "--image-size", "32", "--quiet")
-    assert call("fit", photos, "--out", tmp_path / "run", *small, *options).code == 0
+    assert call("fit", photos, "--out", tmp_path / "run", *FROZEN, "--quiet", *options).code == 0
     assert "folds" not in json.loads((tmp_path / "run" / "metrics.json").read_text())
 
 

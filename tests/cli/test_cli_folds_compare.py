@@ -16,7 +16,7 @@ from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import Cell
 from made_arms import run
 from tiny import write_photos
-from tiny_command import Call, Ended, command, names_below
+from tiny_command import Call, Ended, command_here, names_below
 from tiny_sweep import record_of
 
 TINY = [
@@ -31,7 +31,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, En
     folder = tmp_path_factory.mktemp("compared")
     photos = write_photos(folder / "photos", {"cat": 15, "dog": 9})
     arms = ("--arms", "ce,cl", "--folds", "3")
-    return photos, folder / "CMP", command("compare", photos, *arms, "--out", folder / "CMP", *TINY)
+    return photos, folder / "CMP", command_here("compare", photos, *arms, "--out", folder / "CMP", *TINY)
 
 
 @pytest.mark.slow
@@ -67,14 +67,14 @@ def test_more_repeats_only_add_and_the_page_has_the_folds(comparison: tuple[Path
     out = shutil.copytree(done, tmp_path / "CMP")
     before = (out / "records.jsonl").read_text()
     more = ("--arms", "ce", "--folds", "3", "--repeats", "2", "--json", "--quiet")
-    ended = command("compare", photos, *more, "--out", out, *TINY)
+    ended = command_here("compare", photos, *more, "--out", out, *TINY)
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
     assert (content["folds"], content["rare"], content["answers"][0]["best"]) == (3, 9, "ce")
     assert (out / "records.jsonl").read_text().startswith(before)
     folds = {(r.arm, r.fold.fold) for r in read_records(out / "records.jsonl")[0] if r.fold is not None}
     assert folds == {("ce", fold) for fold in range(1, 7)} | {("cl", fold) for fold in range(1, 4)}
-    page = command("report", out)
+    page = command_here("report", out)
     assert page.code == 0, page.err
     text = (out / "report.html").read_text()
     assert "cl is not ranked, because it has 3 of 6 folds." in text

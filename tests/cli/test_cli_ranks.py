@@ -81,7 +81,7 @@ def test_torchrun_starts_the_command_and_what_is_wrong_is_said_once(tmp_path: Pa
     (out / "mine.txt").write_text("not a run")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     launch += ["--rdzv-endpoint", "localhost:0", str(script), "fit", str(photos), "--out", str(out), *SMALL]
-    ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=120)
+    ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=600)
     assert ended.returncode != 0
     sentence = f"The folder {out} is not empty."
     assert ended.stderr.count(sentence) == 1
@@ -125,7 +125,7 @@ def test_a_first_rank_that_is_killed_is_spoken_of_by_another(tmp_path: Path) -> 
     script.write_text(DYING)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     launch += ["--rdzv-endpoint", "localhost:0", str(script), "fit", str(photos), "--out", str(out), *SMALL]
-    ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=120)
+    ended = subprocess.run(launch, check=False, capture_output=True, text=True, env=environment(), timeout=600)
     assert ended.returncode != 0
     assert "SIGKILL" in ended.stderr
     said = [line for line in ended.stderr.splitlines() if "The connection to another rank failed" in line]

@@ -13,12 +13,11 @@ import pytest
 
 from lopsided.data.images import FileImages
 from tiny import SIZE, write_photos
-from tiny_command import SMALL, Call, command, names_below
+from tiny_command import SMALL, Call, command, command_here, names_below
 
 
-@pytest.mark.slow
-def test_evaluate_gives_figures_with_intervals_on_other_images(finished: Path, other_photos: Path) -> None:
-    ended = command("evaluate", finished, other_photos, "--quiet")  # A slow machine would print its progress.
+def test_evaluate_gives_figures_with_intervals_on_other_images(call: Call, finished: Path, other_photos: Path) -> None:
+    ended = call("evaluate", finished, other_photos, "--quiet")  # A slow machine would print its progress.
     assert ended.code == 0
     assert ended.err == ""
     assert ended.out.startswith("others: 15 images\n")
@@ -170,7 +169,7 @@ def test_predict_with_no_readable_image_ends_with_code_2(call: Call, finished: P
 def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     out = tmp_path / "model.onnx"
-    ended = command("export", finished, "--to", "onnx", "--out", out)
+    ended = command_here("export", finished, "--to", "onnx", "--out", out)
     assert ended.code == 0
     assert ended.out.startswith(f"Written to {out} (")
     assert "onnxruntime agrees with torch on batches of 1 and 17 images" in ended.out
@@ -180,7 +179,7 @@ def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: 
     pixels = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     _, found, _, label = session.run(None, {"images": pixels})
-    csv_text = command("predict", finished, other_photos, "--quiet").out
+    csv_text = command_here("predict", finished, other_photos, "--quiet").out
     rows = {row["path"]: row for row in csv.DictReader(io.StringIO(csv_text))}
     np.testing.assert_allclose(found[:, 1], [float(rows[str(path)]["p:dog"]) for path in paths], atol=1e-4)
     assert [("cat", "dog")[i] for i in label] == [rows[str(path)]["predicted"] for path in paths]

@@ -105,9 +105,11 @@ def installed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_loss_of_another_package_is_listed_fitted_resumed_and_reported(installed: Path, tmp_path: Path) -> None:
-    listed = call(installed, "losses", "--json")
-    assert json.loads(listed.stdout)["prototypes"]["parameters"]["temperature"]["default"] == 0.1
+def test_a_loss_of_another_package_is_listed_fitted_resumed_and_reported(
+    installed: Path, tmp_path: Path, call_with: With
+) -> None:
+    listed = call_with(installed, "losses", "--json")
+    assert json.loads(listed.out)["prototypes"]["parameters"]["temperature"]["default"] == 0.1
     photos = write_photos(tmp_path / "photos", {"cat": 12, "dog": 8})
     folder = tmp_path / "run"
     flags = "--loss prototypes --set encoder_training.loss.temperature=0.2 --encoder mlp-8 --epochs 1"
@@ -116,9 +118,9 @@ def test_a_loss_of_another_package_is_listed_fitted_resumed_and_reported(install
     assert fitted.returncode == 0, fitted.stderr
     recipe = tomllib.loads((folder / "recipe.toml").read_text())
     assert recipe["encoder_training"]["loss"] == {"name": "prototypes", "temperature": 0.2}
-    assert call(installed, "fit", "--out", str(folder), "--resume", "--quiet").returncode == 0
-    reported = call(installed, "report", str(folder))
-    assert reported.returncode == 0, reported.stderr
+    assert call_with(installed, "fit", "--out", str(folder), "--resume", "--quiet").code == 0
+    reported = call_with(installed, "report", str(folder))
+    assert reported.code == 0, reported.err
     assert "prototype loss (PROTOTYPES) with temperature = 0.2" in (folder / "report.html").read_text()
 
 

@@ -216,7 +216,7 @@ def test_a_node_that_is_killed_half_way_costs_no_cell(
 ) -> None:
     import ray
 
-    recipes = [tiny_recipe(photos, 40, seed=seed) for seed in range(5)]
+    recipes = [tiny_recipe(photos, 40, seed=seed) for seed in range(3)]
     cells = [Cell.of(recipe).key for recipe in recipes]
 
     node = cluster.second.all_processes["raylet"][0].process.pid
@@ -233,8 +233,8 @@ def test_a_node_that_is_killed_half_way_costs_no_cell(
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().out == ""  # Where Ray would tell of the death.
-    assert [record.seed for record in outcome.done] == [0, 1, 2, 3, 4]
-    assert [record.threads for record in outcome.done] == [1] * 5
+    assert [record.seed for record in outcome.done] == [0, 1, 2]
+    assert [record.threads for record in outcome.done] == [1] * 3
     assert outcome.failed == []
     [lost] = read_failures(tmp_path / "failures.jsonl")
     assert view.failures == [(lost, True)]

@@ -602,14 +602,14 @@ def start_driver(folder: Path, workers: int, cells: list[Recipe]) -> subprocess.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 2)])
 def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_later(
-    photos: Path, tmp_path: Path, number: signal.Signals
+    photos: Path, tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:
-    cells = [tiny_recipe(photos, 100_000, seed=seed) for seed in range(2)]
+    cells = [tiny_recipe(photos, 100_000, seed=seed) for seed in range(workers)]
     folder = tmp_path / "sweep"
-    driver = start_driver(folder, 2, cells)
-    pids = wait_until(lambda: len(found := workers_of(folder)) == 2 and found)
+    driver = start_driver(folder, workers, cells)
+    pids = wait_until(lambda: len(found := workers_of(folder)) == workers and found)
     if number == signal.SIGINT:
         os.killpg(driver.pid, number)  # A terminal interrupts all processes of the command.
     else:
@@ -621,7 +621,7 @@ def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_late
     for pid in pids.values():
         wait_until(lambda pid=pid: not is_alive(pid))
     if number == signal.SIGTERM:
-        again = start_driver(folder, 2, cells)
+        again = start_driver(folder, workers, cells)
         for recipe in cells:
             wait_until(lambda recipe=recipe: events_of(folder, recipe, "start", "resume") == ["start", "resume"])
         again.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -14,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forked import CONTEXT
 from lopsided.distributed import Ranks, joined
 
-CONTEXT = multiprocessing.get_context("forkserver")
-# The first optimizer of a process imports torch._dynamo, which takes seconds.
-CONTEXT.set_forkserver_preload(["lopsided.training.fit", "torch._dynamo", "timm"])
 LONGEST = 120.0
 
 

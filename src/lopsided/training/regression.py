@@ -185,6 +185,7 @@ def _path(
     x: Floats, labels: Indices, num_classes: int, strengths: Sequence[float], weighted: bool
 ) -> Iterator[tuple[Floats, Floats]]:
     """Yield weight (K, d) and bias (K,) for each value of C, in turn. Each fit starts from the previous one."""
+    from sklearn import config_context
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -194,7 +195,8 @@ def _path(
     )
     for strength in strengths:
         model.set_params(C=strength)
-        with warnings.catch_warnings():
+        # Hundreds of small fits would each check the same parameters again.
+        with config_context(skip_parameter_validation=True), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # The path then ends a little early, which is fine.
             model.fit(x, labels)
         coefficients, intercept = model.coef_, model.intercept_
