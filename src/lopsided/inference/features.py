@@ -52,14 +52,13 @@ class Extractor:
         ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
         """
         own, sizes = share_rows(len(inputs), self.ranks)
-        blocks = [own] if len(self.engine.views) == 1 else [own[rows] for rows in row_batches(len(own), BLOCK)]
-        features, done = np.zeros((len(own), self.width), dtype=np.float32), 0
-        for rows in blocks:
-            told = count
-            if count is not None and len(blocks) > 1:  # Images in the cache count as done.
-                told = partial(_count_rows, count, done, len(rows), len(own))
-            features[done : done + len(rows)] = self._block(inputs, rows, digests, told)
-            done += len(rows)
+        if len(self.engine.views) == 1:
+            return gather_rows(self._block(inputs, own, digests, count), sizes, self.ranks)
+        features, told = np.zeros((len(own), self.width), dtype=np.float32), count
+        for rows in row_batches(len(own), BLOCK):
+            if count is not None and len(own) > BLOCK:  # Images in the cache count as done.
+                told = partial(_count_rows, count, int(rows[0]), len(rows), len(own))
+            features[rows] = self._block(inputs, own[rows], digests, told)
         return gather_rows(features, sizes, self.ranks)
 
     def _block(self, inputs: Inputs, own: Indices, digests: Sequence[str] | None, count: Counted | None) -> Features:

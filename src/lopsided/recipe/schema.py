@@ -543,6 +543,7 @@ class Recipe(Section):
         if changes.get("encoder.weights") == "embedded":
             changes.setdefault("augment.normalisation", "weights")
         _check_used(changes, self)
+        given = tuple(changes)
         stays = path not in changes or "method" in changes or self.method != "two-stage"
         if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
             # ``baseline`` resets the fields of contrast, and the others may fit the new loss or method only.
@@ -556,7 +557,12 @@ class Recipe(Section):
                 values[section][field] = self._switched(path, changes.pop(path)).model_dump()
         for path, value in changes.items():
             _place(values, path, value)
-        return Recipe(**values)
+        made = Recipe(**values)
+        for path in given:  # Last, because a conflict says more than a field without effect.
+            text = _unused_classifier(path, made.method, made.classifier.kind)
+            if text is not None:
+                raise InputError(text)
+        return made
 
     def _switched(self, path: str, to: object) -> LossSettings:
         """Return the settings of another loss for this field."""
@@ -616,7 +622,8 @@ class Recipe(Section):
     def ignores(self, path: str) -> bool:
         """Return whether a field has no effect on this recipe, because of its method."""
         budget = self.fine_tune.steps or self.fine_tune.minutes
-        return _unused(path, self.method, budget, self.classifier.kind) is not None
+        kind = self.classifier.kind
+        return (_unused(path, self.method, budget, kind) or _unused_classifier(path, self.method, kind)) is not None
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield dotted name, field and value of each field. Some sections count only for the methods that use them.
@@ -718,21 +725,25 @@ def _unused(path: str, method: str, budget: float | None, kind: str = "linear") 
         return f"{nothing}. Use a recipe with heads, such as adapter."
     if is_idle(path, method):
         return f"{nothing}. Use another recipe, such as from-scratch, to train an encoder."
-    if path.startswith("classifier.") and path not in _SECOND and kind not in RETRAINED:
-        return _unused_classifier(path, method, nothing, kind)
+    if method == "fine-tune" and _is_second(path, kind) and not path.startswith("classifier.loss"):
+        return f"{nothing}: the classifier starts from a logistic regression."
     if method == "fine-tune" and path == "encoder_training.epochs" and budget is not None:
         do = "Set that field instead, or add --set fine_tune.steps=unset."
         return f"{path} has no effect because fine_tune.steps or fine_tune.minutes is set. {do}"
     return None
 
 
-def _unused_classifier(path: str, method: str, nothing: str, kind: str) -> str | None:
-    """Return why a field of the second stage has no effect with a method that trains the classifier in the first."""
-    if method == "fine-tune" and not path.startswith("classifier.loss"):
-        return f"{nothing}: the classifier starts from a logistic regression."
-    if method == "end-to-end" and path != "classifier.batch_size":  # ``--batch-size`` sets the field of both stages.
-        return f'{nothing} and classifier.kind "{kind}". Set classifier.kind = "crt" to train the classifier again.'
-    return None
+def _is_second(path: str, kind: str) -> bool:
+    """Return whether only a second stage uses a field, and a classifier of this kind has none of its own."""
+    return path.startswith("classifier.") and path not in _SECOND and kind not in RETRAINED
+
+
+def _unused_classifier(path: str, method: str, kind: str) -> str | None:
+    """Return why a field of the second stage has no effect on an end-to-end recipe, or None."""
+    if method != "end-to-end" or not _is_second(path, kind) or path == "classifier.batch_size":
+        return None  # ``--batch-size`` sets the field of both stages.
+    nothing = f'{path} has no effect with method "{method}" and classifier.kind "{kind}"'
+    return f'{nothing}. Set classifier.kind = "crt" to train the classifier again.'
 
 
 def _check_used(changes: Mapping[str, Any], recipe: Recipe) -> None:
