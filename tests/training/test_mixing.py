@@ -130,8 +130,8 @@ def test_vectors_can_be_mixed_but_have_no_boxes() -> None:
 
     y = np.repeat([0, 1], [30, 12])
     x = np.random.default_rng(0).normal(size=(42, 5)) + 3 * y[:, None]
-    settings = {"encoder.name": "mlp-16", "encoder_training.epochs": 20, "encoder_training.batch_size": 8}
-    mixed = {**settings, "encoder_training.mixup": 0.5}
+    settings = {"encoder.name": "mlp-16", "encoder_training.epochs": 20, "encoder_training.lr": 0.02}
+    mixed = {**settings, "encoder_training.batch_size": 8, "encoder_training.mixup": 0.5}
     model = LopsidedClassifier(recipe="baseline-ce", settings=mixed, random_state=0).fit(x, y)
     assert (model.predict(x) == y).mean() > 0.9
     with pytest.raises(InputError) as caught:
