@@ -102,12 +102,12 @@ def test_weights_climb_to_the_radius_and_stay_if_there_is_no_direction() -> None
     weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
     for weight, grad in zip(weights, ([3.0, 0.0], [4.0]), strict=False):
         weight.grad = torch.tensor(grad)
-    climb(weights[:2], 0.5)
+    climb(weights[:2], 0.5, Ranks())
     assert torch.cat([w.detach() for w in weights]).tolist() == pytest.approx([1.3, 1.0, 1.4, 1.0])
     for grad in (0.0, float("inf"), float("nan")):
         weight = nn.Parameter(torch.ones(2))
         weight.grad = torch.full((2,), grad)
-        climb([weight], 0.5)
+        climb([weight], 0.5, Ranks())
         assert weight.tolist() == [1.0, 1.0]
 
 

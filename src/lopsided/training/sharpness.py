@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lopsided.distributed import Ranks
 from lopsided.models.machine import seeded
 from lopsided.training.shares import Batch
 from lopsided.training.step import Found, Step
@@ -37,7 +38,7 @@ class Sharpness:
             found = step.gradients(batch, inputs, epoch, index)
         weights = [weight for weight in step.parameters if weight.grad is not None]
         before = [weight.detach().clone() for weight in weights]
-        climb(weights, self.rho)
+        climb(weights, self.rho, step.ranks)
         for weight in weights:
             weight.grad = None
         try:
@@ -50,13 +51,15 @@ class Sharpness:
         return found
 
 
-def climb(weights: Sequence[Tensor], rho: float) -> None:
+def climb(weights: Sequence[Tensor], rho: float, ranks: Ranks) -> None:
     """Add rho g / |g| to the weights, in place. Without a gradient, or if it is not finite, they stay as they are."""
     grads = [weight.grad for weight in weights if weight.grad is not None]
     if not grads:
         return
     with torch.no_grad():
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if ranks.size > 1:  # Gradients in another memory layout have another rounding of the norm.
+            norm = ranks.gather(norm[None], [1] * ranks.size)[0]
         scale = rho / (norm + 1e-12)  # The authors' code adds the same number.
         finite = norm.isfinite()  # A tensor: the host does not wait for the device.
         for weight, grad in zip(weights, grads, strict=True):
