@@ -148,7 +148,7 @@ def test_trackers_of_a_run_that_was_killed_after_its_last_file_are_ended_when_it
 ) -> None:
     recipe = recipe_of(photos, f"mlflow:{tmp_path / 'mlruns'}")
     with monkeypatch.context() as patch:
-        patch.setattr(tracking.Tracking, "finish", lambda self, metrics: None)
+        patch.setattr(tracking.Tracking, "finish", lambda self: None)
         run_recipe(recipe, tmp_path / "run")
     assert mlflow_runs(tmp_path / "mlruns")["run"].info.status == "RUNNING"
     for _ in range(2):

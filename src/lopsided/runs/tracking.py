@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lopsided import files
-from lopsided.errors import RunError
+from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
 from lopsided.runs.records import coordinates, proportion
@@ -162,10 +162,14 @@ class Tracking(Reporter):
         """Pass on a warning."""
         self._log.inner.warn(text)
 
-    def finish(self, metrics: Mapping[str, Any]) -> None:
-        """End the trackers with the results of the run, as in ``metrics.json``."""
+    def finish(self) -> None:
+        """End the trackers with the results of the run. The run is complete, so an error here is only a warning."""
         names = _SMALL_FILES if _parent(self._folder) else (*_SMALL_FILES, *_MODEL_FILES)
-        figures, recall = results(metrics)
+        try:
+            figures, recall = results(_metrics(self._folder))
+        except Exception as error:
+            self._log.warn(f"The results could not be sent to the trackers ({type(error).__name__}: {error}).")
+            return
         self._trackers.end(self._step, "finished", figures, recall, [self._folder / name for name in names])
 
     def stop(self, error: BaseException) -> None:
@@ -191,17 +195,17 @@ def tracked(
     except BaseException as error:
         tracking.stop(error)
         raise
-    tracking.finish(_metrics(folder))
+    tracking.finish()
 
 
 def finish_left(folder: Path, recipe: Recipe) -> None:
     """End the trackers of a finished run whose process was killed before it could do so."""
     keys, ended = read_keys(folder)
     if recipe.track and keys and not ended:
-        tracking = Tracking(folder, recipe, None)
-        metrics = _metrics(folder)
-        tracking.begin(metrics.get("classes", ()), _epochs_of(folder))
-        tracking.finish(metrics)
+        with suppress(LopsidedError, OSError):  # The run is complete, and its log may be gone.
+            tracking = Tracking(folder, recipe, None)
+            tracking.begin(_metrics(folder).get("classes", ()), _epochs_of(folder))
+            tracking.finish()
 
 
 def results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
