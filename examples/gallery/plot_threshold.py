@@ -72,8 +72,8 @@ fig.tight_layout()
 # %%
 # A recall to reach
 # -----------------
-# A rule such as ``recall:shirt>=0.9`` needs images of the rare class, too: the number below must lie above the
-# threshold together before the rule can be 95 % sure. With fewer, ``fit`` says how sure it is.
+# A rule such as ``recall:shirt>=0.9`` needs rare images, too. To be 95 % sure of it, at least this many of them must be
+# there, and all of them above the threshold. With fewer, ``fit`` says how sure it is.
 for least in (0.8, 0.9, 0.95, 0.99):
     print(f"recall {least:.2f} needs {images_for_recall(least):4d} rare images")
 plt.show()
