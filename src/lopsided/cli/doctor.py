@@ -22,6 +22,8 @@ EXTRAS = {
     "tensorboard": ("lopsided[tensorboard]", ("tensorboard",), "tracking with TensorBoard"),
 }
 """Optional features: the package to install, the required modules, and the purpose."""
+_PACKAGES = {"mlflow": "mlflow-skinny"}
+"""The packages of modules with another name. The full package mlflow brings this one."""
 
 STEP_GFLOP = 16.7
 """Cost of one resnet18 training step on 128 images of 28 x 28.
@@ -187,5 +189,5 @@ def _extras() -> Iterator[Finding]:
                 name, f"missing {', '.join(missing)}", f"needed for {purpose}: pip install '{install}'", ok=False
             )
         else:
-            versions = ", ".join(f"{module} {metadata.version(module)}" for module in modules)
+            versions = ", ".join(f"{module} {metadata.version(_PACKAGES.get(module, module))}" for module in modules)
             yield Finding(name, versions, f"available: {purpose}")
