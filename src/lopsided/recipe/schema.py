@@ -52,8 +52,9 @@ RUNTIME_FIELDS = frozenset(
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
 LATER_FIELDS = frozenset(
-    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", "encoder.views"}
-) | {"classifier.kind", "classifier.tau"}
+    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final"}
+    | {"encoder.views", "encoder.scaling", "classifier.kind", "classifier.tau"}
+)
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
@@ -93,7 +94,8 @@ def _tuple(value: object) -> object:
 
 
 def _weights(text: str) -> str:
-    if text in WEIGHT_NAMES or text.endswith(".safetensors"):
+    last = text.rpartition("+")[2]  # Joined encoders have several.
+    if last in WEIGHT_NAMES or last.endswith(".safetensors"):
         return text
     raise ValueError("neither a word nor a file of weights")
 
@@ -211,14 +213,23 @@ class Augment(Section):
 class Encoder(Section):
     """The network that turns an image into features."""
 
-    name: Text = _field("resnet18", 'Any timm model, or "mlp" for plain vectors.')
+    name: Text = _field(
+        "resnet18", 'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +.'
+    )
     weights: Weights = _field(
-        "none", f"Initial weights: random (none), those in the package (embedded), timm's weights, or a file. {_OPEN}"
+        "none",
+        "Initial weights: random (none), those in the package (embedded), timm's weights, or a file; for joined "
+        f"encoders one word for all, or the weights of each, joined by +. {_OPEN}",
     )
     views: Views = _field(
         "none",
         "Views of an image whose features are averaged wherever images are not augmented: none, flip (with its mirror "
         'image), flips (4 views), dihedral (8 views of square images), or names such as "identity,rot180".',
+    )
+    scaling: Literal["none", "root"] = _field(
+        "none",
+        "Scaling of the features of a frozen encoder; root: the square root of each feature, then length 1. Vectors "
+        "are not scaled.",
     )
 
 
@@ -747,8 +758,13 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
 
 
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence if the pixels or the method do not fit the encoder's weights."""
+    """Yield a sentence if the pixels, the scaling or the method do not fit the encoder's weights."""
     weights, scale = recipe.encoder.weights, recipe.augment.normalisation
+    if recipe.encoder.scaling != "none" and not recipe.is_frozen:
+        do = "Only the features of a frozen encoder are scaled."
+        yield sentence(
+            f'encoder.scaling must be "none" with method "{recipe.method}"', f'"{recipe.encoder.scaling}"', do
+        )
     if weights == "none" and recipe.is_frozen and recipe.encoder.name != "identity":
         do = 'Set encoder.weights, such as "embedded".'
         yield f'encoder.weights cannot be "none" with method "{recipe.method}": random features are of no use. {do}'
@@ -758,9 +774,14 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
-    elif weights == "embedded" and scale != "weights":
-        must = 'augment.normalisation must be "weights" with encoder.weights = "embedded"'
-        yield sentence(must, f'"{scale}"')
+    elif (weights == "embedded" or "+" in recipe.encoder.name) and scale != "weights":
+        what = 'encoder.weights = "embedded"' if weights == "embedded" else "joined encoders"
+        yield sentence(f'augment.normalisation must be "weights" with {what}', f'"{scale}"')
+    if "+" in recipe.encoder.name and not recipe.is_frozen:
+        do = "Only frozen encoders can be joined."
+        yield sentence(f'encoder.name must be one encoder with method "{recipe.method}"', recipe.encoder.name, do)
+    if "+" in recipe.encoder.name and recipe.final == "ensemble":
+        yield 'final cannot be "ensemble" with joined encoders. Use final = "refit".'
 
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:
