@@ -185,8 +185,11 @@ def prepare(
             "Set another size with --image-size."
         )
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
-    shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
-    notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
+    if recipe.encoder.is_joined:
+        notes.append("Each encoder normalises the pixels by the mean and the deviation of its own weights.")
+    else:
+        shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
+        notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
     prepared = Prepared(
         kind="image", shape=(channels, height, width), image_size=size, mean=mean, std=std, classes=source.classes,
         train=parts["train"], val=parts.get("val"), test=parts.get("test"),

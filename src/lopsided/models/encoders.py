@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.models.ensemble import Ensemble
-from lopsided.models.names import JOINT, split_weights, unknown_encoder
 from lopsided.models.names import MLP_NAME as _MLP_NAME
+from lopsided.models.names import unknown_encoder
 from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of
+from lopsided.recipe.weights import JOINT, MAX_JOINED, split_weights
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -44,10 +45,10 @@ def build_encoder(
       joined: each gets the images with its own normalisation, and the features are those of all of them.
     - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
       that a mismatch raises here and not in the middle of a run.
-    - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which holds the
-      weights of one encoder. "timm" loads timm's weights from the Hugging Face hub, only as safetensors. A path loads a
-      local safetensors file with the key names of timm or torchvision. A classifier in the file is ignored. For
-      1-channel images, the 3 channels of the first convolution are summed.
+    - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which has the
+      weights of a few encoders. "timm" loads timm's weights from the Hugging Face hub, only as safetensors. A path
+      loads a local safetensors file with the key names of timm or torchvision. A classifier in the file is ignored.
+      For 1-channel images, the 3 channels of the first convolution are summed.
 
     The initial weights depend only on ``seed``. The global random state does not change.
     """
@@ -72,6 +73,8 @@ def _joined(
 ) -> tuple[nn.Module, int]:
     """Build encoders side by side. With pretrained weights, each has the normalisation that belongs to its weights."""
     wrong = [name for name in names if not name or is_mlp(name)]
+    if len(names) > MAX_JOINED:
+        raise InputError(sentence(f"at most {MAX_JOINED} encoders can be joined", len(names)))
     if wrong or channels != 3:
         got = f"{wrong[0]!r}" if wrong else f"images of {channels} channels"
         raise InputError(sentence("joined encoders must be timm models for images of 3 channels", got))

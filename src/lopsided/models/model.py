@@ -22,11 +22,11 @@ from lopsided.models.encoders import build_encoder, is_mlp
 from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.machine import arrange
-from lopsided.models.names import JOINT
 from lopsided.models.scaling import Scaling, scaled
 from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
 from lopsided.recipe.views import PLAIN, VIEWS, check_views
+from lopsided.recipe.weights import JOINT
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""

@@ -5,38 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from lopsided.errors import InputError, sentence
-from lopsided.recipe import WEIGHT_NAMES
+from lopsided.recipe.weights import JOINT
 
 MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)|identity")
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", flags=re.MULTILINE)
 _QUOTED = re.compile(r"'(\w+)'")
 _LEAST = 100
 """timm has hundreds of models. If fewer are found, its files look different, and only timm itself can tell."""
-
-
-JOINT = "+"
-"""Stands between the names of joined encoders, and between their weights."""
-
-
-def split_weights(weights: str, names: Sequence[str]) -> list[str]:
-    """Return the weights of each of several joined encoders. One word, such as "embedded", counts for all of them.
-
-    >>> split_weights("embedded+resnet50.safetensors", ["tf_efficientnet_lite0", "resnet50"])
-    ['embedded', 'resnet50.safetensors']
-    """
-    if weights in WEIGHT_NAMES:
-        return [weights] * len(names)
-    parts = weights.split(JOINT)
-    if len(parts) == len(names) and all(parts):
-        return parts
-    must = f"encoder.weights must name weights for each of the {len(names)} encoders {', '.join(names)}"
-    raise InputError(sentence(must, f"{weights!r:.200}", f"Put {JOINT} between them, as in encoder.name."))
 
 
 def check_encoder_name(name: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
-from lopsided.models.names import JOINT, split_weights
 from lopsided.recipe import MAX_SIDE
+from lopsided.recipe.weights import JOINT, split_weights
 
 EMBEDDED = "embedded"
 EMBEDDED_ENCODER = "tf_efficientnet_lite0"

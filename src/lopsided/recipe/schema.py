@@ -30,12 +30,10 @@ from lopsided.recipe.second_stage import RETRAINED, Kind, second_stage_conflicts
 from lopsided.recipe.section import Section
 from lopsided.recipe.upgrade import upgraded
 from lopsided.recipe.views import name_views, parse_views
+from lopsided.recipe.weights import JOINT, is_weights, joined_conflicts
 
 MAX_BYTES = 1_000_000
 """The largest size of a recipe file. A real recipe is about one page."""
-
-WEIGHT_NAMES = ("none", "embedded", "timm")
-"""Values of ``encoder.weights`` that are not paths."""
 
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
@@ -94,8 +92,7 @@ def _tuple(value: object) -> object:
 
 
 def _weights(text: str) -> str:
-    last = text.rpartition("+")[2]  # Joined encoders have several.
-    if last in WEIGHT_NAMES or last.endswith(".safetensors"):
+    if is_weights(text.rpartition(JOINT)[2]):  # Joined encoders have several.
         return text
     raise ValueError("neither a word nor a file of weights")
 
@@ -231,6 +228,16 @@ class Encoder(Section):
         "Scaling of the features of a frozen encoder; root: the square root of each feature, then length 1. Vectors "
         "are not scaled.",
     )
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether these are several encoders, whose features are joined."""
+        return JOINT in self.name
+
+    @property
+    def passes(self) -> int:
+        """How often an image goes through an encoder if it is not augmented: once for each encoder and each view."""
+        return len(self.name.split(JOINT)) * len(parse_views(self.views))
 
 
 class Head(Section):
@@ -712,6 +719,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
     yield from _fold_conflicts(recipe)
     yield from _weights_conflicts(recipe)
+    yield from joined_conflicts(recipe)
     yield from _loss_conflicts(recipe)
     if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
         do = "Set adapter.blend, or remove regression.strength."
@@ -758,13 +766,8 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
 
 
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence if the pixels, the scaling or the method do not fit the encoder's weights."""
+    """Yield a sentence if the pixels or the method do not fit the encoder's weights."""
     weights, scale = recipe.encoder.weights, recipe.augment.normalisation
-    if recipe.encoder.scaling != "none" and not recipe.is_frozen:
-        do = "Only the features of a frozen encoder are scaled."
-        yield sentence(
-            f'encoder.scaling must be "none" with method "{recipe.method}"', f'"{recipe.encoder.scaling}"', do
-        )
     if weights == "none" and recipe.is_frozen and recipe.encoder.name != "identity":
         do = 'Set encoder.weights, such as "embedded".'
         yield f'encoder.weights cannot be "none" with method "{recipe.method}": random features are of no use. {do}'
@@ -774,14 +777,9 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
-    elif (weights == "embedded" or "+" in recipe.encoder.name) and scale != "weights":
+    elif (weights == "embedded" or recipe.encoder.is_joined) and scale != "weights":
         what = 'encoder.weights = "embedded"' if weights == "embedded" else "joined encoders"
         yield sentence(f'augment.normalisation must be "weights" with {what}', f'"{scale}"')
-    if "+" in recipe.encoder.name and not recipe.is_frozen:
-        do = "Only frozen encoders can be joined."
-        yield sentence(f'encoder.name must be one encoder with method "{recipe.method}"', recipe.encoder.name, do)
-    if "+" in recipe.encoder.name and recipe.final == "ensemble":
-        yield 'final cannot be "ensemble" with joined encoders. Use final = "refit".'
 
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:

@@ -26,12 +26,14 @@ def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
     """
     source = list_drawn(runs.settle(base, data))
     side = longest_side(source.images, np.arange(len(source)))
-    small = f"the images have only {side} pixels" if side <= SMALL else ""
+    plain = f"the images have only {side} pixels" if side <= SMALL else ""
+    if base.data.channels == 1:  # Joined encoders take three channels.
+        plain = "data.channels is 1"
     minutes = SECONDS * len(source) / (os.cpu_count() or 1) / 60
     about = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
     other = "Use --recipe fine-tune or from-scratch to train an encoder."
-    if small or len(source) > MANY:
-        reason = small or f"thorough would take {about} for {len(source):,} images"
+    if plain or len(source) > MANY:
+        reason = plain or f"thorough would take {about} for {len(source):,} images"
         why = f"Recipe: default, because no recipe was named and {reason}: a pretrained encoder that is not trained."
         return DEFAULT, f"{why} {other}"
     why = (
