@@ -67,6 +67,8 @@ FEW = (10, 20, 40, 80)
 TAIL = 100
 VIEWS = parse_views("flips")
 EMBEDDED = tuple(named_recipe("thorough").encoder.name.split("+"))
+SMALL, LARGE = 224, named_recipe("thorough").data.image_size
+"""Sides of the images for ``default`` and for ``thorough``."""
 RESNET = "resnet50"
 BASE = "default"
 CHEAP = ("default", "thorough", "plain features", "resnet50", "thorough + resnet50", "class_weight", "SMOTE")
@@ -87,14 +89,14 @@ def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
     """Write the features of all views of the images that are used, one file per encoder."""
     source = open_data(data)
     rows = long_tail(source, 0)[2] if data == "fashion" else np.arange(len(source))
-    views = VIEWS if data != "fashion" else VIEWS[:1]
-    for name in (*EMBEDDED, *([RESNET] if resnet50 else [])):
-        path = folder / f"{data}-{name}.npz"
+    wanted = [(EMBEDDED[0], SMALL, "embedded"), *((name, LARGE, "embedded") for name in EMBEDDED)]
+    wanted += [(RESNET, size, resnet50) for size in (SMALL, LARGE) if resnet50]
+    for name, size, weights in wanted:
+        path = folder / f"{data}-{name}-{size}.npz"
         if path.exists():
             continue
-        weights = resnet50 if name == RESNET and resnet50 else "embedded"
+        views = [VIEWS[0]] if size == SMALL else VIEWS
         pixels = preprocessing_of(name, weights)
-        size = named_recipe("thorough").data.image_size or 224
         network, width = build_encoder(name, channels=3, image_size=size, weights=weights)
         engine = Engine(Model(network, ClassifierHead(width, 2), pixels.mean, pixels.std).eval(), (3, size, size))
         begin, found = time.process_time(), {view: [] for view in views}
@@ -127,34 +129,27 @@ class Features:
     """The features of a data set, for each arm."""
 
     def __init__(self, data: str, folder: Path) -> None:
-        names = [name for name in (*EMBEDDED, RESNET) if (folder / f"{data}-{name}.npz").exists()]
-        self._files = {name: dict(np.load(folder / f"{data}-{name}.npz")) for name in names}
-        first = self._files[EMBEDDED[0]]
+        wanted = [(name, size) for name in (*EMBEDDED, RESNET) for size in (SMALL, LARGE)]
+        paths = {key: folder / f"{data}-{key[0]}-{key[1]}.npz" for key in wanted}
+        self._files = {key: dict(np.load(path)) for key, path in paths.items() if path.exists()}
+        first = self._files[EMBEDDED[0], SMALL]
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
-        self.views = [view for view in VIEWS if view in first]
-        self.default = self._root(first["identity"])
-        self.plain = first["identity"]
 
     @staticmethod
     def _root(features: Floats) -> Floats:
         return scaled(torch.from_numpy(features), "root").numpy()
 
-    def joined(self, names: tuple[str, ...]) -> Floats:
-        """Return the features of several encoders, averaged over the views, and scaled."""
-        parts = [np.mean([self._files[name][view] for view in self.views], axis=0) for name in names]
-        return self._root(np.concatenate(parts, axis=1))
-
     def of(self, arm: str) -> Floats | None:
         """Return the features of an arm, or None if a file is missing."""
-        if arm == "plain features":
-            return self.plain
-        if arm == "thorough":
-            return self.joined(EMBEDDED)
-        if RESNET in arm and RESNET not in self._files:
+        keys = [(RESNET if arm == RESNET else EMBEDDED[0], SMALL)]
+        if arm.startswith("thorough"):
+            keys = [(name, LARGE) for name in (*EMBEDDED, *([RESNET] if RESNET in arm else []))]
+        if any(key not in self._files for key in keys):
             return None
-        if arm == "resnet50":
-            return self._root(self._files[RESNET]["identity"])
-        return self.joined((*EMBEDDED, RESNET)) if arm == "thorough + resnet50" else self.default
+        views = VIEWS if arm.startswith("thorough") else VIEWS[:1]
+        parts = [np.mean([self._files[key][view] for view in views], axis=0) for key in keys]
+        features = np.concatenate(parts, axis=1)
+        return features if arm == "plain features" else self._root(features)
 
 
 def peer(arm: str, seed: int) -> Any:

@@ -34,11 +34,12 @@ def test_without_a_recipe_fit_takes_the_default_and_gives_the_reason(frozen: Pat
     assert (metrics["method"], metrics["loss"], metrics["val"]) == ("frozen", "ce", None)
     assert metrics["test"]["figures"]["uwa"]["value"] > 0.9
     assert notes(frozen)[0] == (
-        "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds. "
-        "Use --recipe from-scratch to train an encoder."
+        "Recipe: default, because no recipe was named and the images have only 12 pixels: a pretrained encoder that is "
+        "not trained. Use --recipe fine-tune or from-scratch to train an encoder."
     )
     card = json.loads((frozen / "model.json").read_text())
-    assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 112)
+    assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 224)
+    assert card["scaling"] == "root"
 
 
 @pytest.mark.slow

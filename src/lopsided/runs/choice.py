@@ -15,7 +15,7 @@ DEFAULT, THOROUGH = "default", "thorough"
 SMALL, MANY = 112, 3000
 """Images of at most ``SMALL`` pixels have no detail that more encoders could see. With more than ``MANY`` photographs,
 ``thorough`` takes too long to be started without a question."""
-SECONDS = 0.21
+SECONDS = 0.27
 """Seconds of one core for the features of a photograph by ``thorough``, as a rough guide."""
 
 
