@@ -106,7 +106,7 @@ def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
     for flags, text in (
         (("--weights", tmp_path / "cut.safetensors"), "--weights must be a readable safetensors file, got "),
         (("--weights", tmp_path / "lite.safetensors", "--encoder", "resnet18"), "does not fit resnet18: it has no "),
-        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be tf_efficientnet_lite0 with "),
+        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be one of tf_efficientnet_lite0, "),
     ):
         ended = call("fit", photos, "--out", tmp_path / "run", *flags, "--quiet")
         assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

@@ -24,6 +24,7 @@ from lopsided.models.scaling import scaled
 SIDE = 32
 FILE_PIXELS = Preprocessing(SIDE, (0.1, 0.5, 0.7), (0.2, 0.4, 0.9))
 JOINED = f"{EMBEDDED_ENCODER}+test_resnet"
+SMALL = "test_resnet+test_efficientnet"
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +41,16 @@ def images(number: int = 4) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, 3, SIDE, SIDE), dtype=np.uint8))
 
 
-def joined_model(weights: str, *, views: tuple[str, ...] = ("identity",), seed: int = 0) -> tuple[Model, ModelCard]:
-    encoder, width = build_encoder(JOINED, image_size=SIDE, weights=weights)
-    pixels = preprocessing_of(JOINED, weights)
+def joined_model(name: str, weights: str, views: tuple[str, ...] = ("identity",)) -> tuple[Model, ModelCard]:
+    encoder, width = build_encoder(name, image_size=SIDE, weights=weights, seed=3)
     card = ModelCard(
-        kind="image", encoder=JOINED, encoder_weights=weights, channels=3, image_size=SIDE, shape=(3, SIDE, SIDE),
-        mean=pixels.mean, std=pixels.std, classes=("cat", "dog"), features=width, views=views, scaling="root",
+        kind="image", encoder=name, encoder_weights=weights, channels=3, image_size=SIDE, shape=(3, SIDE, SIDE),
+        mean=(0.0,) * 3, std=(1.0,) * 3, classes=("cat", "dog"), features=width, views=views, scaling="root",
     )  # fmt: skip
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     head = ClassifierHead(width, 2)
-    with torch.no_grad():
-        head.weight.mul_(30)
-    return Model(encoder, head, pixels.mean, pixels.std, views=views, scaling="root").eval(), card
+    torch.nn.init.normal_(head.weight, std=10)
+    return Model(encoder, head, card.mean, card.std, views=views, scaling="root").eval(), card
 
 
 def test_scaled_features_keep_their_sign_have_length_1_and_a_row_of_zeros_stays_zero() -> None:
@@ -65,7 +64,9 @@ def test_scaled_features_keep_their_sign_have_length_1_and_a_row_of_zeros_stays_
 
 
 def test_joined_encoders_are_the_single_ones_side_by_side_each_with_its_own_normalisation(weights: str) -> None:
-    model, _ = joined_model(weights)
+    model, card = joined_model(JOINED, weights)
+    whole = preprocessing_of(JOINED, weights)
+    assert (whole.mean, whole.std, whole.image_size) == (card.mean, card.std, 224)
     batch = images()
     parts = []
     for name, file in zip(JOINED.split("+"), ("embedded", weights.removeprefix("embedded+")), strict=True):
@@ -83,7 +84,7 @@ def test_joined_encoders_are_the_single_ones_side_by_side_each_with_its_own_norm
 def test_a_saved_joined_model_with_scaled_features_and_views_gives_the_same_probabilities(
     weights: str, tmp_path: Path
 ) -> None:
-    model, card = joined_model(weights, views=("identity", "hflip"))
+    model, card = joined_model(JOINED, weights, views=("identity", "hflip"))
     save_model(tmp_path, model, card)
     loaded, there = load_model(tmp_path)
     assert (there.encoder, there.scaling, there.members) == (JOINED, "root", 1)
@@ -120,10 +121,10 @@ def test_an_ensemble_of_models_with_scaled_features_has_the_mean_of_their_logits
 
 
 def test_the_cache_keeps_the_features_of_joined_encoders_apart_but_not_those_of_scalings(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path))
-    model, card = joined_model(weights)
+    model, card = joined_model(SMALL, "none")
     plain = Model(model.encoder, model.classifier, card.mean, card.std).eval()
     engine = Engine(model, card.shape, fast=False)
 
@@ -139,21 +140,21 @@ def test_the_cache_keeps_the_features_of_joined_encoders_apart_but_not_those_of_
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"encoder": EMBEDDED_ENCODER}, r"model\.safetensors must hold the weights of 1 encoders, got 2\."),
+        ({"encoder": "test_resnet"}, r"model\.safetensors must hold the weights of 1 encoders, got 2\."),
+        ({"encoder": f"{SMALL}+test_resnet"}, r"model\.safetensors must hold the weights of 3 encoders, got 2\."),
         (
-            {"encoder": f"{JOINED}+test_resnet"},
-            r"model\.safetensors must hold the weights of 3 encoders, got 2\.",
+            {"encoder": "test_efficientnet+test_resnet"},
+            r"does not fit the encoder test_efficientnet\+test",
         ),
-        ({"encoder": f"test_resnet+{EMBEDDED_ENCODER}"}, r"model\.safetensors does not fit the encoder test_resnet\+"),
         ({"encoder": "+".join(["test_resnet"] * 500)}, r"must hold the weights of 500 encoders, got 2\."),
         ({"members": 2}, r"model\.safetensors does not fit the encoder "),
         ({"scaling": "cube"}, r"model\.json is not a valid model card: scaling: input should be 'none' or 'root'\."),
     ],
 )
 def test_an_edited_card_of_a_joined_model_is_one_sentence(
-    changes: dict[str, object], text: str, weights: str, tmp_path: Path
+    changes: dict[str, object], text: str, tmp_path: Path
 ) -> None:
-    model, card = joined_model(weights)
+    model, card = joined_model(SMALL, "none")
     save_model(tmp_path, model, card)
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(content | changes))
@@ -184,15 +185,8 @@ def test_an_exported_model_with_scaled_features_gives_the_same_probabilities(tmp
     pytest.importorskip("onnxscript")
     from lopsided.inference.export import export_onnx
 
-    encoder, width = build_encoder("test_resnet+test_efficientnet", image_size=SIDE, seed=3)
-    card = ModelCard(
-        kind="image", encoder="test_resnet+test_efficientnet", channels=3, image_size=SIDE, shape=(3, SIDE, SIDE),
-        mean=(0.0,) * 3, std=(1.0,) * 3, classes=("cat", "dog"), features=width, scaling="root",
-    )  # fmt: skip
-    encoder.mean[1], encoder.std[0] = 0.4, 0.3  # type: ignore[index,operator]
-    head = ClassifierHead(width, 2)
-    torch.nn.init.normal_(head.weight, std=10)
-    model = Model(encoder, head, card.mean, card.std, scaling="root").eval()
+    model, card = joined_model("test_resnet+test_resnet", "none")
+    model.encoder.mean[1], model.encoder.std[0] = 0.4, 0.3
     export_onnx(model, card, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     x = to_float(images())

@@ -45,7 +45,7 @@ def test_embedded_weights_are_loaded_without_a_classifier_and_in_full_precision(
 
 def test_embedded_weights_fit_their_own_encoder_only() -> None:
     text = (
-        r"^encoder\.name must be tf_efficientnet_lite0 or tf_efficientnet_lite1 or tf_efficientnet_lite2 with "
+        r"^encoder\.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, tf_efficientnet_lite2 with "
         r'encoder\.weights = "embedded", got \'resnet18\'\. '
         r"Set encoder\.name, or use other weights\.$"
     )

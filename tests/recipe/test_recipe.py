@@ -69,7 +69,12 @@ def test_embedded_weights_bring_their_pixel_scale_along():
             'Set encoder.weights, such as "embedded".',
         ),
         (
-            {"method": "end-to-end", "encoder.weights": "none", "encoder_training.loss": "ce"},
+            {
+                "method": "end-to-end",
+                "encoder.weights": "none",
+                "encoder_training.loss": "ce",
+                "encoder.scaling": "none",
+            },
             'augment.normalisation cannot be "weights" without pretrained weights. Set encoder.weights, or '
             'augment.normalisation = "source".',
         ),

@@ -41,8 +41,8 @@ def test_photographs_get_the_thorough_recipe_and_small_images_the_default(photog
     name, why = choose_recipe(named_recipe("default"), str(write_photographs(tmp_path / "small", 112)))
     assert (name, why) == (
         "default",
-        "Recipe: default, because no recipe was named and the images have only 112 pixels: a pretrained encoder that is "
-        "not trained. Use --recipe fine-tune or from-scratch to train an encoder.",
+        "Recipe: default, because no recipe was named and the images have only 112 pixels: a pretrained encoder that "
+        "is not trained. Use --recipe fine-tune or from-scratch to train an encoder.",
     )
     name, why = choose_recipe(named_recipe("default").override(**{"data.channels": 1}), str(photographs))
     assert (name, "data.channels is 1" in why) == ("default", True)

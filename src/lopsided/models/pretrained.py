@@ -134,7 +134,7 @@ def embedded_file(encoder: str = EMBEDDED_ENCODER) -> Path:
 def check_embedded(encoder: str) -> None:
     """Raise unless there are embedded weights of this encoder."""
     if encoder not in EMBEDDED_SHA256:
-        must = f'encoder.name must be {" or ".join(EMBEDDED_SHA256)} with encoder.weights = "embedded"'
+        must = f'encoder.name must be one of {", ".join(EMBEDDED_SHA256)} with encoder.weights = "embedded"'
         raise InputError(sentence(must, f"{encoder!r:.100}", "Set encoder.name, or use other weights."))
 
 
