@@ -1,7 +1,8 @@
 """How many flipped labels does the label check list first, and how similar are near-duplicates? On ISIC 2018.
 
     python benchmarks/labels.py flips     flips 20 of 1,228 labels, five times; $LOPSIDED_DATA holds the images
-    python benchmarks/labels.py near      similarity of changed copies, of one lesion and of other lesions
+    python benchmarks/labels.py near [--recipe thorough] [--changed 50]
+                                          similarity of changed copies, of one lesion and of other lesions
 
 Both add to docs/records/labels.json. ``flips`` computes out-of-fold probabilities as ``lopsided fit --folds 5`` does
 with the recipe ``default``: features of the embedded encoder, folds by lesion that are drawn from the flipped labels,
@@ -16,6 +17,7 @@ several orders:
 
 ``near`` changes 200 images as people do (JPEG quality 60, half the size, a crop of 5 % on each side, a mirror image,
 20 % brighter) and compares the cosine of standardised features with that of the most similar image of another lesion.
+The features are those that a run of the recipe gives to its classifier: of its encoders and views, scaled by its rule.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import named_recipe
+from lopsided.recipe.views import parse_views
 from lopsided.training.regression import fit_regression
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "labels.json"
@@ -47,25 +50,28 @@ FLIPPED, FIRST, SEEDS, FOLDS = 20, 40, 5, 5
 CHANGED = 200
 
 
-def extractor(classes: tuple[str, ...]) -> tuple[Extractor, int]:
-    """Return the extractor of the recipe ``default``, and its image size."""
-    encoder = named_recipe("default").encoder
+def extractor(classes: tuple[str, ...], recipe: str) -> tuple[Extractor, int]:
+    """Return the extractor of a recipe with a frozen encoder, and its image size."""
+    encoder = named_recipe(recipe).encoder
+    views = parse_views(encoder.views)
     pixels = preprocessing_of(encoder.name, encoder.weights)
     size = pixels.image_size
     network, width = build_encoder(encoder.name, channels=3, image_size=size, weights=encoder.weights)
     card = ModelCard(
         kind="image", encoder=encoder.name, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
-        std=pixels.std, classes=classes, features=width,
+        std=pixels.std, classes=classes, features=width, views=views, scaling=encoder.scaling,
     )  # fmt: skip
-    model = Model(network, ClassifierHead(width, len(classes)), pixels.mean, pixels.std).eval()
+    head = ClassifierHead(width, len(classes))
+    model = Model(network, head, pixels.mean, pixels.std, views=views, scaling=encoder.scaling).eval()
     return Extractor(model, card), size
 
 
-def features_of(source: Source) -> np.ndarray:
-    """Return the features of all images."""
-    found, size = extractor(source.classes)
+def features_of(source: Source, recipe: str = "default", *, cached: bool = True) -> np.ndarray:
+    """Return the features of all images as the classifier gets them."""
+    found, size = extractor(source.classes, recipe)
     inputs = StreamedInputs(source.images, size, 3, 2)
-    return np.asarray(found.features(inputs, source.images.digest(np.arange(len(source)))))
+    digests = source.images.digest(np.arange(len(source))) if cached else None
+    return np.asarray(found.engine.scale(found.features(inputs, digests)))
 
 
 def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: int) -> np.ndarray:
@@ -161,10 +167,10 @@ def changed(path: Path) -> dict[str, Image.Image]:
     }
 
 
-def near() -> dict[str, Any]:
+def near(recipe: str, number: int) -> dict[str, Any]:
     """Measure the similarity of changed copies, of images of one lesion, and of other lesions."""
     source = open_source("isic2018", classes=["MEL", "DF"])
-    features = features_of(source)
+    features = features_of(source, recipe)
     z = standardised(features.astype(np.float32))
     similar = z @ z.T
     assert source.groups is not None
@@ -178,8 +184,8 @@ def near() -> dict[str, Any]:
     }
     mean, deviation = features.mean(axis=0), features.std(axis=0)
     kept = deviation > 0
-    extract, size = extractor(source.classes)
-    rows = np.random.default_rng(0).permutation(len(source))[:CHANGED]
+    size = extractor(source.classes, recipe)[1]
+    rows = np.random.default_rng(0).permutation(len(source))[:number]
     copies: dict[str, list[np.ndarray]] = {}
     for row in rows.tolist():
         for name, image in changed(source.images.paths[row]).items():
@@ -187,13 +193,13 @@ def near() -> dict[str, Any]:
             copies.setdefault(name, []).append(np.asarray(square))
     for name, pixels in copies.items():
         made = source_from_arrays(np.stack(pixels), [0] * (len(pixels) - 1) + [1])
-        own = np.asarray(extract.features(StreamedInputs(made.images, size, 3, 2), None))
+        own = features_of(made, recipe, cached=False)
         y = (own[:, kept] - mean[kept]) / deviation[kept]
         y /= np.linalg.norm(y, axis=1, keepdims=True)
         cosine = (y * z[rows]).sum(axis=1)
         found[name] = quantiles(cosine) | {"at the threshold": float((cosine >= NEAR).mean())}
         print(name, found[name], flush=True)
-    return {"threshold": NEAR, "images": len(source), "changed": CHANGED, "similarity": found}
+    return {"threshold": NEAR, "images": len(source), "changed": number, "similarity": found}
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:
@@ -208,11 +214,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("flips", "near"))
     parser.add_argument("--out", type=Path, default=RECORD, help="default: docs/records/labels.json")
+    parser.add_argument("--recipe", default="default", choices=("default", "thorough"), help="recipe of near")
+    parser.add_argument("--changed", type=int, default=CHANGED, help="number of images that near changes")
     options = parser.parse_args()
     if options.what == "flips":
         flips(options.out)
     else:
-        write(options.out, "near", near())
+        more = "" if options.recipe == "default" else f" --recipe {options.recipe}"
+        more += "" if options.changed == CHANGED else f" --changed {options.changed}"
+        write(options.out, f"near{more}", near(options.recipe, options.changed))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,18 @@ def test_the_range_of_the_other_figures_is_that_of_the_record(figure: str, words
     assert f"{min(found):.1f} to {max(found):.1f} % for {words}" in " ".join(PAGE.split())
 
 
+def test_the_similarities_of_changed_copies_are_those_of_the_record() -> None:
+    near = record("labels.json")["near"]
+    text, found = " ".join(PAGE.split()), near["similarity"]
+    pairs = found["pairs of other lesions at the threshold"]
+    largest = found["most similar image of another lesion"]["largest"]
+    assert f"({pairs} pairs of {near['images']:,} images; the most similar have a cosine of {largest:g})" in text
+    words = {"jpeg": "reach it at JPEG", "half": "at half the size", "brighter": "if they are brighter"}
+    words |= {"mirror": "if they are mirrored", "crop": "if 5 % of each side are cut off"}
+    for name, what in words.items():
+        assert f"{100 * found[name]['at the threshold']:.3g} % {what}" in text
+
+
 def test_the_flipped_labels_that_were_found_are_those_of_the_record() -> None:
     flips = record("labels.json")["flips"]
     found = [run["found"]["ours"] for run in flips["runs"]]

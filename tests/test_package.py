@@ -167,7 +167,7 @@ def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
     assert set(card.get_all("License-File", [])) == {
         "LICENSE",
         "src/lopsided/data/assets/LICENSE-fashion-mnist.txt",
-        "src/lopsided/models/embedded/LICENSE-efficientnet-lite0.txt",
+        "src/lopsided/models/embedded/LICENSE-efficientnet-lite.txt",
     }
     licences = {name for name in wheel.namelist() if name.startswith(f"{info}/licenses/")}
     assert licences == {f"{info}/licenses/{name}" for name in card.get_all("License-File", [])}

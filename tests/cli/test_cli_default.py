@@ -34,11 +34,12 @@ def test_without_a_recipe_fit_takes_the_default_and_gives_the_reason(frozen: Pat
     assert (metrics["method"], metrics["loss"], metrics["val"]) == ("frozen", "ce", None)
     assert metrics["test"]["figures"]["uwa"]["value"] > 0.9
     assert notes(frozen)[0] == (
-        "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds. "
-        "Use --recipe from-scratch to train an encoder."
+        "Recipe: default, because no recipe was named and the images have only 12 pixels: a pretrained encoder that is "
+        "not trained. Use --recipe fine-tune or from-scratch to train an encoder."
     )
     card = json.loads((frozen / "model.json").read_text())
-    assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 112)
+    assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 224)
+    assert card["scaling"] == "root"
 
 
 @pytest.mark.slow
@@ -105,7 +106,7 @@ def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
     for flags, text in (
         (("--weights", tmp_path / "cut.safetensors"), "--weights must be a readable safetensors file, got "),
         (("--weights", tmp_path / "lite.safetensors", "--encoder", "resnet18"), "does not fit resnet18: it has no "),
-        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be tf_efficientnet_lite0 with "),
+        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be one of tf_efficientnet_lite0, "),
     ):
         ended = call("fit", photos, "--out", tmp_path / "run", *flags, "--quiet")
         assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

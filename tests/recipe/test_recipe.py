@@ -27,7 +27,7 @@ OLD = Path(__file__).parent / "version-0.1"
 LOSS = "encoder_training.loss"
 NAMES = ["baseline-ce", "baseline-focal", "baseline-weighted-ce", "default", "demo", "fine-tune", "from-scratch"]
 NAMES += ["paper-fmnist", "paper-isic"]
-NAMES = ["adapter", "adapter-average", *NAMES]
+NAMES = ["adapter", "adapter-average", *NAMES, "thorough"]
 TEXTS = st.text(min_size=1).filter(lambda text: "\0" not in text)
 
 
@@ -69,7 +69,12 @@ def test_embedded_weights_bring_their_pixel_scale_along():
             'Set encoder.weights, such as "embedded".',
         ),
         (
-            {"method": "end-to-end", "encoder.weights": "none", "encoder_training.loss": "ce"},
+            {
+                "method": "end-to-end",
+                "encoder.weights": "none",
+                "encoder_training.loss": "ce",
+                "encoder.scaling": "none",
+            },
             'augment.normalisation cannot be "weights" without pretrained weights. Set encoder.weights, or '
             'augment.normalisation = "source".',
         ),

@@ -52,10 +52,10 @@ def chosen(folder: Path, arms: str = "ce,weighted-ce,cl", **changes: Any) -> Cho
 
 def test_arms_are_tried_in_the_order_of_their_estimated_cost() -> None:
     base = named_recipe("from-scratch").override(**{"data.source": "photos", "data.folds": 3})
-    order = cheapest_first(parse_arms(["afcl:encoder_training.views=2,ce,default"]), base)
-    assert [arm.name for arm in order] == ["default", "ce", "afcl:encoder_training.views=2"]
+    order = cheapest_first(parse_arms(["afcl:encoder_training.views=2,ce,thorough,default"]), base)
+    assert [arm.name for arm in order] == ["default", "thorough", "ce", "afcl:encoder_training.views=2"]
     assert work_of(base.override(**{"data.image_size": 112})) == pytest.approx(work_of(base) / 4)
-    assert {"default", "ce", "cl", "afcl"} <= set(usual_arms())
+    assert {"default", "thorough", "ce", "cl", "afcl"} <= set(usual_arms())
 
 
 def test_with_enough_time_all_arms_are_compared_and_the_best_is_taken(tmp_path: Path) -> None:

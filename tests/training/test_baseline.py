@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
+from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
 from lopsided.training import baseline, default_run, stages
 from lopsided.training import fit as fitting
@@ -20,6 +22,16 @@ from lopsided.training.baseline import Compared, compare, compare_answers
 from lopsided.training.default_run import classify_by_default, is_default
 from lopsided.training.reporter import Log
 from training.conftest import tiny
+
+
+@pytest.fixture(autouse=True)
+def small_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe default enlarges images to 224 pixels, which takes long. These tests need no good features."""
+
+    def smaller(encoder: str, weights: str) -> Preprocessing:
+        return replace(preprocessing_of(encoder, weights), image_size=64)
+
+    monkeypatch.setattr(default_run, "preprocessing_of", smaller)
 
 
 def part(counts: tuple[int, ...], seed: int, size: int = 20) -> Part:

@@ -205,7 +205,7 @@ def test_the_embedded_encoder_takes_one_pixel(cache: Path, tmp_path: Path) -> No
     source = source_from_arrays(pixels, [0, 1] * 6, classes=["black", "white"])
     changes = {"device": "cpu", "threads": 1, "data.test": 0.3}
     fitted = fit(named_recipe("default").override(**changes), source, tmp_path / "run")
-    assert fitted.card.shape == (3, 112, 112)
+    assert fitted.card.shape == (3, 224, 224)
     assert fitted.test is not None
     assert (fitted.test.probabilities.argmax(axis=1) == fitted.test.y_true).all()
 

@@ -267,12 +267,14 @@ def _check_kind_of_runs(out: Path, records: Sequence[Record], folds: int | None)
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Return the fields that decide a run, except for the fields in which the runs of one arm differ."""
     from lopsided.recipe import RUNTIME_FIELDS
+    from lopsided.recipe.weights import change_files
     from lopsided.recipe.words import leaves
     from lopsided.runs.records import VARIED_FIELDS
 
     found = {path: value for path, _, value in leaves(recipe) if path not in RUNTIME_FIELDS | VARIED_FIELDS}
     settings: dict[str, Any] = json.loads(json.dumps(found))  # As sweep.json holds them: a tuple becomes a list.
-    return settings | {"encoder.weights": Path(recipe.encoder.weights).name}
+    weights = change_files(recipe.encoder.name, recipe.encoder.weights, lambda path: Path(path).name)
+    return settings | {"encoder.weights": weights}
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,13 +151,11 @@ def _weights() -> Iterator[Finding]:
     """Yield the pretrained weights that need no network, and the cache of features."""
     from lopsided.errors import LopsidedError
     from lopsided.inference.feature_cache import cache_limit, cache_root, list_cache
-    from lopsided.models.pretrained import EMBEDDED_ENCODER, embedded_file
+    from lopsided.models.pretrained import EMBEDDED_SHA256, embedded_file
 
     try:
-        size = embedded_file().stat().st_size
-        yield Finding(
-            "embedded", f"{EMBEDDED_ENCODER}, {size / 1e6:.0f} MB", "the recipes default and adapter work offline"
-        )
+        sizes = [f"{name}, {embedded_file(name).stat().st_size / 1e6:.0f} MB" for name in EMBEDDED_SHA256]
+        yield Finding("embedded", "; ".join(sizes), "the recipes with pretrained encoders work offline")
     except LopsidedError as error:
         yield Finding("embedded", "damaged", str(error), ok=False)
     found = sorted(_downloaded())

@@ -91,13 +91,13 @@ def check_data(base: Recipe) -> str:
 def open_data(base: Recipe) -> Source:
     """Check images and weights like ``check_data``. Return the source."""
     from lopsided.data.sources import open_source
-    from lopsided.recipe import WEIGHT_NAMES
+    from lopsided.recipe.weights import weight_files
     from lopsided.runs.run import settle
 
     settled = settle(base)
-    weights = settled.encoder.weights
-    if weights not in WEIGHT_NAMES and not Path(weights).is_file():
-        raise InputError(f"The file of weights {weights} does not exist. Correct --weights.")
+    for path in weight_files(settled.encoder.name, settled.encoder.weights):
+        if not Path(path).is_file():
+            raise InputError(f"The file of weights {path} does not exist. Correct --weights.")
     data = settled.data
     source = open_source(
         data.source or "",

@@ -385,7 +385,13 @@ def _fit(
     if not resume:
         _check_split(chosen, changes)
     continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
-    if recipe in (None, "default") and not continues:
+    if recipe is None and not continues and chosen.method == "frozen" and not any(map(_names_encoder, changes)):
+        from lopsided.recipe import named_recipe
+        from lopsided.runs.choice import choose_recipe
+
+        name, why = _told(ranks, lambda: choose_recipe(chosen, data))
+        chosen = named_recipe(name).override(**changes)
+    if recipe in (None, "default", "thorough") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks)
     if parallel is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
@@ -415,6 +421,11 @@ def _fit(
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
     return run, already
+
+
+def _names_encoder(path: str) -> bool:
+    """Return whether a field says which features to compute, so that there is nothing to choose."""
+    return path.startswith("encoder.") or path in ("data.image_size", "method")
 
 
 _SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split")
@@ -514,7 +525,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
         if training == "encoder.name":
             why = "Recipe: from-scratch, because the encoder has no pretrained weights (--weights)."
         return find_recipe("from-scratch").to_toml(), why
-    why = "Recipe: default, because no recipe was named: a pretrained encoder that is not trained, which takes seconds."
+    why = "Recipe: default, because the fields of the encoder are given: a pretrained encoder that is not trained."
     return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."
 
 

@@ -164,7 +164,7 @@ def prepare(
     data, side = recipe.data, recipe.data.image_size or source.resized
     channels = data.channels or (3 if pixels is not None else source.images.channels)
     if data.image_size is None and pixels is not None:
-        side = pixels.side(_longest_side(source.images, splits.train))
+        side = pixels.side(longest_side(source.images, splits.train))
     first = source.images.load(splits.train[:1], side, channels)
     height, width = first.shape[2:]
     size = height if height == width else None
@@ -185,8 +185,11 @@ def prepare(
             "Set another size with --image-size."
         )
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
-    shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
-    notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
+    if recipe.encoder.is_joined:
+        notes.append("Each encoder normalises the pixels by the mean and the deviation of its own weights.")
+    else:
+        shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
+        notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
     prepared = Prepared(
         kind="image", shape=(channels, height, width), image_size=size, mean=mean, std=std, classes=source.classes,
         train=parts["train"], val=parts.get("val"), test=parts.get("test"),
@@ -234,7 +237,7 @@ def _inputs(
     return make, [note]
 
 
-def _longest_side(images: Images, rows: Indices) -> int:
+def longest_side(images: Images, rows: Indices) -> int:
     """Return the median of the longer sides of a few images. They decide whether images are small."""
     few = rows[np.linspace(0, len(rows) - 1, min(len(rows), _FEW)).astype(np.int64)]
     return int(np.median([max(images.size(row)) for row in few.tolist()]))

@@ -6,7 +6,7 @@ torch, and uses torch if the results differ. Vectors, MLPs and encoders without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,10 +57,21 @@ class Engine:
     def adapt(self, features: Features) -> Features:
         """Return the inputs of the classifier, given the features of the encoder."""
         if self._model.adapter is None:
-            return features
+            return self.scale(features)
+        return self._through(self._model.adapt, features)
+
+    def scale(self, features: Features) -> Features:
+        """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
+        return features if self._is_plain else self._through(self._model.scale, features)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._model.scaling == "none"
+
+    def _through(self, step: Callable[[Tensor], Tensor], features: Features) -> Features:
         with evaluating(self._model):
-            adapted: Features = self._model.adapt(torch.from_numpy(features).to(self._device)).cpu().numpy()
-        return adapted
+            found: Features = step(torch.from_numpy(features).to(self._device)).cpu().numpy()
+        return found
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.recipe import WEIGHT_NAMES
+from lopsided.recipe.weights import JOINT
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,6 +47,10 @@ def check_hub(card: ModelCard) -> None:
         what = f"a {card.head} classifier"
     elif is_mlp(card.encoder) or card.kind != "image":
         what = f"the encoder {card.encoder}, which is not a model of timm"
+    elif JOINT in card.encoder:
+        what, more = "joined encoders", " Or train with --recipe default --set encoder.scaling=none."
+    elif card.scaling != "none":
+        what, more = "scaled features", " Or train with --set encoder.scaling=none."
     elif len(card.views) > 1:
         what, more = "the mean over several views", " Or train with --recipe default --views none."
     if what:
@@ -65,7 +70,7 @@ def base_model(card: ModelCard) -> str | None:
     """Return the name on the hub of the pretrained weights that a model started from, or None if it has none."""
     from lopsided.models.encoders import timm_config
 
-    if card.encoder_weights not in ("embedded", "timm"):
+    if card.encoder_weights not in ("embedded", "timm") or JOINT in card.encoder:
         return None
     config = timm_config(card.encoder)
     return None if config is None else config.hf_hub_id

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
+from lopsided.models.ensemble import Ensemble
 from lopsided.models.names import MLP_NAME as _MLP_NAME
 from lopsided.models.names import unknown_encoder
-from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file
+from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of
+from lopsided.recipe.weights import JOINT, MAX_JOINED, split_weights
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -39,28 +41,54 @@ def build_encoder(
     """Build an encoder and return it with the length of its feature vectors.
 
     - ``name``: a timm model, "mlp", or "identity". The last two take vectors of ``in_features`` numbers, or flatten
-      images of a fixed size. "identity" returns its inputs as features.
+      images of a fixed size. "identity" returns its inputs as features. Several timm models with "+" between them are
+      joined: each gets the images with its own normalisation, and the features are those of all of them.
     - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
       that a mismatch raises here and not in the middle of a run.
-    - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which holds the
-      weights of one encoder. "timm" loads timm's weights from the Hugging Face hub, only as safetensors. A path loads a
-      local safetensors file with the key names of timm or torchvision. A classifier in the file is ignored. For
-      1-channel images, the 3 channels of the first convolution are summed.
+    - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which has the
+      weights of a few encoders. "timm" loads timm's weights from the Hugging Face hub, only as safetensors. A path
+      loads a local safetensors file with the key names of timm or torchvision. A classifier in the file is ignored.
+      For 1-channel images, the 3 channels of the first convolution are summed.
 
     The initial weights depend only on ``seed``. The global random state does not change.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if JOINT in name:
+        return _joined(name.split(JOINT), channels, size, os.fspath(weights), seed)
     with seeded_init(seed, "encoder"):
         encoder = _mlp(name, channels, size, in_features) if _MLP_NAME.fullmatch(name) else _timm(name, channels, size)
     weights = os.fspath(weights)
     if weights == EMBEDDED:
         check_embedded(name)
-        load_weights(encoder, embedded_file(), name)
+        load_weights(encoder, embedded_file(name), name)
     elif weights == "timm":
         load_weights(encoder, _download(name), name)
     elif weights != "none":
         load_weights(encoder, Path(weights), name)
     return encoder, _num_features(encoder, name, channels, size)
+
+
+def _joined(
+    names: Sequence[str], channels: int, size: tuple[int, int] | None, weights: str, seed: int
+) -> tuple[nn.Module, int]:
+    """Build encoders side by side. With pretrained weights, each has the normalisation that belongs to its weights."""
+    wrong = [name for name in names if not name or is_mlp(name)]
+    if len(names) > MAX_JOINED:
+        raise InputError(sentence(f"at most {MAX_JOINED} encoders can be joined", len(names)))
+    if wrong or channels != 3:
+        got = f"{wrong[0]!r}" if wrong else f"images of {channels} channels"
+        raise InputError(sentence("joined encoders must be timm models for images of 3 channels", got))
+    files = split_weights(weights, names)
+    built = [
+        build_encoder(name, channels=channels, image_size=size, weights=file, seed=seed)
+        for name, file in zip(names, files, strict=True)
+    ]
+    joined = Ensemble([encoder for encoder, _ in built], channels)
+    for place, (name, file) in enumerate(zip(names, files, strict=True)):
+        if file != "none":
+            pixels = preprocessing_of(name, file)
+            joined.mean[place], joined.std[place] = torch.tensor(pixels.mean), torch.tensor(pixels.std)
+    return joined, sum(width for _, width in built)
 
 
 @contextmanager

@@ -22,9 +22,11 @@ from lopsided.models.encoders import build_encoder, is_mlp
 from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.machine import arrange
+from lopsided.models.scaling import Scaling, scaled
 from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
 from lopsided.recipe.views import PLAIN, VIEWS, check_views
+from lopsided.recipe.weights import JOINT
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""
@@ -73,6 +75,8 @@ class ModelCard(BaseModel):
     """The number of features of the encoder."""
     head: Literal["linear", "cosine"] = "linear"
     """The classifier: one linear layer, or scaled cosines of features and class weights plus a bias."""
+    scaling: Scaling = "none"
+    """How the features are scaled before the heads and the classifier get them."""
     adapter: AdapterCard | None = None
     """The heads between the encoder and the classifier; None: the classifier gets the features of the encoder."""
     members: int = Field(default=1, ge=1, le=MAX_MEMBERS)
@@ -122,8 +126,10 @@ class Model(nn.Module):
         kind: Literal["image", "vector"] = "image",
         adapter: Adapter | None = None,
         views: Sequence[str] = PLAIN,
+        scaling: Scaling = "none",
     ) -> None:
         super().__init__()
+        self.scaling: Scaling = scaling
         self.views = tuple(views)
         self.encoder = encoder
         self.adapter = adapter
@@ -138,9 +144,14 @@ class Model(nn.Module):
         features: Tensor = self.encoder(((x - self.mean) / self.std).float())
         return features
 
+    def scale(self, features: Tensor) -> Tensor:
+        """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
+        return scaled(features, self.scaling)
+
     def adapt(self, features: Tensor) -> Tensor:
         """Return the inputs of the classifier, given the features of the encoder."""
-        return features if self.adapter is None else self.adapter(features)
+        inputs = self.scale(features)
+        return inputs if self.adapter is None else self.adapter(inputs)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the inputs of the classifier: the mean features of the views, through the adapter if there is one."""
@@ -167,7 +178,7 @@ def _build(card: ModelCard) -> Model:
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes))
-    return Model(encoder, classifier, card.mean, card.std, card.kind, adapter, card.views)
+    return Model(encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling)
 
 
 def with_views(model: Model, card: ModelCard, views: Sequence[str]) -> ModelCard:
@@ -190,9 +201,8 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
     atomic_write(folder / WEIGHTS_NAME, content)
     # Earlier versions refuse these keys, and they can read every model that does not need them.
-    usual = {
-        name for name in ("adapter", "members", "views") if getattr(card, name) == ModelCard.model_fields[name].default
-    }
+    later = ("adapter", "members", "scaling", "views")
+    usual = {name for name in later if getattr(card, name) == ModelCard.model_fields[name].default}
     atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=usual) + "\n")
     return card
 
@@ -276,8 +286,9 @@ def _check_members(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> 
     """Raise if the weights hold another number of encoders than the card, before building so many."""
     start = "encoder.members."
     found = len({key.removeprefix(start).partition(".")[0] for key in state if key.startswith(start)}) or 1
-    if found != card.members:
-        raise RunError(sentence(f"{path} must hold the weights of {card.members} encoders", found))
+    needed = max(card.members, len(card.encoder.split(JOINT)))
+    if found != needed:
+        raise RunError(sentence(f"{path} must hold the weights of {needed} encoders", found))
 
 
 def _check_shapes(model: Model, state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:

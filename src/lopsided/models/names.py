@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lopsided.errors import InputError, sentence
+from lopsided.recipe.weights import JOINT
 
 MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)|identity")
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", flags=re.MULTILINE)
@@ -21,6 +22,10 @@ _LEAST = 100
 
 def check_encoder_name(name: str) -> None:
     """Raise if timm certainly has no model of this name. Its files are searched; they are not imported."""
+    if JOINT in name:
+        for part in name.split(JOINT):
+            check_encoder_name(part)
+        return
     if MLP_NAME.fullmatch(name) is not None:
         return
     if "timm" in sys.modules:  # Another package may have added models.

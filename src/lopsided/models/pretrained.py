@@ -1,8 +1,8 @@
 """Pretrained weights: the file in the package, and the preprocessing that belongs to weights.
 
-The package holds the ImageNet weights of EfficientNet-Lite0 without the classifier. ``scripts/make_encoder.py`` makes
-the file from a public package and checks it. The header of the file holds the preprocessing. So the preprocessing stays
-with the weights, and the model card takes it from there.
+The package holds the ImageNet weights of EfficientNet-Lite0, -Lite1 and -Lite2 without their classifiers.
+``scripts/make_encoder.py`` makes the files from public packages and checks them. The header of a file holds the
+preprocessing. So the preprocessing stays with the weights, and the model card takes it from there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,11 +19,16 @@ from typing import Any
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.recipe import MAX_SIDE
+from lopsided.recipe.weights import JOINT, split_weights
 
 EMBEDDED = "embedded"
 EMBEDDED_ENCODER = "tf_efficientnet_lite0"
-EMBEDDED_SHA256 = "6bde559698f7a6d3b1945b52ac87fc265d61087b222b273090118c2253356a55"
-"""SHA-256 of the embedded file, as ``scripts/make_encoder.py`` prints it."""
+EMBEDDED_SHA256 = {
+    "tf_efficientnet_lite0": "938dc2fc631124f64b54781e8836e9547c2444cedd18962532ce5a1a293cf9e8",
+    "tf_efficientnet_lite1": "66a9aa71e4658c1fbf6e80720a7629d9d43506238c2eb0de97defc5d6d822b27",
+    "tf_efficientnet_lite2": "76f9c35116142945055f10f21446047c25f5ac5aff75edd71d44b40e5f6f6c76",
+}
+"""SHA-256 of the embedded file of each encoder, as ``scripts/make_encoder.py`` prints it."""
 
 HEADER_KEY = "lopsided"
 """Name of the metadata entry that holds the preprocessing as JSON."""
@@ -92,10 +97,16 @@ def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
     """Return the preprocessing of an encoder's weights: "embedded", "timm", or a path of a safetensors file.
 
     A file of another program has no preprocessing in its header. For such a file, and for timm's weights, timm's
-    configuration of the encoder is used.
+    configuration of the encoder is used. Joined encoders have the sizes of the first one, and normalise the pixels
+    themselves.
     """
+    if JOINT in encoder:
+        names = encoder.split(JOINT)
+        first = preprocessing_of(names[0], split_weights(weights, names)[0])
+        return replace(first, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     if weights == EMBEDDED:
-        return _embedded_preprocessing()
+        check_embedded(encoder)
+        return _embedded_preprocessing(encoder)
     header = "" if weights == "timm" else _header(Path(weights))
     if header:
         try:
@@ -105,30 +116,31 @@ def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
     return _timm_preprocessing(encoder)
 
 
-def embedded_file() -> Path:
-    """Return the path of the embedded weights. Raise if the file is missing or damaged."""
-    path = Path(str(resources.files("lopsided.models") / "embedded" / "efficientnet_lite0.safetensors"))
+def embedded_file(encoder: str = EMBEDDED_ENCODER) -> Path:
+    """Return the path of the embedded weights of an encoder. Raise if the file is missing or damaged."""
+    name = f"{encoder.removeprefix('tf_')}.safetensors"
+    path = Path(str(resources.files("lopsided.models") / "embedded" / name))
     try:
         content = path.read_bytes()
     except OSError as error:
         got = f"cannot be read ({error.strerror})"
     else:
-        if hashlib.sha256(content).hexdigest() == EMBEDDED_SHA256:
+        if hashlib.sha256(content).hexdigest() == EMBEDDED_SHA256[encoder]:
             return path
         got = "is damaged"
     raise RunError(f"The file of the embedded weights {got}: {path}. Install lopsided again.")
 
 
 def check_embedded(encoder: str) -> None:
-    """Raise unless the embedded weights are weights of this encoder."""
-    if encoder != EMBEDDED_ENCODER:
-        must = f'encoder.name must be {EMBEDDED_ENCODER} with encoder.weights = "embedded"'
+    """Raise unless there are embedded weights of this encoder."""
+    if encoder not in EMBEDDED_SHA256:
+        must = f'encoder.name must be one of {", ".join(EMBEDDED_SHA256)} with encoder.weights = "embedded"'
         raise InputError(sentence(must, f"{encoder!r:.100}", "Set encoder.name, or use other weights."))
 
 
 @cache
-def _embedded_preprocessing() -> Preprocessing:
-    return Preprocessing.from_json(_header(embedded_file()))
+def _embedded_preprocessing(encoder: str) -> Preprocessing:
+    return Preprocessing.from_json(_header(embedded_file(encoder)))
 
 
 def _header(path: Path) -> str:

@@ -7,7 +7,6 @@ from lopsided.recipe.schema import (
     MAX_SIDE,
     RUNTIME_FIELDS,
     UNHASHED_FIELDS,
-    WEIGHT_NAMES,
     Classifier,
     EncoderTraining,
     Recipe,
@@ -18,6 +17,7 @@ from lopsided.recipe.schema import (
     named_recipes,
     parse_change,
 )
+from lopsided.recipe.weights import WEIGHT_NAMES
 
 __all__ = [
     "FROZEN",

@@ -32,12 +32,10 @@ from lopsided.recipe.section import Section
 from lopsided.recipe.training import USUAL_BETA, training_conflicts
 from lopsided.recipe.upgrade import upgraded
 from lopsided.recipe.views import name_views, parse_views
+from lopsided.recipe.weights import JOINT, is_weights, joined_conflicts
 
 MAX_BYTES = 1_000_000
 """The largest size of a recipe file. A real recipe is about one page."""
-
-WEIGHT_NAMES = ("none", "embedded", "timm")
-"""Values of ``encoder.weights`` that are not paths."""
 
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
@@ -64,7 +62,7 @@ TRAINING_FIELDS = tuple(
 """Fields of the training of an encoder that are off by default."""
 LATER_FIELDS = frozenset(
     {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", *TRAINING_FIELDS}
-    | {"encoder.views", "classifier.kind", "classifier.tau"}
+    | {"encoder.views", "encoder.scaling", "classifier.kind", "classifier.tau"}
 )
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
@@ -106,7 +104,7 @@ def _tuple(value: object) -> object:
 
 
 def _weights(text: str) -> str:
-    if text in WEIGHT_NAMES or text.endswith(".safetensors"):
+    if is_weights(text.rpartition(JOINT)[2]):  # Joined encoders have several.
         return text
     raise ValueError("neither a word nor a file of weights")
 
@@ -237,15 +235,34 @@ class Augment(Section):
 class Encoder(Section):
     """The network that turns an image into features."""
 
-    name: Text = _field("resnet18", 'Any timm model, or "mlp" for plain vectors.')
+    name: Text = _field(
+        "resnet18", 'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +.'
+    )
     weights: Weights = _field(
-        "none", f"Initial weights: random (none), those in the package (embedded), timm's weights, or a file. {_OPEN}"
+        "none",
+        "Initial weights: random (none), those in the package (embedded), timm's weights, or a file; for joined "
+        f"encoders one word for all, or the weights of each, joined by +. {_OPEN}",
     )
     views: Views = _field(
         "none",
         "Views of an image whose features are averaged wherever images are not augmented: none, flip (with its mirror "
         'image), flips (4 views), dihedral (8 views of square images), or names such as "identity,rot180".',
     )
+    scaling: Literal["none", "root"] = _field(
+        "none",
+        "Scaling of the features of a frozen encoder; root: the square root of each feature, then length 1. Vectors "
+        "are not scaled.",
+    )
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether these are several encoders, whose features are joined."""
+        return JOINT in self.name
+
+    @property
+    def passes(self) -> int:
+        """How often an image goes through an encoder if it is not augmented: once for each encoder and each view."""
+        return len(self.name.split(JOINT)) * len(parse_views(self.views))
 
 
 class Head(Section):
@@ -775,6 +792,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
     yield from _fold_conflicts(recipe)
     yield from _weights_conflicts(recipe)
+    yield from joined_conflicts(recipe)
     yield from _loss_conflicts(recipe)
     if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
         do = "Set adapter.blend, or remove regression.strength."
@@ -834,9 +852,9 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
-    elif weights == "embedded" and scale != "weights":
-        must = 'augment.normalisation must be "weights" with encoder.weights = "embedded"'
-        yield sentence(must, f'"{scale}"')
+    elif (weights == "embedded" or recipe.encoder.is_joined) and scale != "weights":
+        what = 'encoder.weights = "embedded"' if weights == "embedded" else "joined encoders"
+        yield sentence(f'augment.normalisation must be "weights" with {what}', f'"{scale}"')
 
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:

@@ -13,6 +13,7 @@ from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.views import parse_views
+from lopsided.recipe.weights import JOINT, split_weights
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
@@ -122,16 +123,25 @@ def _second(recipe: Recipe) -> str:
     }.get(section.kind, "")
 
 
+def _encoder(recipe: Recipe) -> str:
+    """Return the encoder, or the joined encoders, with their initial weights."""
+    names = recipe.encoder.name.split(JOINT)
+    kinds = {"none": "", "embedded": "the embedded pretrained weights", "timm": "pretrained weights of timm"}
+    weights = dict.fromkeys(
+        kinds.get(part, "weights from a file") for part in split_weights(recipe.encoder.weights, names)
+    )
+    start = f" with {listed(list(weights))}" if any(weights) else ""
+    if len(names) == 1:
+        return f"A {clean(names[0])}{start}"
+    return f"{len(names)} joined encoders ({listed([clean(name) for name in names])}){start}"
+
+
 def summary(facts: Facts) -> str:
     """Return two sentences: what was trained, and on which images."""
     recipe, training = facts.recipe, facts.recipe.encoder_training
     names = [quoted(name) for name in facts.classes]
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else amount(len(names), "class", "classes")
-    start = {
-        "none": "",
-        "embedded": " with the embedded pretrained weights",
-        "timm": " with pretrained weights of timm",
-    }.get(recipe.encoder.weights, " with weights from a file")
+    its = "their" if recipe.encoder.is_joined else "its"
     how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
     if recipe.method == "two-stage":
         how += (
@@ -141,16 +151,16 @@ def summary(facts: Facts) -> str:
     elif recipe.method == "end-to-end":
         how += _second(recipe)
     elif recipe.method == "frozen":
-        how = f"logistic regression on its features, which were not trained, with {_loss(recipe.classifier.loss)}"
+        how = f"logistic regression on {its} features, which were not trained, with {_loss(recipe.classifier.loss)}"
     elif recipe.method == "adapter":
         plus = ", averaged with a logistic regression" if recipe.adapter.blend else ""
-        how = f"{amount(recipe.adapter.heads, 'head')} on its features, which were not trained, with {how}{plus}"
+        how = f"{amount(recipe.adapter.heads, 'head')} on {its} features, which were not trained, with {how}{plus}"
     elif recipe.method == "fine-tune":
         how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}"
     num = len(parse_views(recipe.encoder.views))
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
-    learned = f"A {clean(recipe.encoder.name)}{start} learned to distinguish {task}: {how}."
+    learned = f"{_encoder(recipe)} learned to distinguish {task}: {how}."
     if facts.metrics.folds is not None:
         return (
             f"{learned} {fold_words(facts.metrics.folds, facts)} All images are from {source_name(recipe)}{scenario}."

@@ -65,7 +65,8 @@ FOLDS, WHOLE = "folds", "all"
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
 FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
-"""Seconds of one fold with a frozen encoder, of each image in a fold, and of its features: a rough guide."""
+"""Seconds of one fold with a frozen encoder, of each image in a fold, and of one pass through an encoder: a rough
+guide."""
 RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
 _OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
@@ -101,7 +102,7 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
         return None, ""
     seconds = folds * (FOLD_SECONDS + IMAGE_SECONDS * len(source))
     if cache_root() is None:  # Each fold computes all features again.
-        seconds += folds * FEATURE_SECONDS * len(source)
+        seconds += folds * FEATURE_SECONDS * recipe.encoder.passes * len(source)
     about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
     few = f"{rarest!r} has only {counts[rarest]:,} images"
     if seconds > CHEAP_SECONDS:

@@ -20,6 +20,7 @@ from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS, WEIGHT_NAMES, hashed_fields
+from lopsided.recipe.weights import change_files
 from lopsided.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def family_of(recipe: Recipe) -> str:
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
     kept["total"] = next((part for part in parts if part.startswith("total=")), None)
-    name = Path(recipe.encoder.weights).name
+    name = change_files(recipe.encoder.name, recipe.encoder.weights, lambda path: Path(path).name)
     family = _digest({**kept, "weights": "none"})
     return family if name == "none" else f"{family}{WITH_WEIGHTS}{_digest(name)}"
 

@@ -37,8 +37,9 @@ from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.inference.use import Use, choose_use
 from lopsided.models.names import check_encoder_name
-from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
+from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.recipe.rules import parse_rule
+from lopsided.recipe.weights import change_files, weight_files
 from lopsided.runs.metrics import check_metrics
 from lopsided.trackers import catalogue as trackers
 
@@ -294,10 +295,10 @@ def run_recipe(
 def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes before images are read and torch is imported, which takes long."""
     check_encoder_name(recipe.encoder.name)
-    weights = recipe.encoder.weights
-    if weights not in WEIGHT_NAMES and not os.path.exists(weights):
-        got = f"{weights} (No such file or directory)"
-        raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
+    for weights in weight_files(recipe.encoder.name, recipe.encoder.weights):
+        if not os.path.exists(weights):
+            got = f"{weights} (No such file or directory)"
+            raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
     made = _make(folder)
     try:
         with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
@@ -361,11 +362,10 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
     if source is None:
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
-    changes: dict[str, Any] = {"data.source": _absolute(source)}
+    weights = change_files(recipe.encoder.name, recipe.encoder.weights, os.path.abspath)
+    changes: dict[str, Any] = {"data.source": _absolute(source), "encoder.weights": weights}
     if recipe.track:
         changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))
-    if recipe.encoder.weights not in WEIGHT_NAMES:
-        changes["encoder.weights"] = os.path.abspath(recipe.encoder.weights)
     return recipe.override(**changes)
 
 

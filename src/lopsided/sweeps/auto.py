@@ -15,7 +15,6 @@ from lopsided import files
 from lopsided.data.folds import fold_recipes
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipes
-from lopsided.recipe.views import parse_views
 from lopsided.runs import run as runs
 from lopsided.runs.folds import place
 from lopsided.runs.records import Record, cell_key, proportion, treatment_of
@@ -30,19 +29,20 @@ MINUTES = 60.0
 """The default budget."""
 USUAL_SIZE, USUAL_IMAGES = 224, 1000
 """Side and number of images for which the costs of arms are estimated."""
-_ARMS = ("default", "adapter", "fine-tune", "ce", "weighted-ce", "cl", "afcl")
+_ARMS = ("default", "thorough", "adapter", "fine-tune", "ce", "weighted-ce", "cl", "afcl")
 
 
 def usual_arms() -> list[str]:
     """Return the arms that are compared: the recipes that exist, and the losses from scratch."""
     there = named_recipes()
-    return [arm for arm in _ARMS if arm in there or arm not in ("default", "adapter", "fine-tune")]
+    return [arm for arm in _ARMS if arm in there or arm not in _ARMS[:4]]
 
 
 def work_of(recipe: Recipe) -> float:
     """Return a rough measure of the cost of a training run, to order arms by: images that pass through the encoder.
 
-    An image of another size counts by its area. A frozen encoder sees each image once; heads on it add little.
+    An image of another size counts by its area. A frozen encoder sees each view of an image once, and so does each of
+    several joined encoders; heads on them add little.
     """
     size = recipe.data.image_size or USUAL_SIZE
     training = recipe.encoder_training
@@ -50,7 +50,7 @@ def work_of(recipe: Recipe) -> float:
     epochs += recipe.classifier.epochs if recipe.method == "two-stage" or recipe.retrains else 0
     if recipe.method == "fine-tune" and recipe.fine_tune.steps is not None:
         epochs = recipe.fine_tune.steps * training.batch_size / USUAL_IMAGES
-    seen = len(parse_views(recipe.encoder.views))  # Training itself sees one view at a time.
+    seen = recipe.encoder.passes  # Training itself sees one view at a time.
     return (seen + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
 
 

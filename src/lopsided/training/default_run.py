@@ -107,7 +107,7 @@ def classify_by_default(
         for name in names:
             part = prepared.val if name == "val" else prepared.test
             assert part is not None
-            p = stages.extractor.engine.probabilities(stages.frozen_features(part, _LABEL))
+            p = stages.engine.probabilities(stages.engine.adapt(stages.frozen_features(part, _LABEL)))
             found[name] = Answers(few[name], part.labels, p, decision.decide(p))
     except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
         log.note(f"The recipe default could not be used for comparison: {error}")

@@ -86,6 +86,7 @@ class Stages:
         recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
         views = parse_views(recipe.encoder.views)
         check_views(views, prepared.kind, prepared.shape)
+        scaling = "none" if vector else recipe.encoder.scaling  # Numbers of a table are no activations.
         if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
             raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
         channels = 1 if vector else prepared.shape[0]
@@ -104,7 +105,7 @@ class Stages:
         with seeded_init(recipe.seed, "classifier"):
             first = recipe.first_stage().classifier_loss
             classifier = self._head(first, features if adapter is None else adapter.width)
-        model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views)
+        model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling)
         self.model = model.to(self.device)
         if recipe.fast and not vector:
             arrange(self.model.encoder, self.device, prepared.shape)
@@ -124,6 +125,7 @@ class Stages:
             head=recipe.classifier_loss.entry.head,
             adapter=heads,
             views=views,
+            scaling=scaling,
         )
 
     def _head(self, loss: LossSettings, features: int) -> ClassifierHead:
@@ -367,7 +369,7 @@ class Stages:
         features = self.frozen_features(train, "features of training images")
         if not np.isfinite(features).all():
             raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
-        return features
+        return self.engine.scale(features)
 
     def _adapt(self) -> list[Facts]:
         """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""

@@ -1,0 +1,355 @@
+"""Which recipe? Arms on frozen, pretrained features, on the same images, seeds and folds.
+
+    python benchmarks/study.py features DATA [--resnet50 FILE.safetensors]    # compute the features once, per encoder
+    python benchmarks/study.py run DATA                                       # 12 seeds of the tops, 3 of the others
+    python benchmarks/study.py summary                                        # the tables of the records
+
+DATA is one of:
+
+tops     Fashion-MNIST tops at 90:10, 95:5 and 98:2: 1,000 images drawn, 700 train, held-out images are evaluated.
+fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's package); its test set is evaluated.
+isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
+few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
+
+Arms: ``default`` and ``thorough`` are the recipes. ``plain features`` is ``default`` without the scaling of features.
+``resnet50`` is ``default`` with a ResNet-50 (a file that is not part of the package), ``thorough + resnet50`` joins it
+to the three encoders. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` on the features of
+``default``; ``+`` is their average with the regression (``adapter-average``). Peers, as one would write them by hand on
+the features of ``default``: scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and
+imbalanced-learn's EasyEnsembleClassifier.
+
+``uwa`` is that of the rule ``balanced``; peers decide by themselves. ``plain`` is that of the most probable class.
+``seconds`` is the processor time of the fit without the features; ``summary`` adds the time of the features. A line of
+the record that exists is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from sklearn.model_selection import StratifiedGroupKFold
+from threadpoolctl import threadpool_limits
+
+from adapters import _interval, cross_entropy, objective
+from lopsided import files
+from lopsided.data.images import ArrayImages
+from lopsided.data.inputs import StreamedInputs
+from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
+from lopsided.data.sources import Source, open_source
+from lopsided.data.splits import split
+from lopsided.inference.engine import Engine
+from lopsided.models.adapter import Adapter
+from lopsided.models.encoders import build_encoder, seeded_init
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import Model
+from lopsided.models.pretrained import preprocessing_of
+from lopsided.models.scaling import scaled
+from lopsided.models.views import look
+from lopsided.recipe import named_recipe
+from lopsided.recipe.views import parse_views
+from lopsided.training.adapter import Rows, fit_adapter, fit_plain
+from lopsided.training.regression import fit_regression
+
+RECORD = Path(__file__).parents[1] / "docs" / "records" / "study.jsonl"
+SCENARIOS = ("90:10", "95:5", "98:2")
+FEW = (10, 20, 40, 80)
+TAIL = 100
+VIEWS = parse_views("flips")
+EMBEDDED = tuple(named_recipe("thorough").encoder.name.split("+"))
+SMALL, LARGE = 224, named_recipe("thorough").data.image_size
+"""Sides of the images for ``default`` and for ``thorough``."""
+RESNET = "resnet50"
+BASE = "default"
+CHEAP = ("default", "thorough", "plain features", "resnet50", "thorough + resnet50", "class_weight", "SMOTE")
+HEADS = ("CE", "CL", "ACL", "AFCL")
+Floats = np.ndarray
+
+
+def open_data(data: str) -> Source:
+    """Return the images of a data set."""
+    if data == "tops":
+        return open_source("fashion-mnist-tops")
+    if data == "fashion":
+        return open_source("fashion-mnist")
+    return open_source("isic2018", classes=["MEL", "DF"])
+
+
+def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
+    """Write the features of all views of the images that are used, one file per encoder."""
+    source = open_data(data)
+    rows = long_tail(source, 0)[2] if data == "fashion" else np.arange(len(source))
+    wanted = [(EMBEDDED[0], SMALL, "embedded"), *((name, LARGE, "embedded") for name in EMBEDDED)]
+    wanted += [(RESNET, size, resnet50) for size in (SMALL, LARGE) if resnet50]
+    for name, size, weights in wanted:
+        path = folder / f"{data}-{name}-{size}.npz"
+        if path.exists():
+            continue
+        views = [VIEWS[0]] if size == SMALL else VIEWS
+        pixels = preprocessing_of(name, weights)
+        network, width = build_encoder(name, channels=3, image_size=size, weights=weights)
+        engine = Engine(Model(network, ClassifierHead(width, 2), pixels.mean, pixels.std).eval(), (3, size, size))
+        begin, found = time.process_time(), {view: [] for view in views}
+        inputs = StreamedInputs(source.images, size, 3, 1)
+        for _, batch in inputs.batches(rows[i : i + 64] for i in range(0, len(rows), 64)):
+            for view in views:
+                found[view].append(engine.encode(look(batch, view)))
+        seconds = (time.process_time() - begin) / len(views)
+        groups = np.arange(len(source)).astype(str) if source.groups is None else source.groups
+        np.savez(
+            path, labels=source.labels[rows], groups=groups[rows], rows=rows, seconds=seconds,
+            **{view: np.concatenate(parts) for view, parts in found.items()},
+        )  # fmt: skip
+        print(f"{path}: {len(rows):,} images, {seconds:.0f} s per view", flush=True)
+
+
+def long_tail(source: Source, seed: int) -> tuple[Floats, Floats, Floats]:
+    """Return the training rows of a long tail, the test rows, and all rows that some seed up to 2 uses."""
+    assert source.splits is not None
+    test = np.flatnonzero(source.splits == "test")
+    pool = np.flatnonzero(source.splits == "train")
+    drawn = [
+        pool[draw(source.labels[pool], source.classes, parse_scenario(f"long-tail:{TAIL},total=6000"), each)]
+        for each in range(3)
+    ]
+    return drawn[seed], test, np.unique(np.concatenate([*drawn, test]))
+
+
+class Features:
+    """The features of a data set, for each arm."""
+
+    def __init__(self, data: str, folder: Path) -> None:
+        wanted = [(name, size) for name in (*EMBEDDED, RESNET) for size in (SMALL, LARGE)]
+        paths = {key: folder / f"{data}-{key[0]}-{key[1]}.npz" for key in wanted}
+        self._files = {key: dict(np.load(path)) for key, path in paths.items() if path.exists()}
+        first = self._files[EMBEDDED[0], SMALL]
+        self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
+
+    @staticmethod
+    def _root(features: Floats) -> Floats:
+        return scaled(torch.from_numpy(features), "root").numpy()
+
+    def of(self, arm: str) -> Floats | None:
+        """Return the features of an arm, or None if a file is missing."""
+        keys = [(RESNET if arm == RESNET else EMBEDDED[0], SMALL)]
+        if arm.startswith("thorough"):
+            keys = [(name, LARGE) for name in (*EMBEDDED, *([RESNET] if RESNET in arm else []))]
+        if any(key not in self._files for key in keys):
+            return None
+        views = VIEWS if arm.startswith("thorough") else VIEWS[:1]
+        parts = [np.mean([self._files[key][view] for view in views], axis=0) for key in keys]
+        features = np.concatenate(parts, axis=1)
+        return features if arm == "plain features" else self._root(features)
+
+
+def peer(arm: str, seed: int) -> Any:
+    """Return a classifier as one would write it by hand."""
+    from imblearn.ensemble import EasyEnsembleClassifier
+    from imblearn.over_sampling import SMOTE
+    from imblearn.pipeline import make_pipeline
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    if arm == "class_weight":
+        return make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
+    if arm == "SMOTE":
+        few = SMOTE(random_state=seed, k_neighbors=5)
+        return make_pipeline(StandardScaler(), few, LogisticRegression(max_iter=1000))
+    return make_pipeline(StandardScaler(), EasyEnsembleClassifier(random_state=seed))
+
+
+def heads(arm: str, rows: Rows, inputs: Floats, seed: int) -> tuple[Floats, Floats]:
+    """Return the logits of heads with one loss, and of their average with the calibrated regression."""
+    recipe = named_recipe("adapter").override(seed=seed)
+    calibrated, _ = fit_plain(rows, recipe)
+    if arm == "CE":
+        found = cross_entropy(rows, recipe, inputs)
+        return found, (found + calibrated(inputs)) / 2
+    recipe = recipe.override(**{"encoder_training.loss": arm.lower()})
+    section = recipe.adapter
+    with seeded_init(seed, "adapter"):
+        adapter = Adapter(
+            inputs.shape[1], heads=section.heads, hidden=section.hidden, out=section.out,
+            input_dropout=section.input_dropout, dropout=section.dropout,
+        )  # fmt: skip
+    joined = fit_adapter(adapter, rows, recipe, partial(objective, recipe), device=torch.device("cpu"))
+    with torch.no_grad():
+        outputs = adapter.eval()(torch.from_numpy(inputs)).double().numpy()
+    own = joined.linear(outputs)
+    return own, (own + calibrated(inputs)) / 2
+
+
+def fit_arm(
+    arm: str, x: Floats, labels: Floats, groups: Floats | None, inputs: Floats, seed: int
+) -> dict[str, tuple[Floats, Floats]]:
+    """Return, by the name of the arm, the logits of ``inputs`` and the prior that the logits carry."""
+    num = int(labels.max()) + 1
+    prior = np.bincount(labels, minlength=num) / len(labels)
+    if arm in HEADS:
+        own, mean = heads(arm, Rows(x, labels, groups, num), inputs, seed)
+        return {arm: (own, prior), f"{arm} +": (mean, prior)}
+    if arm in ("class_weight", "SMOTE", "EasyEnsemble"):
+        with threadpool_limits(1):
+            found = np.log(np.maximum(peer(arm, seed).fit(x, labels).predict_proba(inputs), 1e-12))
+        return {arm: (found, np.full(num, 1 / num))}
+    fitted = fit_regression(x, labels, num, groups=groups, seed=seed)
+    return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
+
+
+def figures(balanced: Floats, plain: Floats, labels: Floats) -> dict[str, float]:
+    """Return UWA by both rules and the AUROC (over pairs of classes, if there are several), in percent."""
+    auroc = (
+        roc_auc_score(labels, balanced[:, 1] - balanced[:, 0])
+        if balanced.shape[1] == 2
+        else roc_auc_score(labels, _softmax(plain), multi_class="ovo")
+    )
+    uwa, usual = (balanced_accuracy_score(labels, scores.argmax(axis=1)) for scores in (balanced, plain))
+    return {"uwa": round(100 * uwa, 2), "plain": round(100 * usual, 2), "auroc": round(100 * auroc, 2)}
+
+
+def _softmax(logits: Floats) -> Floats:
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
+
+
+Pair = tuple[Floats, Floats]
+
+
+def pairs(data: str, cell: str, seed: int, found: Features) -> tuple[list[Pair], bool]:
+    """Return the rows to train on and to evaluate, once per fold, and whether there are groups."""
+    labels = found.labels
+    if data == "tops":
+        classes = ("T-shirt/top", "Shirt")
+        drawn = draw(labels, classes, parse_scenario(f"{cell},total=1000"), seed)
+        blank = ArrayImages(np.zeros((len(drawn), 1, 1, 1), dtype=np.uint8))
+        source = Source("tops", blank, labels[drawn], classes, tuple(map(str, range(len(drawn)))))
+        train = drawn[split(source, how="stratified", val=0.0, test=0.3, seed=seed).train]
+        return [(train, draw_held_out(labels, classes, drawn, seed, None))], False
+    if data == "fashion":
+        train, test, _ = long_tail(open_data(data), seed)
+        place = {row: index for index, row in enumerate(found.rows.tolist())}
+        return [tuple(np.array([place[row] for row in rows.tolist()]) for rows in (train, test))], False  # type: ignore[list-item]
+    folds = list(StratifiedGroupKFold(5, shuffle=True, random_state=seed).split(labels, labels, found.groups))
+    if data == "isic":
+        return folds, True
+    generator, rare = np.random.default_rng(seed), int(np.bincount(labels).argmin())
+    cut = []
+    for train, rest in folds:
+        own = train[labels[train] == rare]
+        kept = generator.permutation(own)[: int(cell.split(maxsplit=1)[0])]
+        cut.append((np.sort(np.concatenate([train[labels[train] != rare], kept])), rest))
+    return cut, True
+
+
+def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> Iterator[dict[str, Any]]:
+    """Yield the lines of one arm (and of its average with the regression) on one draw."""
+    x = found.of(arm)
+    if x is None:
+        return
+    folds, grouped = pairs(data, cell, seed, found)
+    scores: dict[str, list[tuple[Floats, Floats]]] = {}
+    begin = time.process_time()
+    for train, rest in folds:
+        groups = found.groups[train] if grouped else None
+        for name, (logits, prior) in fit_arm(arm, x[train], found.labels[train], groups, x[rest], seed).items():
+            scores.setdefault(name, []).append((logits - np.log(prior), logits))
+    seconds = (time.process_time() - begin) / len(folds)
+    labels = np.concatenate([found.labels[rest] for _, rest in folds])
+    for name, parts in scores.items():
+        balanced, plain = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        line = {"data": data, "cell": cell, "seed": seed, "arm": name, "train": len(folds[0][0]), "images": len(labels)}
+        yield {**line, **figures(balanced, plain, labels), "seconds": round(seconds, 2)}
+
+
+def cells_of(data: str) -> list[str]:
+    """Return the settings of a data set."""
+    known = {"tops": list(SCENARIOS), "fashion": [f"long tail {TAIL}"], "isic": ["all"]}
+    return known.get(data) or [f"{number} rare" for number in FEW]
+
+
+def usual_arms(data: str, cell: str) -> list[str]:
+    """Return the arms of a data set, the cheap ones first."""
+    arms = [*CHEAP, *HEADS]
+    if data == "tops":
+        arms = [arm for arm in arms if RESNET not in arm]
+    if data in ("tops", "isic"):
+        arms.insert(len(CHEAP), "EasyEnsemble")
+    if data == "few":
+        arms = [arm for arm in arms if arm not in ("CE", "AFCL")]
+    return arms if data != "fashion" else ["default", "thorough", "class_weight"]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of the record."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: True) -> str:
+    """Return the mean of each arm, and its paired difference to ``default`` with a 95 % interval over the draws."""
+    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    for line in filter(keep, read(path)):
+        groups.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], {})[line["seed"]] = line
+    rows = ["| data | setting | arm | runs | UWA | minus default | plain | AUROC | minus default | seconds |"]
+    rows.append("|---" * 10 + "|")
+    for (data, cell), arms in groups.items():
+        base = arms.get(BASE, {})
+        for arm, lines in arms.items():
+            parts = [data, cell, arm, str(len(lines))]
+            for name in ("uwa", "plain", "auroc"):
+                parts.append(f"{statistics.mean(line[name] for line in lines.values()):.1f}")
+                if name != "plain":
+                    less = [line[name] - base[seed][name] for seed, line in lines.items() if seed in base]
+                    parts.append("" if arm == BASE or not less else _interval(less))
+            parts.append(f"{statistics.median(line['seconds'] for line in lines.values()):.1f}")
+            rows.append(f"| {' | '.join(parts)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Compute the missing lines of the record, or print its summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["features", "run", "summary"])
+    parser.add_argument("data", choices=["tops", "fashion", "isic", "few"], nargs="?")
+    parser.add_argument("--seeds", help="such as 0-11")
+    parser.add_argument("--arms", help="separated by commas; default: all")
+    parser.add_argument("--resnet50", help="a file of ImageNet weights")
+    parser.add_argument("--features", type=Path, default=Path())
+    parser.add_argument("--record", type=Path, default=RECORD)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    if given.what == "summary":
+        print(summary(given.record))
+        return
+    if given.data is None:
+        parser.error("DATA is missing")
+    images = "isic" if given.data == "few" else given.data
+    if given.what == "features":
+        compute_features(images, given.features, given.resnet50)
+        return
+    found = Features(images, given.features)
+    first, _, last = (given.seeds or ("0-11" if given.data == "tops" else "0-2")).partition("-")
+    for seed in range(int(first), int(last or first) + 1):
+        for cell in cells_of(given.data):
+            for arm in given.arms.split(",") if given.arms else usual_arms(given.data, cell):
+                names = ("data", "cell", "seed", "arm")
+                key = dict(zip(names, (given.data, cell, seed, arm), strict=True))
+                if any({name: line[name] for name in names} == key for line in read(given.record)):
+                    continue
+                for line in run_cell(given.data, cell, seed, arm, found):
+                    files.append_line(given.record, json.dumps(line))
+                    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

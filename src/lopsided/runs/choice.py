@@ -1,0 +1,42 @@
+"""Which recipe ``lopsided fit`` takes if none is named: ``thorough`` for photographs, ``default`` for other images."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from lopsided.data.inputs import longest_side
+from lopsided.data.prepare import list_drawn
+from lopsided.recipe import Recipe
+from lopsided.runs import run as runs
+
+DEFAULT, THOROUGH = "default", "thorough"
+SMALL, MANY = 112, 3000
+"""Images of at most ``SMALL`` pixels have no detail that more encoders could see. With more than ``MANY`` photographs,
+``thorough`` takes too long to be started without a question."""
+SECONDS = 0.27
+"""Seconds of one core for the features of a photograph by ``thorough``, as a rough guide."""
+
+
+def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
+    """Return the name of the recipe for these data, and the sentence that gives the reason. Images are not decoded.
+
+    ``base`` holds the fields of the data.
+    """
+    source = list_drawn(runs.settle(base, data))
+    side = longest_side(source.images, np.arange(len(source)))
+    plain = f"the images have only {side} pixels" if side <= SMALL else ""
+    if base.data.channels == 1:  # Joined encoders take three channels.
+        plain = "data.channels is 1"
+    minutes = SECONDS * len(source) / (os.cpu_count() or 1) / 60
+    about = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
+    other = "Use --recipe fine-tune or from-scratch to train an encoder."
+    if plain or len(source) > MANY:
+        reason = plain or f"thorough would take {about} for {len(source):,} images"
+        why = f"Recipe: default, because no recipe was named and {reason}: a pretrained encoder that is not trained."
+        return DEFAULT, f"{why} {other}"
+    why = (
+        f"Recipe: thorough, because no recipe was named: {len(source):,} photographs through three pretrained encoders"
+    )
+    return THOROUGH, f"{why}, which takes {about}. Use --recipe default for one encoder. {other}"

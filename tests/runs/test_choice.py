@@ -1,0 +1,101 @@
+"""Which recipe ``fit`` takes if none is named. No encoder runs here: only the choice is tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lopsided import cli
+from lopsided.errors import InputError
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs import choice, run
+from lopsided.runs.choice import choose_recipe
+
+
+def write_photographs(folder: Path, side: int) -> Path:
+    for name, level in (("cat", 190), ("dog", 60)):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = np.full((side, side // 2, 3), level + i, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photographs(tmp_path_factory.mktemp("photographs"), 113)
+
+
+def test_photographs_get_the_thorough_recipe_and_small_images_the_default(photographs: Path, tmp_path: Path) -> None:
+    name, why = choose_recipe(named_recipe("default"), str(photographs))
+    assert (name, why) == (
+        "thorough",
+        "Recipe: thorough, because no recipe was named: 8 photographs through three pretrained encoders, which takes "
+        "less than a minute. Use --recipe default for one encoder. Use --recipe fine-tune or from-scratch to train an "
+        "encoder.",
+    )
+    name, why = choose_recipe(named_recipe("default"), str(write_photographs(tmp_path / "small", 112)))
+    assert (name, why) == (
+        "default",
+        "Recipe: default, because no recipe was named and the images have only 112 pixels: a pretrained encoder that "
+        "is not trained. Use --recipe fine-tune or from-scratch to train an encoder.",
+    )
+    name, why = choose_recipe(named_recipe("default").override(**{"data.channels": 1}), str(photographs))
+    assert (name, "data.channels is 1" in why) == ("default", True)
+
+
+def test_many_photographs_get_the_default_because_of_the_time(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "MANY", 7)
+    monkeypatch.setattr(choice, "SECONDS", 900.0)
+    monkeypatch.setattr(choice.os, "cpu_count", lambda: 2)
+    name, why = choose_recipe(named_recipe("default"), str(photographs))
+    assert name == "default"
+    assert "because no recipe was named and thorough would take about 60 min for 8 images: " in why
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2"),
+        (["--test", "0.3", "--seed", "3"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2"),
+        (["--recipe", "default"], "tf_efficientnet_lite0"),
+        (["--image-size", "64"], "tf_efficientnet_lite0"),
+        (["--views", "flip"], "tf_efficientnet_lite0"),
+        (["--encoder", "tf_efficientnet_lite1", "--weights", "embedded"], "tf_efficientnet_lite1"),
+    ],
+)
+def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
+    flags: list[str], expected: str, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Recipe] = []
+
+    def take(recipe: Recipe, *_: Any, **__: Any) -> None:
+        taken.append(recipe)
+        raise InputError("Enough.")
+
+    monkeypatch.setattr(run, "run_recipe", take)
+    assert cli.run(["fit", str(photographs), "--out", str(tmp_path / "run"), "--quiet", *flags]) == 2
+    assert taken[0].encoder.name == expected
+    assert taken[0].data.test == (0.3 if "--test" in flags else 0.15)
+
+
+def test_a_resumed_run_keeps_its_recipe(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    recipe = run.settle(named_recipe("default"), str(photographs))
+    (out / "recipe.toml").write_text(recipe.to_toml())
+    taken: list[Recipe] = []
+
+    def take(recipe: Recipe, *_: Any, **__: Any) -> None:
+        taken.append(recipe)
+        raise InputError("Enough.")
+
+    monkeypatch.setattr(run, "run_recipe", take)
+    assert cli.run(["fit", "--out", str(out), "--resume", "--quiet"]) == 2
+    assert taken[0].encoder == named_recipe("default").encoder
