@@ -49,7 +49,9 @@ RUNTIME_FIELDS = frozenset(
 """Fields that do not change the result of a run."""
 UNHASHED_FIELDS = RUNTIME_FIELDS | {"decision.rule", "decision.calibration"}
 """Fields that do not change what is trained. They are not part of the hash of a recipe."""
-LATER_FIELDS = frozenset({"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final"})
+LATER_FIELDS = frozenset(
+    {"data.include", "data.exclude", "data.more", "data.folds", "data.repeats", "data.fold", "final"}
+)
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
 """Augmented views of an image whose activations are kept if ``fine_tune.views`` is unset."""
@@ -135,6 +137,10 @@ class Data(Section):
     )
     exclude: Texts | None = _field(
         None, 'Glob patterns; images with a matching name are left out, such as ["*_mask.*"]; unset: none.'
+    )
+    more: Texts | None = _field(
+        None,
+        "Tables of further labelled images, with the columns path and label, for training only; unset: none.",
     )
     scenario: Text | None = _field(None, 'Class proportions to draw, such as "90:10,total=1000"; unset: all images.')
     split: Literal["auto", "random", "stratified", "group", "given"] = _field(
