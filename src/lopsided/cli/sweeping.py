@@ -110,8 +110,11 @@ def make_engine(name: str, address: str | None, workers: int | None, threads: in
     raise InputError(sentence("--engine must be one of local, ray", repr(name)))
 
 
-def cluster_mapper(name: str | None, address: str | None, run: Path) -> Elsewhere | None:
-    """Return what scores packs on a cluster with the model of a run, or None for this machine."""
+def cluster_mapper(name: str | None, address: str | None, run: Path, *, keep: bool = False) -> Elsewhere | None:
+    """Return what scores packs on a cluster with the model of a run, or None for this machine.
+
+    ``keep`` returns features as well.
+    """
     if name in (None, "local"):
         refuse({"--address": address}, "is for --engine ray", "--engine local")
         return None
@@ -119,7 +122,7 @@ def cluster_mapper(name: str | None, address: str | None, run: Path) -> Elsewher
         raise InputError(sentence("--engine must be one of local, ray", repr(name)))
     from lopsided.sweeps.ray_map import RayMap
 
-    return RayMap(address or "auto", run).mapping
+    return RayMap(address or "auto", run, keep=keep).mapping
 
 
 def train(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from lopsided import files
 from lopsided.data.images import Progress
@@ -111,6 +112,11 @@ class Shortlist:
         self._digests.add(row.digest)
         return True
 
+    @property
+    def least(self) -> float:
+        """The score that an image must exceed: of equal scores, the earlier image is kept."""
+        return self._heap[0][0] if len(self._heap) == self._most else -np.inf
+
     def rows(self) -> list[Row]:
         """Return the images, the highest score first."""
         return [row for _, _, row in sorted(self._heap, key=lambda item: item[:2], reverse=True)]
@@ -189,13 +195,12 @@ class Search:
         if self.use is not None:
             readable = np.array([not reason for reason in scores.reasons])
             p[readable] = self.use.probabilities(p[readable])
-        rows, unreadable, known = [], [], 0
-        for place, path in enumerate(pack.paths):
-            if scores.reasons[place]:
-                unreadable.append((str(path), scores.reasons[place]))
-                continue
-            if scores.digests[place] in self.known:
-                known += 1
+        rows = []
+        unreadable = [(str(path), why) for path, why in zip(pack.paths, scores.reasons, strict=True) if why]
+        known = sum(digest in self.known for digest in scores.digests) if self.known else 0
+        for place in self._promising(p[:, self.question.label], near):
+            path = pack.paths[place]
+            if scores.reasons[place] or scores.digests[place] in self.known:
                 continue
             row = Row(
                 self._position(pack, place),
@@ -207,6 +212,13 @@ class Search:
             if self._offer(row):
                 rows.append(row)
         return Entry(pack.number, pack.key, len(pack.paths), known, tuple(unreadable), tuple(rows))
+
+    def _promising(self, p: npt.NDArray[np.float64], near: npt.NDArray[np.float64] | None) -> list[int]:
+        """Return the images of a pack that may come among the first: few, once the lists are full."""
+        near = np.zeros(len(p)) if near is None else near
+        columns = {"probability": (p,), "neighbours": (near,), "both": (p, near)}[self.question.by]
+        above = [column > each.least for each, column in zip(self._lists, columns, strict=True)]
+        return np.flatnonzero(np.logical_or.reduce(above)).tolist()
 
     def _position(self, pack: Pack, place: int) -> int:
         return (pack.number << 32) + place  # Its order is that of the pool, whatever the size of a pack is.

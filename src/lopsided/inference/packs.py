@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import torch
 
 from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image
@@ -61,6 +62,8 @@ class Scores:
     nearness: npt.NDArray[np.float64] | None = None
     features: Features | None = None
     """Features of the encoder, if they were asked for."""
+    made_by: str = ""
+    """The libraries that computed the features; see ``Scorer.made_by``."""
 
 
 def packs(paths: Iterable[Path], size: int = PACK) -> Iterator[Pack]:
@@ -120,7 +123,12 @@ class Scorer:
             if self.known is not None and nearness is not None:
                 nearness[done] = self.known.nearness(features[done])
         kept = features if self.keep else None
-        return Scores(pack, tuple(reasons), tuple(digests), probabilities, nearness, kept)
+        return Scores(pack, tuple(reasons), tuple(digests), probabilities, nearness, kept, self.made_by)
+
+    @property
+    def made_by(self) -> str:
+        """The libraries that decode images and compute features, with their versions."""
+        return f"{self.engine.name}, pillow {PIL.__version__}"
 
     def map(self, parts: Iterable[Pack]) -> Iterator[Scores]:
         """Score packs, one after the other."""

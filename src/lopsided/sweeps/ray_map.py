@@ -33,14 +33,15 @@ class RayMap:
     """Scores packs on a cluster with the model in a folder, one process per core of the cluster.
 
     Every node needs this version of lopsided, and the images at the same paths (see ``RayEngine`` for the address).
+    ``keep`` returns the features of the encoder as well.
     """
 
-    def __init__(self, address: str, model: Path) -> None:
+    def __init__(self, address: str, model: Path, *, keep: bool = False) -> None:
         check_installed("ray", "pyarrow", "pandas")
-        self.address, self.model = address, model
+        self.address, self.model, self.keep = address, model, keep
 
     @contextmanager
-    def mapping(self, known: Known | None = None, *, keep: bool = False) -> Iterator[Mapper]:
+    def mapping(self, known: Known | None = None) -> Iterator[Mapper]:
         """Connect inside the block. Yield a function that scores packs, in order."""
         with ExitStack() as closing:
             connect(self.address, closing)
@@ -48,7 +49,7 @@ class RayMap:
             ray = importlib.import_module("ray")
             content = {name: (self.model / name).read_bytes() for name in (CARD_NAME, WEIGHTS_NAME)}
             images = None if known is None else (known.wanted, known.others)
-            reference = ray.put((content, images, keep))  # Held as long as nodes may ask for it.
+            reference = ray.put((content, images, self.keep))  # Held as long as nodes may ask for it.
 
             def mapper(packs: Iterable[Pack]) -> Iterator[Scores]:
                 rest = iter(packs)
@@ -104,6 +105,7 @@ def _scores(pack: Pack, row: dict[str, Any]) -> Scores:
         np.frombuffer(row["probabilities"]).reshape(num, -1).copy(),
         near if len(near) else None,
         features.reshape(num, -1) if len(features) else None,
+        row["made_by"],
     )
 
 
@@ -135,8 +137,8 @@ def _portable_worker() -> Any:
             import pyarrow
 
             number = batch.column("number").to_pylist()[0]
-            empty = {"reasons": [], "digests": [], "probabilities": b"", "nearness": b"", "features": b""}
-            content = {"number": number, "host": self.host, "error": self.error, **empty}
+            content: dict[str, Any] = {"number": number, "host": self.host, "error": self.error, "made_by": ""}
+            content |= {"reasons": [], "digests": [], "probabilities": b"", "nearness": b"", "features": b""}
             if self.score is not None:
                 from lopsided.sweeps.ray_map import score_row
 
@@ -175,6 +177,7 @@ def score_row(scorer: Scorer, paths: list[bytes]) -> dict[str, Any]:
         "probabilities": found.probabilities.tobytes(),
         "nearness": b"" if found.nearness is None else found.nearness.tobytes(),
         "features": b"" if found.features is None else found.features.tobytes(),
+        "made_by": found.made_by,
     }
 
 
