@@ -5,12 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from lopsided import cli
+from lopsided.inference.packs import Mapper
+from lopsided.recipe import named_recipe
+from lopsided.runs.features import fill_cache
 from lopsided.runs.run import Run
+from lopsided.sweeps.ray_map import make_scorer
 from tiny import write_photos
 from tiny_command import Call
 
@@ -83,10 +88,11 @@ def test_bad_input_is_one_sentence(call: Call, frozen: Path, model: Path, pool: 
             "--by must be one of probability, neighbours, both, got luck",
         ),
         ((frozen, pool, "--class", "dog", "--engine", "slurm"), "--engine must be one of local, ray, got 'slurm'."),
+        ((frozen, pool, "--class", "dog", "--out", tmp_path / "found.html"), "--out must be a CSV file, got "),
         ((model, pool, "--class", "dog", "--by", "both"), f"{model} holds no recipe.toml, so the images that it was"),
     ]
     for arguments, said in cases:
-        ended = call("find", *arguments, "--out", out)
+        ended = call("find", "--out", out, *arguments)
         assert (ended.code, ended.out) == (2, "")
         assert ended.err.startswith(f"lopsided: {said}")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
@@ -99,6 +105,24 @@ def test_a_model_without_its_run_searches_and_says_what_it_cannot_do(
     assert ended.code == 0
     assert "Images that the run was trained on are not left out." in ended.err
     assert len(rows_of(tmp_path / "found.csv")) == 26
+
+
+def test_features_are_made_ahead_of_a_run_here_or_elsewhere(
+    call: Call, frozen: Path, photos: Path, tmp_path: Path
+) -> None:
+    told = json.loads(call("cache", "--fill", photos, "--json").out)
+    assert (told["images"], told["computed"]) == (38, 0), "The run has cached the same features."
+    other = write_photos(tmp_path / "other", {"cat": 6, "dog": 4}, start=700)
+
+    def cluster(folder: Path) -> AbstractContextManager[Mapper]:
+        content = {name: (folder / name).read_bytes() for name in ("model.json", "model.safetensors")}
+        return nullcontext(make_scorer(content, None, True).map)
+
+    assert fill_cache(named_recipe("default"), str(other), cluster=cluster) == (10, 10)
+    assert fill_cache(named_recipe("default"), str(other)) == (10, 0)
+    ended = call("cache", "--fill", photos, "--recipe", "from-scratch")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert 'Only features of a frozen encoder are cached, but the method is "two-stage".' in ended.err
 
 
 @pytest.mark.slow

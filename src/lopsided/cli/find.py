@@ -25,6 +25,7 @@ from lopsided.cli.output import (
 )
 from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, words
 from lopsided.cli.use import Device, Prevalence, RunFolder
+from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from lopsided.inference.find import By
@@ -99,6 +100,8 @@ def find(
     from lopsided.progress import counter
     from lopsided.runs.find import find_in_pool
 
+    if page and page_path(out) == out:
+        raise InputError(sentence("--out must be a CSV file", out, "The page is written next to it."))
     targets = [out, unreadable_path(out), *([page_path(out)] if page else [])]
     for path in targets:
         check_out(path, *pool, *(like or ()))

@@ -23,8 +23,7 @@ class Known:
 
     The nearness of an image is the mean cosine to its ``NEAREST`` known images of the class, minus the mean cosine to
     its ``NEAREST`` known images of other classes, if there are any. Without the second term, an image that looks like
-    everything in the pool would come first (docs/find.md has the figures). Features are centred by the mean of all
-    known images.
+    everything in the pool would come first. Features are centred by the mean of all known images.
     """
 
     wanted: Features

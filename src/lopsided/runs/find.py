@@ -79,7 +79,7 @@ def find_in_pool(
     known = None
     if by != "probability":
         with counting("features of known images") as count:
-            known = known_features(extractor, card, labelled, label, like, count)
+            known = known_features(extractor, card, labelled, label, like, count, allow_outside=allow_outside)
     space = extractor.space if total <= CACHED else None
     scorer = Scorer(model, card, engine=extractor.engine, known=known, space=space)
     key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode()).hexdigest()

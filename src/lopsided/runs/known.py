@@ -64,6 +64,8 @@ def known_features(
     label: str,
     like: Sequence[str] = (),
     progress: Progress | None = None,
+    *,
+    allow_outside: bool = False,
 ) -> Known:
     """Return the features of known images of a class, and of known images of the other classes.
 
@@ -71,7 +73,7 @@ def known_features(
     """
     wanted = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name == label], dtype=int))
     if like:
-        wanted = FileImages(list(find_images(like, allow_outside=True)[1]), 3)
+        wanted = FileImages(list(find_images(like, allow_outside=allow_outside)[1]), 3)
     if not len(wanted):
         why = labelled.problem or f"The run has no image of {label}."
         raise InputError(f"{why} So there are no known images of {label} to compare with. Name some with --like.")
