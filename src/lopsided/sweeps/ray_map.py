@@ -30,7 +30,7 @@ WINDOW = 2_048
 
 
 class RayMap:
-    """Scores packs on a cluster with the model in a folder, one process per core of the cluster.
+    """Scores packs on a cluster with the model in a folder, one task per core of the cluster.
 
     Every node needs this version of lopsided, and the images at the same paths (see ``RayEngine`` for the address).
     ``keep`` returns the features of the encoder as well.
@@ -69,17 +69,14 @@ def _mapped(window: list[Pack], reference: Any) -> Iterator[Scores]:
         pyarrow.table({"number": [place], "paths": [list(map(os.fsencode, pack.paths))]})
         for place, pack in enumerate(window)
     ]
-    cores = int(ray.cluster_resources().get("CPU", 1))
-    size = max(1, min(cores, len(window)))
+    # Tasks, not actors: Ray gives the task of a lost node to another one, but an actor would wait for a free core.
     rows = data.from_arrow_refs([ray.put(table) for table in tables]).map_batches(
-        _portable_worker(),
-        fn_constructor_args=(__version__, [reference]),
+        _portable_task(),
+        fn_kwargs={"version": __version__, "reference": [reference]},
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=1,
-        compute=data.ActorPoolStrategy(min_size=1, max_size=size),
-        max_restarts=-1,
-        max_task_retries=-1,
+        scheduling_strategy="SPREAD",
     )
     for number, row in enumerate(rows.iter_rows()):
         if row["error"]:
@@ -109,44 +106,49 @@ def _scores(pack: Pack, row: dict[str, Any]) -> Scores:
     )
 
 
-def _portable_worker() -> Any:
-    """Return the class of a worker. Ray sends a nested class as code, so it can report that lopsided is missing."""
+def _portable_task() -> Any:
+    """Return the task of a node. Ray sends a nested function as code, so it can report that lopsided is missing."""
 
-    class Worker:
-        def __init__(self, version: str, reference: list[Any]) -> None:
-            import socket
+    def task(batch: Any, version: str, reference: list[Any]) -> Any:
+        import socket
 
-            self.host, self.error, self.score = socket.gethostname(), "", None
-            try:
-                import lopsided
-            except ImportError:
-                found = "none"
-            else:
-                found = lopsided.__version__
-            if found != version:
-                do = "Install it there, or add it to the node's PYTHONPATH."
-                self.error = f"every node must have lopsided {version}, got {found} on {self.host}. {do}"
-                return
-            import ray
+        import pyarrow
+        import ray
 
-            from lopsided.sweeps.ray_map import make_scorer
+        host = socket.gethostname()
+        content: dict[str, Any] = {"number": batch.column("number").to_pylist()[0], "host": host, "error": ""}
+        content |= {"node": ray.get_runtime_context().get_node_id(), "made_by": "", "reasons": [], "digests": []}
+        content |= {"probabilities": b"", "nearness": b"", "features": b""}
+        try:
+            import lopsided
+        except ImportError:
+            found = "none"
+        else:
+            found = lopsided.__version__
+        if found == version:
+            from lopsided.sweeps.ray_map import node_scorer, score_row
 
-            self.score = make_scorer(*ray.get(reference[0]))
+            content |= score_row(node_scorer(reference[0]), batch.column("paths").to_pylist()[0])
+        else:
+            do = "Install it there, or add it to the node's PYTHONPATH."
+            content["error"] = f"every node must have lopsided {version}, got {found} on {host}. {do}"
+        kinds = {"reasons": pyarrow.list_(pyarrow.string()), "digests": pyarrow.list_(pyarrow.string())}
+        return pyarrow.table({name: pyarrow.array([value], kinds.get(name)) for name, value in content.items()})
 
-        def __call__(self, batch: Any) -> Any:
-            import pyarrow
+    return task
 
-            number = batch.column("number").to_pylist()[0]
-            content: dict[str, Any] = {"number": number, "host": self.host, "error": self.error, "made_by": ""}
-            content |= {"reasons": [], "digests": [], "probabilities": b"", "nearness": b"", "features": b""}
-            if self.score is not None:
-                from lopsided.sweeps.ray_map import score_row
 
-                content |= score_row(self.score, batch.column("paths").to_pylist()[0])
-            kinds = {"reasons": pyarrow.list_(pyarrow.string()), "digests": pyarrow.list_(pyarrow.string())}
-            return pyarrow.table({name: pyarrow.array([value], kinds.get(name)) for name, value in content.items()})
+_SCORERS: dict[str, Scorer] = {}
+"""The scorer of the last search in this process of a node, by the reference to its model."""
 
-    return Worker
+
+def node_scorer(reference: Any) -> Scorer:
+    """Return the scorer of a search on a node. Each process builds it once."""
+    key = reference.hex()
+    if key not in _SCORERS:
+        _SCORERS.clear()
+        _SCORERS[key] = make_scorer(*importlib.import_module("ray").get(reference))
+    return _SCORERS[key]
 
 
 def make_scorer(content: dict[str, bytes], known: tuple[Any, Any] | None, keep: bool) -> Scorer:
