@@ -14,7 +14,7 @@ orders the pool:
 
 The orders: the three of ``lopsided find``, the first with diversity, random (the expected number), and plain
 classifiers without regard to the imbalance, which are asked for the probability of the class: a logistic regression on
-16 x 16 pixels and, with --scratch, an encoder that is trained from scratch with cross-entropy (recipe ``baseline-ce`` at
+16 x 16 pixels and, with --scratch, an encoder trained from scratch with cross-entropy (recipe ``baseline-ce`` at
 32 pixels). The record is docs/records/find.json.
 """
 

@@ -20,5 +20,5 @@ def test_the_looks_are_those_of_the_record() -> None:
     chance = [f"{case['random']:,.0f}" for case in cases]
     assert f"| random, expected | {' | '.join(chance)} |" in page
     assert [case["pool"]["rare"] for case in cases] == [80, 80]
-    assert "hidden among 763 melanomas" in page
+    assert "hidden among about 763 melanomas" in page
     assert round(cases[0]["pool"]["all"] - 80) == 763

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,12 @@ def test_of_a_pool_of_a_million_names_only_a_pack_at_a_time_is_held(tmp_path: Pa
             alive.add(pack)
             most = max(most, len(alive))
             p = np.linspace(0.1, 0.9, len(pack.paths))
-            digests = tuple(f"{pack.number} {i}" for i in range(len(p)))
+            digests = tuple(map(str, range(512 * pack.number, 512 * pack.number + len(p))))
             yield Scores(pack, ("",) * len(p), digests, np.stack([1 - p, p], axis=1))
 
-    result = search(tmp_path / "found.csv", 1_000_000, flat, top=500)
+    few = [Path(f"pool/{i}.png") for i in range(1000)]  # To make a million paths would take most of the time.
+    paths = lambda: islice(cycle(few), 1_000_000)  # noqa: E731
+    result = Search(Question(1, top=500)).run(paths, 1_000_000, tmp_path / "found.csv", flat)
     assert (result.images, len(result.rows)) == (1_000_000, 500)
     assert most <= 3
     assert len({row.position >> 32 for row in result.rows}) == 500  # The best image of the first 500 packs.
