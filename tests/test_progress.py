@@ -106,7 +106,7 @@ def test_a_count_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str], m
         now = done / 100
         tell(done, 2000)
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "checking images: 500 of 2,000"
+    assert told[0] == "checking images: 500 of 2,000, 100/s, 0:15 left"
     assert len(told) == 4
 
 

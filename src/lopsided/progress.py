@@ -93,18 +93,45 @@ class Told(Voice, Reporter):
             tell(done, total)
 
 
+class Pace:
+    """The rate of a count. What was done before the first count, for example by an earlier call, does not count."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._first: int | None = None
+        self._done = 0
+
+    def add(self, done: int) -> None:
+        """Note the number done."""
+        if self._first is None:
+            self._start, self._first = time.monotonic(), done
+        self._done = done
+
+    @property
+    def rate(self) -> float:
+        """The number per second since the first count."""
+        return (self._done - (self._first or 0)) / max(time.monotonic() - self._start, 1e-6)
+
+    def words(self, total: int) -> str:
+        """Return rate and time left as text, or an empty text as long as they are unknown."""
+        rate = self.rate
+        return f", {rate:,.0f}/s, {clock((total - self._done) / rate)} left" if rate > 0 else ""
+
+
 class Lines(Told):
     """Prints one line per epoch."""
 
     def counting(self, label: str) -> Counted | None:
-        """Return a function that prints the count every few seconds."""
+        """Return a function that prints the count every few seconds, with the rate and the time left."""
         last = time.monotonic()
+        pace = Pace()
 
         def tell(done: int, total: int) -> None:
             nonlocal last
+            pace.add(done)
             if time.monotonic() - last >= PLAIN_SECONDS:
                 last = time.monotonic()
-                self.say(f"{label}: {done:,} of {total:,}")
+                self.say(f"{label}: {done:,} of {total:,}{pace.words(total)}")
 
         return tell
 
@@ -161,13 +188,14 @@ class Bar(Lines):
     def counting(self, label: str) -> Counted | None:
         """Return a function that draws a bar from the first count on."""
         task: TaskID | None = None
-        start = 0.0
+        pace = Pace()
 
         def tell(done: int, total: int) -> None:
-            nonlocal start, task
+            nonlocal task
+            pace.add(done)
             if task is None:
-                start, task = time.monotonic(), self.add(label, total)
-            rate = f"{done / max(time.monotonic() - start, 1e-6):,.0f}/s"
+                task = self.add(label, total)
+            rate = f"{pace.rate:,.0f}/s"
             self.live.update(task, completed=done, total=total, done=f"{done:,}/{total:,}", rate=rate)
 
         return tell

@@ -11,9 +11,9 @@ import pytest
 from lopsided.data.images import FileImages
 from lopsided.data.sources.names import Patterns
 from lopsided.errors import DataError
+from lopsided.inference.pool import find_images
 from lopsided.inference.predict import (
     check_any,
-    find_images,
     predict_images,
     stream_predictions,
     write_predictions,

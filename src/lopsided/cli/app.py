@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.cli import cache, compare, look, report, reproduce, train, use
+from lopsided.cli import cache, compare, find, look, report, reproduce, train, use
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
@@ -54,6 +54,7 @@ def lopsided(
       lopsided fit photos --out run       train; one sub-folder per class
       lopsided evaluate run new-photos    evaluate on other labelled images
       lopsided predict run inbox --out answers.csv
+      lopsided find run archive --class melanoma --out found.csv
       lopsided export run --to onnx
       lopsided report run --open          show the mistakes of the model
       lopsided compare photos --arms weighted-ce,cl,afcl --seeds 3 --out CMP
@@ -66,6 +67,7 @@ for verb in (
     train.fit,
     use.evaluate,
     use.predict,
+    find.find,
     use.export,
     compare.compare,
     report.report,

@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.cli.output import Json, show, show_json, table
+from lopsided.cli.look import complete_recipe
+from lopsided.cli.output import AllowOutside, Json, Quiet, show, show_json, table
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, refuse
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from lopsided.inference.packs import Mapper
 
 
 def cache(
     empty: Annotated[bool, typer.Option("--empty", help="Remove all cached features.")] = False,
+    fill: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="Compute the features of a folder, table or source that are not cached yet.",
+            show_default=False,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="With --fill: the recipe whose encoder computes them.", autocompletion=complete_recipe)
+    ] = "default",
+    allow_outside: AllowOutside = False,
+    engine: EngineName = None,
+    address: Address = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show or empty the cache of features.
+    """Show, fill or empty the cache of features.
 
     A frozen encoder turns each image into features once. Later runs on the
     same images read the features from this cache. LOPSIDED_CACHE sets the
     folder of the cache, and LOPSIDED_CACHE_GIB its largest size (4 by
     default; 0 disables the cache).
 
+    With --fill, the features of labelled images are computed before a run
+    needs them. --engine ray shares the work among the machines of a cluster,
+    which must see the images at the same paths.
+
     \b
     Examples:
       lopsided cache
+      lopsided cache --fill photos
+      lopsided cache --fill photos --engine ray --address 10.0.0.5:6379
       lopsided cache --empty
     """
+    if fill is not None:
+        refuse({"--empty": empty}, "removes features", "--fill")
+        _fill(fill, recipe, engine, address, allow_outside=allow_outside, quiet=quiet, as_json=as_json)
+        return
+    refuse({"--engine": engine, "--address": address}, "needs --fill", "`lopsided cache` alone")
     from lopsided.inference.feature_cache import cache_limit, cache_root, empty_cache, list_cache
 
     root, limit = cache_root(), cache_limit()
@@ -56,3 +90,35 @@ def cache(
     if rows:
         show(table(["encoder", "image size", "view", "engine", "images", "MB"], rows) + "\n")
     show(f"{total / 1e6:,.1f} MB of at most {limit / 1e6:,.0f} MB in {root}.")
+
+
+def _fill(
+    data: str,
+    recipe: str,
+    engine: str | None,
+    address: str | None,
+    *,
+    allow_outside: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Compute the features of a source."""
+    from lopsided.progress import counter
+    from lopsided.recipe import find_recipe
+    from lopsided.runs.features import fill_cache
+
+    def cluster(model: Path) -> AbstractContextManager[Mapper]:
+        elsewhere = cluster_mapper(engine, address, model, keep=True)
+        assert elsewhere is not None
+        return elsewhere(None)
+
+    far = cluster_mapper(engine, address, Path()) is not None  # Checks the options before images are read.
+    chosen = find_recipe(recipe)
+    if allow_outside:
+        chosen = chosen.override(**{"data.allow_outside": True})
+    with counter("features", quiet=quiet) as progress:
+        images, computed = fill_cache(chosen, data, cluster=cluster if far else None, progress=progress)
+    if as_json:
+        show_json({"data": data, "images": images, "computed": computed})
+    else:
+        show(f"{computed:,} of {images:,} images were computed; the others were cached already.")

@@ -137,6 +137,19 @@ def say_replaced(*paths: Path | None) -> None:
             say(f"{path} exists and is replaced.")
 
 
+def tell_unreadable(first: Iterable[tuple[str, str]], number: int, out: Path | None) -> None:
+    """Print the first unreadable images, as path and reason, and how many more there are."""
+    from lopsided.inference.predict import unreadable_path
+
+    shown = 0
+    for path, reason in first:
+        say(f"unreadable: {path} ({reason})")
+        shown += 1
+    if number > shown:
+        where = f"; {unreadable_path(out)} lists all of them" if out is not None else ""
+        say(f"and {number - shown:,} more unreadable images{where}")
+
+
 def show(text: str) -> None:
     """Print a result as text on stdout."""
     print("\n".join(printable(line) for line in text.split("\n")))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
+    from lopsided.runs.find import Elsewhere
     from lopsided.runs.records import Failure
     from lopsided.sweeps.engines import Cell, Engine
 
@@ -125,6 +126,21 @@ def make_engine(name: str, address: str | None, workers: int | None, threads: in
         refuse({"--workers": workers}, "is for --engine local", "--engine ray")
         return RayEngine(address or "auto", threads=threads or 1)
     raise InputError(sentence("--engine must be one of local, ray", repr(name)))
+
+
+def cluster_mapper(name: str | None, address: str | None, run: Path, *, keep: bool = False) -> Elsewhere | None:
+    """Return what scores packs on a cluster with the model of a run, or None for this machine.
+
+    ``keep`` returns features as well.
+    """
+    if name in (None, "local"):
+        refuse({"--address": address}, "is for --engine ray", "--engine local")
+        return None
+    if name != "ray":
+        raise InputError(sentence("--engine must be one of local, ray", repr(name)))
+    from lopsided.sweeps.ray_map import RayMap
+
+    return RayMap(address or "auto", run, keep=keep).mapping
 
 
 def train(

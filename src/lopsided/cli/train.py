@@ -160,6 +160,16 @@ def fit(
             metavar="PATTERN",
         ),
     ] = None,
+    more: Annotated[
+        list[str] | None,
+        option(
+            DATA,
+            "Table of further labelled images for training only, such as the marks of `lopsided find`. Can be "
+            "repeated.",
+            "--more",
+            metavar="TABLE",
+        ),
+    ] = None,
     skip_unreadable: Annotated[
         bool, option(DATA, "Skip images that cannot be read, and list them in the run.", "--skip-unreadable")
     ] = False,
@@ -245,6 +255,7 @@ def fit(
         "data.scenario": scenario,
         "data.include": include or None,
         "data.exclude": exclude or None,
+        "data.more": more or None,
         "data.skip_unreadable": skip_unreadable or None,
         "data.allow_outside": allow_outside or None,
         "decision.rule": rules.read_rule(decide),

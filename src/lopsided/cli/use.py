@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,13 +25,13 @@ from lopsided.cli.output import (
     shortened,
     show,
     show_json,
+    tell_unreadable,
 )
-from lopsided.cli.sweeping import words
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, words
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins
-    from lopsided.inference.predict import Summary
     from lopsided.models.model import Model, ModelCard
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
@@ -181,7 +182,12 @@ def evaluate(
 def predict(
     run: RunFolder,
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGES...", help="Image files and folders of images.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="IMAGES...",
+            help="Image files, folders of images, and tables with a column path.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
@@ -191,8 +197,11 @@ def predict(
     decide: Decide = None,
     prevalence: Prevalence = None,
     views: Views = None,
+    allow_outside: AllowOutside = False,
     batch_size: BatchSize = 64,
     device: Device = "auto",
+    engine: EngineName = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -203,7 +212,8 @@ def predict(
     decides for the predicted class. It need not be the most probable one. Images that cannot be read are skipped and
     listed on stderr. With --out, they are also listed in *.unreadable.csv next
     to the CSV file. With --json and without --out, each output line is the
-    JSON object of one image.
+    JSON object of one image. --engine ray shares the work among the machines
+    of a cluster, which must see the images at the same paths.
 
     \b
     Examples:
@@ -215,13 +225,21 @@ def predict(
     from lopsided.data.sources.names import Patterns, Twins
     from lopsided.evaluation.decision import explain
     from lopsided.inference import predict as stream
+    from lopsided.inference.pool import find_images
     from lopsided.progress import counter
     from lopsided.runs.run import open_model, open_use
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
-    wanted, pairs = _views_of(views), Twins()
-    total, paths = stream.find_images(images, Patterns(include or (), exclude or ()), pairs)
+    wanted = _views_of(views)
+    if wanted is not None and engine == "ray":
+        raise InputError(
+            "--views cannot be used with --engine ray, whose machines use the views of the model. Remove one."
+        )
+    elsewhere = cluster_mapper(engine, address, run)
+    pairs = Twins()
+    patterns = Patterns(include or (), exclude or ())
+    total, paths = find_images(images, patterns, pairs, allow_outside=allow_outside)
     _warn_of_twins(pairs)
     model, card = open_model(run, device)
     card = _look(model, card, wanted, quiet=quiet)
@@ -229,10 +247,17 @@ def predict(
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
         say(" ".join([explain(use.decision, card.classes), *use.decision.notes]))
-    answers = stream.predict_images(model, card, paths, batch_size=batch_size, use=use)
-    with counter("predicting", quiet=quiet) as progress:
+    target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
+    with ExitStack() as stack:
+        if elsewhere is None:
+            answers = stream.predict_images(model, card, paths, batch_size=batch_size, use=use)
+        else:
+            from lopsided.inference.packs import packs
+
+            mapper = stack.enter_context(elsewhere(None))
+            answers = stream.answers_of(mapper(packs(paths)), use)
+        progress = stack.enter_context(counter("predicting", quiet=quiet))
         if out is None:
-            target = Terminal() if sys.stdout.isatty() else sys.stdout
             summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json, decision=use.decision)
             stream.check_any(summary)
         else:
@@ -241,7 +266,7 @@ def predict(
             summary = stream.write_predictions(
                 answers, card.classes, out, decision=use.decision, total=total, progress=progress
             )
-    _tell_unreadable(summary, out)
+    tell_unreadable([(str(error.path), error.reason) for error in summary.unreadable], summary.num_unreadable, out)
     if out is not None and as_json:
         show_json({"out": str(out), **summary.to_dict()})
     elif out is not None:
@@ -434,14 +459,3 @@ def is_formula(text: str) -> bool:
     except ValueError:
         return text.startswith(("=", "+", "-", "@", "\t", "\r"))
     return False
-
-
-def _tell_unreadable(summary: Summary, out: Path | None) -> None:
-    from lopsided.inference.predict import unreadable_path
-
-    for error in summary.unreadable:
-        say(f"unreadable: {error.path} ({error.reason})")
-    more = summary.num_unreadable - len(summary.unreadable)
-    if more:
-        where = f"; {unreadable_path(out)} lists all of them" if out is not None else ""
-        say(f"and {more:,} more unreadable images{where}")

@@ -174,7 +174,7 @@ class FileImages(Images):
 
     def digest(self, indices: Indices) -> list[str]:
         """Return the SHA-256 of the bytes of each file."""
-        return [self._digest(self.paths[i]) for i in indices]
+        return [file_digest(self.paths[i]) for i in indices]
 
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None
@@ -213,15 +213,6 @@ class FileImages(Images):
             seen = True
         return seen
 
-    @staticmethod
-    def _digest(path: Path) -> str:
-        try:
-            check_image_file(path)
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise UnreadableImageError(path, (error.strerror or "unreadable").lower()) from error
-
     def size(self, index: int) -> tuple[int, int]:
         """Return height and width in the header of a file."""
         return read_header(self.paths[index])[0]
@@ -231,6 +222,16 @@ class FileImages(Images):
 
     def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
         return decode_image(self.paths[index], image_size, channels)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of the bytes of a file."""
+    try:
+        check_image_file(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UnreadableImageError(path, (error.strerror or "unreadable").lower()) from error
 
 
 def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: int) -> Iterator[_T]:

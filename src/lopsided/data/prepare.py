@@ -9,6 +9,7 @@ import numpy as np
 
 from lopsided.data.folds import fold_splits
 from lopsided.data.images import FileImages, Progress
+from lopsided.data.more import add_more
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits, open_source
 from lopsided.data.splits import How, Splits, split
@@ -58,14 +59,28 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
     if not data.skip_unreadable:
         source = source.verify(workers=workers, progress=progress)
         held_out = None if held_out is None else held_out.verify(workers=workers)
+    source = _with_more(recipe, source)
+    if source.more is not None:
+        more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers)
+        source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
     if data.image_size is None:
         side = usual_side(source, *([] if held_out is None else [held_out]))
         source = replace(source, resized=side)
     return source, held_out
 
 
-def list_drawn(recipe: Recipe) -> Source:
-    """Return the source of ``open_drawn`` without reading its images. Missing and unreadable files are not noticed."""
+def _with_more(recipe: Recipe, source: Source) -> Source:
+    data = recipe.data
+    if not data.more:
+        return source
+    return add_more(source, data.more, group=data.group, allow_outside=data.allow_outside)
+
+
+def list_drawn(recipe: Recipe, *, more: bool = False) -> Source:
+    """Return the source of ``open_drawn`` without reading its images. Missing and unreadable files are not noticed.
+
+    Further training images are listed with ``more``. To find those that are labelled twice, all files are then read.
+    """
     data = recipe.data
     source = open_source(
         data.source or "",
@@ -76,9 +91,10 @@ def list_drawn(recipe: Recipe) -> Source:
         include=data.include,
         exclude=data.exclude,
     )
-    if data.scenario is None:
-        return source
-    return source.subset(draw(source.labels, source.classes, parse_scenario(data.scenario), data_seed(recipe)))
+    if data.scenario is not None:
+        rows = draw(source.labels, source.classes, parse_scenario(data.scenario), data_seed(recipe))
+        source = source.subset(rows)
+    return _with_more(recipe, source) if more else source
 
 
 def usual_side(*sources: Source) -> int | None:

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.decoding import FolderId, Pixels, UnreadableImageError, decode_image, walk_images
+from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, Progress, ordered_map
-from lopsided.data.sources.names import Patterns, Twins
-from lopsided.errors import DataError, sentence
+from lopsided.errors import DataError
 from lopsided.evaluation.decision import PLAIN, Decision
 
 if TYPE_CHECKING:
+    from lopsided.inference.packs import Scores
     from lopsided.inference.use import Use
     from lopsided.models.model import Model, ModelCard
 
@@ -66,42 +66,6 @@ class Summary:
         }
 
 
-def find_images(
-    paths: Sequence[str | os.PathLike[str]], patterns: Patterns | None = None, twins: Twins | None = None
-) -> tuple[int, Iterator[Path]]:
-    """Return the number of images in files and folders, and an iterator over them that does not hold all of them.
-
-    A file in ``paths`` counts as an image with any suffix. No file or folder is read twice, even if a path is below
-    another path or several links lead to one folder. ``patterns`` select images by their paths below the given folder,
-    as in training, and given files by their paths as they are given. ``twins`` counts pairs of images that differ only
-    in the suffix.
-    """
-    given, patterns = _distinct(paths), patterns or Patterns()
-    number, found = 0, 0
-    for path, name in _images(given):
-        found += 1
-        if patterns.keep(name):
-            number += 1
-            if twins is not None:
-                twins.add(str(path))
-    for path in given:
-        if path.is_dir() and next(walk_images(path), None) is None:
-            raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
-    if not number:
-        raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
-    return number, (path for path, name in _images(given) if patterns.keep(name))
-
-
-def _images(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield each image with the name that patterns are compared with."""
-    seen: set[FolderId] = set()
-    for path in paths:
-        if path.is_dir():
-            yield from ((image, image.relative_to(path).as_posix()) for image in walk_images(path, seen=seen))
-        else:
-            yield path, path.as_posix()
-
-
 def predict_images(
     model: Model,
     card: ModelCard,
@@ -116,19 +80,13 @@ def predict_images(
     ``use`` may move the probabilities to another prevalence.
     """
     from lopsided.inference.engine import Engine
+    from lopsided.inference.packs import decode_for
     from lopsided.inference.probabilities import predict
 
     engine = Engine(model, card.shape)
 
     def decode(path: Path) -> tuple[Path, Pixels | UnreadableImageError]:
-        try:
-            pixels = decode_image(path, card.image_size, card.channels)
-        except UnreadableImageError as error:
-            return path, error
-        if pixels.shape != card.shape:  # Possible only if images are not resized.
-            sizes = [f"{shape[2]} x {shape[1]}" for shape in (pixels.shape, card.shape)]
-            return path, UnreadableImageError(path, f"{sizes[0]} pixels, but the model takes {sizes[1]}")
-        return path, pixels
+        return path, decode_for(path, card)
 
     decoded = ordered_map(decode, images, workers or (os.cpu_count() or 1))
     while batch := list(islice(decoded, batch_size)):
@@ -137,6 +95,13 @@ def predict_images(
         p = iter(() if stacked is None else predict(model, card, stacked, batch_size=batch_size, engine=engine))
         for path, pixels in batch:
             yield path, pixels if isinstance(pixels, UnreadableImageError) else _moved(next(p), use)
+
+
+def answers_of(scores: Iterable[Scores], use: Use | None = None) -> Iterator[Answer]:
+    """Yield an answer for each image of packs that were scored, in order."""
+    for part in scores:
+        for path, reason, p in zip(part.pack.paths, part.reasons, part.probabilities, strict=True):
+            yield path, UnreadableImageError(path, reason) if reason else _moved(p, use)
 
 
 def _moved(p: npt.NDArray[np.floating[Any]], use: Use | None) -> npt.NDArray[np.floating[Any]]:
@@ -251,23 +216,6 @@ def check_any(summary: Summary) -> None:
         first = summary.unreadable[0]
         number = f"{summary.num_unreadable:,}"
         raise DataError(f"No image is readable: {number} failed, the first {first.path} ({first.reason}).")
-
-
-def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    kept: list[Path] = []
-    folders = {os.path.abspath(path) for path in paths if os.path.isdir(path)}
-    seen: set[str] = set()
-    for given in paths:
-        path, absolute = Path(given), os.path.abspath(given)
-        if not path.exists():
-            raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
-        if not path.is_file() and not path.is_dir():  # Opening a pipe would wait for a writer.
-            raise DataError(sentence("each path must be an image or a folder", f"{path}, which is neither"))
-        above = {str(parent) for parent in Path(absolute).parents}
-        if absolute not in seen and not (above & folders):
-            seen.add(absolute)
-            kept.append(path)
-    return kept
 
 
 def _open(path: Path) -> IO[str]:

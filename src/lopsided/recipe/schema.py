@@ -61,7 +61,7 @@ TRAINING_FIELDS = tuple(
 )  # fmt: skip
 """Fields of the training of an encoder that are off by default."""
 LATER_FIELDS = frozenset(
-    {"data.include", "data.exclude", "data.folds", "data.repeats", "data.fold", "final", *TRAINING_FIELDS}
+    {"data.include", "data.exclude", "data.more", "data.folds", "data.repeats", "data.fold", "final", *TRAINING_FIELDS}
     | {"encoder.views", "encoder.scaling", "classifier.kind", "classifier.tau"}
 )
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
@@ -172,6 +172,10 @@ class Data(Section):
     )
     exclude: Texts | None = _field(
         None, 'Glob patterns; images with a matching name are left out, such as ["*_mask.*"]; unset: none.'
+    )
+    more: Texts | None = _field(
+        None,
+        "Tables of further labelled images, with the columns path and label, for training only; unset: none.",
     )
     scenario: Text | None = _field(None, 'Class proportions to draw, such as "90:10,total=1000"; unset: all images.')
     split: Literal["auto", "random", "stratified", "group", "given"] = _field(

@@ -25,9 +25,15 @@ LIMIT = 15_000_000
 """Maximum size of a page in bytes."""
 
 
-def render(template: str, *, data: Any, pictures: str = "", **context: Any) -> str:
-    """Render a template. ``data`` is passed to the script; ``pictures`` are the CSS rules of the thumbnails."""
+def render(template: str, *, data: Any, pictures: str = "", further: str = "", **context: Any) -> str:
+    """Render a template. ``data`` is passed to the script; ``pictures`` are the CSS rules of the thumbnails.
+
+    ``further`` names a style and a script that only this page needs. Its script runs first, because that of all pages
+    marks the page as ready.
+    """
     style, script = _static("report.css"), _static("report.js")
+    if further:
+        style, script = style + _static(f"{further}.css"), _static(f"{further}.js") + script
     policy = "; ".join(
         [
             "default-src 'none'",

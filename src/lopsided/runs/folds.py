@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from lopsided import files
 from lopsided.data.folds import fold_numbers, fold_recipes, most_folds, whole_recipe
+from lopsided.data.more import training_source
 from lopsided.data.prepare import data_seed, list_drawn, split_rule, split_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
@@ -268,6 +269,8 @@ class _Assembly:
         self.numbers, self.prior, self.log, self.num_ranks = numbers, prior, log, num_ranks
         self.classes = source.classes
         self.digests = source.images.digest(np.arange(len(source)))
+        more = source.more
+        self.trained_digests = self.digests + ([] if more is None else more.images.digest(np.arange(len(more))))
         self.rule, self.kind = recipe.decision.rule, recipe.decision.calibration
         self.seconds = 0.0
 
@@ -313,20 +316,21 @@ class _Assembly:
         mean = np.mean([each for each, _ in settled], axis=0)
         for text in write_label_check(self.folder, self.source, mean, repeats[0].features):
             self.log.note(text)
-        splits = Splits(np.arange(len(self.source)), *(np.empty(0, dtype=np.int64),) * 2)
+        empty = np.empty(0, dtype=np.int64)
+        joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
         counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
         runs.write_metrics(
             self.folder,
             self.recipe,
             self.source,
-            counts={"train": counts, "val": none, "test": counts},
+            counts={"train": joined.counts(), "val": none, "test": counts},
             card=card,
             evaluations=evaluations,
             leaks=leaks,
             baseline=baseline,
             warnings=self.log.warnings,
             num_ranks=self.num_ranks,
-            fingerprint=fingerprint(self.source, splits, self.digests),
+            fingerprint=fingerprint(joined, splits, self.trained_digests),
             seconds=self.seconds,
             folds=self._facts(model, repeats, settled),
         )
@@ -374,13 +378,14 @@ class _Assembly:
         found: list[tuple[Codes, Answers]] = []
         for part in fold_recipes(self.recipe)[: self.recipe.data.folds]:
             splits = split_source(part, self.source)
+            own, splits = training_source(self.source, splits)
             alone = Splits(splits.train, splits.val[:0], splits.test)
             device = pick_device(self.recipe.device)
-            answers = classify_by_default(part, self.source, alone, self.digests, device, self.log).get("test")
+            answers = classify_by_default(part, own, alone, self.trained_digests, device, self.log).get("test")
             if answers is None:
                 return None, []
             found.append((splits.test[answers.rows], answers))
-        rows = np.concatenate([own for own, _ in found])
+        rows = np.concatenate([tested for tested, _ in found])
         joined = Answers(
             rows,
             self.source.labels[rows],
@@ -398,7 +403,8 @@ class _Assembly:
         from lopsided.training.fit import fingerprint
 
         run = runs.Run.open(self.folder / where)
-        if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(self.source, splits, self.digests):
+        source, splits = training_source(self.source, splits)
+        if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(source, splits, self.trained_digests):
             what = f"The images, labels or groups have changed since {run.folder} was trained"
             raise RunError(f"{what}. Restore them, or start a new run in another folder.")
         self.seconds += float(run.metrics["seconds"])

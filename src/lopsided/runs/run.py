@@ -27,6 +27,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from lopsided import __version__, files
+from lopsided.data.more import training_source
 from lopsided.data.prepare import open_sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.splits import Leaks
@@ -173,7 +174,7 @@ def open_own_split(
         what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
         raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
     source, _ = open_sources(run.recipe, progress)
-    splits = split_source(run.recipe, source)
+    source, splits = training_source(source, split_source(run.recipe, source))
     if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
         what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"
         raise RunError(f"{what}, so its {split} split cannot be found again. Restore them, or name the data.")
@@ -366,6 +367,8 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
     changes: dict[str, Any] = {"data.source": _absolute(source), "encoder.weights": weights}
     if recipe.track:
         changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))
+    if recipe.data.more is not None:
+        changes["data.more"] = [os.path.abspath(path) for path in recipe.data.more]
     return recipe.override(**changes)
 
 
@@ -463,11 +466,12 @@ def _write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted,
         held = HeldBack(val.probabilities, val.y_true, val.groups)
         decided["val"] = decided_unseen(card.decision.rule, card.classes, card.prior, held, recipe.seed)
     write_tables(folder, parts, decided, source.classes)
+    joined, _ = training_source(source, fitted.splits)
     write_metrics(
         folder,
         recipe,
         source,
-        counts={name: source.subset(indices).counts() for name, indices in fitted.splits.parts()},
+        counts={name: joined.subset(indices).counts() for name, indices in fitted.splits.parts()},
         card=card,
         evaluations={name: _figures(name, parts, decided, recipe.seed, fitted.card) for name in parts},
         leaks=fitted.leaks,

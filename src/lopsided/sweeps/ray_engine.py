@@ -54,9 +54,7 @@ class RayEngine:
     def __init__(self, address: str = "auto", threads: int = 1) -> None:
         if threads < 1:
             raise InputError(sentence("threads must be >= 1", threads))
-        if importlib.util.find_spec("ray") is None:
-            do = "Run pip install 'lopsided[ray]'."
-            raise MissingDependencyError(f"--engine ray needs the package ray, which is not installed. {do}")
+        check_installed("ray")
         self.address, self.threads = address, threads
         self._folder, self._marker, self._models = Path(), Path(), False
         self._running: dict[Any, Cell] = {}
@@ -65,14 +63,8 @@ class RayEngine:
 
     def open(self, folder: Path, *, models: bool = False) -> None:
         """Connect, and write a marker file, by which a node recognises that it can access the folder."""
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        connect(self.address, self._closing)
         ray = _ray()
-        if not ray.is_initialized():
-            _probe(self.address)
-            self._closing.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout when a node dies.
-            with _kept_sigterm():
-                ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
-            self._closing.callback(ray.shutdown)
         most = max((_cores(node) for node in ray.nodes()), default=0)
         if most < self.threads:
             self.close()
@@ -132,6 +124,27 @@ class RayEngine:
             for name in sorted(content, key=lambda name: name == METRICS):  # Last: it marks a finished run.
                 files.atomic_write(folder / name, content[name])
         return Ended(cell, Record.from_json(line) if line else None, error)
+
+
+def check_installed(*packages: str) -> None:
+    """Raise an error if a package that Ray engines need is missing."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            do = "Run pip install 'lopsided[ray]'."
+            raise MissingDependencyError(f"--engine ray needs the package {name}, which is not installed. {do}")
+
+
+def connect(address: str, closing: ExitStack) -> None:
+    """Connect to a cluster until ``closing`` is closed, unless the process is connected already."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = _ray()
+    if ray.is_initialized():
+        return
+    _probe(address)
+    closing.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout when a node dies.
+    with _kept_sigterm():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    closing.callback(ray.shutdown)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ import torch
 
 from lopsided import __version__
 from lopsided.data.inputs import Part, Prepared, StreamedInputs, check_trainable, prepare
+from lopsided.data.more import training_source
 from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
@@ -150,13 +151,13 @@ def fit(
     saved = _saved(checkpoint, folder, ranks, resume=resume)
     log = Log(folder, reporter) if ranks.first else Log(None, None)
     with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
-        splits = split_source(recipe, source)
+        source, splits = training_source(source, split_source(recipe, source))
         digests = source.images.digest(np.arange(len(source)))
         prepared, notes = prepare(recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests)
         check_trainable(prepared)
         _check_losses(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
-        notes = [split_words(recipe, source), *_left_out(source), *notes, *_unused(source, splits)]
+        notes = [split_words(recipe, source), *_left_out(source), *source.notes, *notes, *_unused(source, splits)]
         state = State(
             recipe=recipe.content_hash(),
             data=fingerprint(source, splits, digests),

@@ -40,6 +40,10 @@ class Source:
     unreadable: tuple[tuple[str, str], ...] = ()
     resized: int | None = None
     left_out: int = 0
+    more: Source | None = None
+    """Further images that are for training only."""
+    notes: tuple[str, ...] = ()
+    """Sentences about how the images were found."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -36,10 +36,9 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
     optional = ["split"] if group else ["group", "split"]
     for name in needed + [name for name in optional if name in columns]:
         _check_filled(table, name, columns[name], lines)
-    names = [_inside(table, line, text, allow_outside) for line, text in zip(lines, columns["path"], strict=True)]
+    inside = Inside(table, allow_outside)
+    names = [inside.check(line, text) for line, text in zip(lines, columns["path"], strict=True)]
     _check_once(table, names, lines)
-    if not allow_outside:
-        _check_links(table, names, lines)
     splits = _splits(table, columns["split"], lines) if "split" in columns else None
     paths = [table.parent / name for name in names]
     if check:
@@ -55,9 +54,49 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
     )
 
 
-def read_columns(table: Path) -> dict[str, list[str]]:
-    """Return the columns of a table as text. Empty cells are empty strings."""
-    return _read(table)[0]
+def read_columns(table: Path, used: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Return the columns of a table as text. Empty cells are empty strings.
+
+    Of a Parquet table, only the columns in ``used`` (all if None) are converted to text; the other columns are empty.
+    """
+    return _read(table, used)[0]
+
+
+class Inside:
+    """Checks that the paths in a table stay below its folder, unless ``allow_outside``: a stranger may have made it.
+
+    A path may lead outside because it is absolute, by ``..``, or through a link. Each folder is resolved only once.
+    """
+
+    def __init__(self, table: Path, allow_outside: bool) -> None:
+        self.table, self.allow_outside = table, allow_outside
+        self._root = os.path.realpath(table.parent)
+        self._folders: dict[str, str] = {}
+
+    def check(self, line: int, text: str) -> str:
+        """Return the normal form of the path in a line, or raise."""
+        path = os.path.normpath(text)
+        if self.allow_outside:
+            return Path(path).as_posix()
+        if os.path.isabs(path) or Path(path).parts[:1] == ("..",):
+            raise self._outside(line, text)
+        above, last = os.path.split(os.path.join(self._root, path))
+        if above not in self._folders:
+            self._folders[above] = os.path.realpath(above)
+        place = os.path.join(self._folders[above], last)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place != self._root and not place.startswith(os.path.join(self._root, "")):
+            raise self._outside(line, f"{Path(path).as_posix()}, which links to {place},")
+        return Path(path).as_posix()
+
+    def _outside(self, line: int, what: str) -> DataError:
+        repair = (
+            "Move the table above its images, or allow outside paths: --allow-outside, allow_outside in Python, or "
+            "data.allow_outside = true in a recipe."
+        )
+        got = f"{what} in line {line} of {self.table}"
+        return DataError(sentence("paths must stay below the folder of the table", got, repair))
 
 
 def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, list[str]], Sequence[int]]:
@@ -137,38 +176,6 @@ def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequ
         if "\0" in value:  # No file name contains NUL, and some programs would cut the text there.
             got = f"one in line {line} of {table}"
             raise DataError(sentence(f"the column {column} must not contain NUL characters", got))
-
-
-def _inside(table: Path, line: int, text: str, allow_outside: bool) -> str:
-    path = os.path.normpath(text)
-    climbs = os.path.isabs(path) or Path(path).parts[:1] == ("..",)
-    if climbs and not allow_outside:
-        raise _outside(table, line, text)
-    return Path(path).as_posix()
-
-
-def _check_links(table: Path, names: Sequence[str], lines: Sequence[int]) -> None:
-    """Raise if a link in a path leads out of the folder of the table. Each folder is resolved only once."""
-    root = os.path.realpath(table.parent)
-    folders: dict[str, str] = {}
-    for line, name in zip(lines, names, strict=True):
-        above, last = os.path.split(os.path.join(root, name))
-        if above not in folders:
-            folders[above] = os.path.realpath(above)
-        place = os.path.join(folders[above], last)
-        if os.path.islink(place):
-            place = os.path.realpath(place)
-        if place != root and not place.startswith(os.path.join(root, "")):
-            raise _outside(table, line, f"{name}, which links to {place},")
-
-
-def _outside(table: Path, line: int, what: str) -> DataError:
-    repair = (
-        "Move the table above its images, or allow outside paths: --allow-outside, allow_outside in Python, or "
-        "data.allow_outside = true in a recipe."
-    )
-    got = f"{what} in line {line} of {table}"
-    return DataError(sentence("paths must stay below the folder of the table", got, repair))
 
 
 def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> None:

@@ -1,0 +1,168 @@
+"""The subcommand that finds more images of a class: find."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from lopsided.cli.output import (
+    AllowOutside,
+    Exclude,
+    Include,
+    Json,
+    Quiet,
+    StoppedError,
+    check_out,
+    say,
+    say_replaced,
+    shortened,
+    show,
+    show_json,
+    tell_unreadable,
+)
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, words
+from lopsided.cli.use import Device, Prevalence, RunFolder
+from lopsided.errors import InputError, sentence
+
+if TYPE_CHECKING:
+    from lopsided.inference.find import By
+    from lopsided.runs.find import Counted, Found
+
+
+def find(
+    run: RunFolder,
+    pool: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="POOL...",
+            help="Unlabelled images: files, folders, and tables with a column path.",
+            show_default=False,
+        ),
+    ],
+    wanted: Annotated[str, typer.Option("--class", help="The class to look for.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="CSV file to write. The page is written next to it.", show_default=False)],
+    top: Annotated[int, typer.Option(min=1, help="Number of images to list.")] = 500,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Order: by the probability of the class, by neighbours (nearness to known images of the class), or "
+            "by the ranks of both.",
+            autocompletion=words("probability", "neighbours", "both"),
+        ),
+    ] = "probability",
+    like: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Known images of the class for --by neighbours or both: a file, folder or table. Can be repeated. "
+            "Default: those of the run.",
+            show_default=False,
+        ),
+    ] = None,
+    diverse: Annotated[
+        float, typer.Option(help="Weight of diversity among the first, from 0 (none) to below 1; 0.3 is a start.")
+    ] = 0.0,
+    prevalence: Prevalence = None,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page to look through and mark.")] = True,
+    include: Include = None,
+    exclude: Exclude = None,
+    allow_outside: AllowOutside = False,
+    device: Device = "auto",
+    engine: EngineName = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find more images of a rare class among unlabelled images.
+
+    The CSV lists the images that are most likely of the class, the first one
+    first, with the calibrated probability p:CLASS. Images of the run's own
+    data are left out. The page next to it shows them, to be marked by
+    keyboard: y, n or s. It saves the marks as a CSV file, which `lopsided fit
+    DATA --more marks.csv` adds to the training images.
+
+    The pool is read once, in constant memory. After an interruption, the same
+    command continues. --engine ray shares the work among the machines of a
+    cluster, which must see the images at the same paths.
+
+    \b
+    Examples:
+      lopsided find run archive --class melanoma --out found.csv
+      lopsided find run archive --class DF --out found.csv --top 200 --by both
+      lopsided find run archive --class DF --out found.csv --by neighbours --like examples
+      lopsided find run pool.csv --class DF --out found.csv --diverse 0.3
+    """
+    from lopsided.data.sources.names import Patterns
+    from lopsided.inference.find import page_path, write_found
+    from lopsided.inference.predict import unreadable_path
+    from lopsided.progress import counter
+    from lopsided.runs.find import find_in_pool
+
+    if page and page_path(out) == out:
+        raise InputError(sentence("--out must be a CSV file", out, "The page is written next to it."))
+    targets = [out, unreadable_path(out), *([page_path(out)] if page else [])]
+    for path in targets:
+        check_out(path, *pool, *(like or ()))
+    elsewhere = cluster_mapper(engine, address, run)
+
+    def counting(label: str) -> AbstractContextManager[Counted | None]:
+        return counter(label, quiet=quiet)
+
+    try:
+        found = find_in_pool(
+            run,
+            pool,
+            wanted,
+            out,
+            by=cast("By", by),
+            top=top,
+            diverse=diverse,
+            like=like or (),
+            prevalence=prevalence,
+            patterns=Patterns(include or (), exclude or ()),
+            allow_outside=allow_outside,
+            device=device,
+            elsewhere=elsewhere,
+            counting=counting,
+        )
+        if not quiet:
+            say_replaced(out, *targets[2:])
+        if page:
+            from lopsided.reports.find_page import write_find_page
+
+            write_find_page(found, page_path(out), counting("making pictures"))
+        write_found(found.result, found.label, out)
+        found.result.journal.remove()
+    except KeyboardInterrupt:
+        raise StoppedError("interrupted. Run the same command again to continue.") from None
+    _tell(found, out, page=page, quiet=quiet, as_json=as_json)
+
+
+def _tell(found: Found, out: Path, *, page: bool, quiet: bool, as_json: bool) -> None:
+    from lopsided.inference.find import page_path
+
+    result = found.result
+    for note in found.notes:
+        if not quiet or note.startswith("warning"):
+            say(note)
+    tell_unreadable(result.first_unreadable, result.unreadable, out)
+    if as_json:
+        facts: dict[str, Any] = {
+            "out": str(out),
+            "page": str(page_path(out)) if page else None,
+            "class": found.label,
+            "listed": len(result.rows),
+            "images": result.images,
+            "known": result.known,
+            "unreadable": result.unreadable,
+        }
+        show_json(facts)
+        return
+    p = [row.probability for row in result.rows]
+    span = f" (probability {max(p):.3f} to {min(p):.3f})" if p else ""
+    words = f"{len(p):,} of {result.images:,} images listed for {shortened(found.label)}{span}"
+    show(f"{words}, {result.unreadable:,} unreadable: {out}")
+    if page:
+        show(f"Look through them in {page_path(out)}.")

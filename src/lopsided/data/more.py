@@ -1,0 +1,164 @@
+"""Further labelled images for training: tables of marks, such as those of the page of `lopsided find`.
+
+Such images were chosen by a model, so they say nothing about the model's figures. They are training images only: they
+never become validation or test images, and each fold is trained with all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lopsided.data.images import FileImages, file_digest, ordered_map
+from lopsided.data.sources import Source
+from lopsided.data.sources.names import suggest_names
+from lopsided.data.sources.tables import TABLE_SUFFIXES, Inside, read_columns
+from lopsided.data.splits import Splits
+from lopsided.errors import DataError, sentence
+
+MARKS = ("yes", "no", "skip")
+"""What the column mark of a table may hold. A row that is skipped, or says "no" without a label, has no label."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    path: Path
+    label: str
+    group: str
+    where: str
+
+
+def add_more(source: Source, tables: Sequence[str], *, group: str | None = None, allow_outside: bool = False) -> Source:
+    """Return a source with the images of tables as further training images.
+
+    A table has the columns path and label, and optionally mark and group. An image that is byte-identical to one of
+    the source or of an earlier row is left out if the labels agree; otherwise an error is raised.
+    """
+    if not isinstance(source.images, FileImages):
+        do = "Use a folder or a table of images."
+        raise DataError(f"Further labels (--more) need images in files, but those of {source.name} are arrays. {do}")
+    rows, notes = [], []
+    for table in map(Path, tables):
+        found, left = _read(table, source, group, allow_outside)
+        rows += found
+        if left:
+            few = " and ".join(f"{number:,} {what}" for what, number in left.items())
+            notes.append(f"{table.name} holds rows without a label, which are left out: {few}.")
+    rows, same = _new(source, source.images, rows)
+    if same:
+        notes.append(f"{same:,} of the further labels are of images that are already labelled so; they are left out.")
+    places = {name: i for i, name in enumerate(source.classes)}
+    names = [str(row.path) for row in rows]
+    more = replace(
+        source,
+        images=FileImages([row.path for row in rows], source.images.channels),
+        labels=np.array([places[row.label] for row in rows], dtype=np.int64),
+        names=tuple(names),
+        groups=None if source.groups is None else np.array([row.group or row.where for row in rows], dtype=np.str_),
+        splits=None,
+        unreadable=(),
+        left_out=0,
+    )
+    counts = ", ".join(f"{number:,} {name}" for name, number in more.counts().items() if number)
+    if len(more):
+        notes.append(f"Further labels: {counts}. These images are for training only and are never tested.")
+    return replace(source, more=more if len(more) else None, notes=(*source.notes, *notes))
+
+
+def training_source(source: Source, splits: Splits) -> tuple[Source, Splits]:
+    """Return a source and its splits with the further training images behind its own images.
+
+    An image of a group that is in the validation or test split is left out of the split, though not of the source.
+    """
+    more = source.more
+    if more is None or not isinstance(source.images, FileImages) or not isinstance(more.images, FileImages):
+        return source, splits
+    rows = len(source) + np.arange(len(more))
+    if source.groups is not None and more.groups is not None:
+        held = set(source.groups[np.concatenate([splits.val, splits.test])].tolist())
+        rows = rows[[group not in held for group in more.groups.tolist()]]
+    joined = replace(
+        source,
+        images=FileImages([*source.images.paths, *more.images.paths], source.images.channels),
+        labels=np.concatenate([source.labels, more.labels]),
+        names=(*source.names, *more.names),
+        groups=None if source.groups is None else np.concatenate([source.groups, _groups(more)]),
+        splits=None if source.splits is None else np.concatenate([source.splits, np.full(len(more), "train")]),
+        more=None,
+    )
+    return joined, Splits(np.concatenate([splits.train, rows]), splits.val, splits.test)
+
+
+def _groups(more: Source) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
+    assert more.groups is not None
+    return more.groups
+
+
+def _read(table: Path, source: Source, group: str | None, allow_outside: bool) -> tuple[list[_Row], Counter[str]]:
+    """Return the rows of a table that have a label, and the number of the others by their mark."""
+    if table.suffix.lower() not in TABLE_SUFFIXES or not table.is_file():
+        what = "which is none" if table.exists() else "which does not exist"
+        raise DataError(sentence("--more must be a CSV or Parquet table", f"{table}, {what}"))
+    columns = read_columns(table)
+    missing = [name for name in ("path", "label") if name not in columns]
+    if missing:
+        got = f"{', '.join(columns) or 'none'} in {table}"
+        raise DataError(sentence("a table must have the columns path and label", got))
+    number = len(columns["path"])
+    marks = columns.get("mark", [""] * number)
+    groups = columns.get(group or "group", [""] * number)
+    inside, rows, left = Inside(table, allow_outside), [], Counter[str]()
+    for line, (path, label, mark, own) in enumerate(
+        zip(columns["path"], columns["label"], marks, groups, strict=True), start=2
+    ):
+        if mark and mark not in MARKS:
+            got = f"{mark!r:.40} in row {line} of {table}"
+            raise DataError(sentence("the column mark must hold yes, no or skip", got))
+        if mark == "skip" or (mark == "no" and not label):
+            left[mark] += 1
+            continue
+        if not path or not label:
+            got = f"an empty cell in row {line} of {table}"
+            raise DataError(sentence("path and label must be filled", got))
+        if label not in source.classes:
+            do = suggest_names([label], source.classes)
+            must = f"further labels must be classes of {source.name} ({', '.join(source.classes)})"
+            raise DataError(sentence(must, f"{label!r:.60} in row {line} of {table}", do))
+        where = table.parent / inside.check(line, path)
+        rows.append(_Row(Path(os.path.abspath(where)), label, own, f"{table.name}:{line}"))
+    return rows, left
+
+
+def _new(source: Source, images: FileImages, rows: Sequence[_Row]) -> tuple[list[_Row], int]:
+    """Return the rows with images that are not labelled yet, and the number of the others.
+
+    Images are compared by content. Raise if a row contradicts a label of the source or an earlier row.
+    """
+    workers = os.cpu_count() or 1
+    missing = [row for row in rows if not os.path.isfile(row.path)]
+    if missing:
+        where = f"{missing[0].path} ({missing[0].where})"
+        raise DataError(f"Further labels name missing images: {len(missing):,} of {len(rows):,}, the first {where}.")
+    seen: dict[str, tuple[str, str]] = {}
+    paths = [path for path in images.paths if os.path.isfile(path)]
+    labels = [source.labels[i] for i, path in enumerate(images.paths) if os.path.isfile(path)]
+    for path, label, digest in zip(paths, labels, ordered_map(file_digest, paths, workers), strict=True):
+        seen.setdefault(digest, (source.classes[label], str(path)))
+    kept, against = [], []
+    for row, digest in zip(rows, ordered_map(file_digest, [row.path for row in rows], workers), strict=True):
+        if digest not in seen:
+            seen[digest] = (row.label, row.where)
+            kept.append(row)
+        elif seen[digest][0] != row.label:
+            label, where = seen[digest]
+            against.append(f"{row.path} is {row.label} in {row.where}, but {label} in {where}")
+    if against:
+        do = "Correct or remove these rows."
+        number = f"{len(against):,} further labels contradict" if len(against) > 1 else "One further label contradicts"
+        raise DataError(f"{number} what is known of the same image: {against[0]}. {do}")
+    return kept, len(rows) - len(kept)

@@ -1,0 +1,300 @@
+"""Find the images of a pool that are most likely of a class, in constant memory.
+
+A search reads a pool once, pack by pack (``packs``), and holds only the images that are among the first so far. After
+each pack it adds a line to a journal (``journal``). So a search that was killed continues and ends with the same table.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import heapq
+import io
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided import files
+from lopsided.data.images import Progress
+from lopsided.errors import DataError, InputError, sentence
+from lopsided.inference.journal import Entry, Journal, Row
+from lopsided.inference.neighbours import Features, spread
+from lopsided.inference.packs import Mapper, Pack, Scores, packs
+from lopsided.inference.predict import PROBABILITY, SHOWN, unreadable_path
+
+if TYPE_CHECKING:
+    from lopsided.inference.use import Use
+
+By = Literal["probability", "neighbours", "both"]
+MOST = 100_000
+"""The largest number of images that a search lists."""
+_FURTHER, _MOST_FURTHER = 3, 3_000
+"""Candidates beyond the listed ones, if the order of the whole pool is not the order of one score: this many times the
+listed ones, and at most this number."""
+_RANK = 60
+"""The constant of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009)."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to look for: the index of the class, the order, the number of images, and the weight of diversity."""
+
+    label: int
+    by: By = "probability"
+    top: int = 500
+    diverse: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(By):
+            raise InputError(sentence(f"--by must be one of {', '.join(get_args(By))}", self.by))
+        if not 1 <= self.top <= MOST:
+            raise InputError(sentence(f"--top must be from 1 to {MOST:,}", f"{self.top:,}"))
+        if not 0 <= self.diverse < 1:
+            raise InputError(sentence("--diverse must be a weight in [0, 1)", self.diverse, "0 is the plain order."))
+
+    @property
+    def candidates(self) -> int:
+        """The number of images that are held during the search, for each score."""
+        if self.by != "both" and self.diverse == 0:
+            return self.top
+        return self.top + min(_FURTHER * self.top, _MOST_FURTHER)
+
+    def scores(self, row: Row) -> tuple[float, ...]:
+        """Return the scores by which images are ordered: one, or two of which the ranks are combined."""
+        near = row.nearness or 0.0
+        return {"probability": (row.probability,), "neighbours": (near,), "both": (row.probability, near)}[self.by]
+
+
+@dataclass(eq=False)
+class Result:
+    """The outcome of a search: the images, the most likely first, and how many images of the pool there were."""
+
+    rows: list[Row]
+    images: int
+    known: int
+    unreadable: int
+    first_unreadable: list[tuple[str, str]]
+    continued: int
+    """Images whose scores came from the journal of an earlier call."""
+    journal: Journal
+
+
+class Shortlist:
+    """The images with the highest scores so far. Of equal scores, the image that comes first in the pool is kept.
+
+    Of byte-identical images, only the first is kept. They have equal scores, so one that was dropped before can never
+    come back, and it is enough to compare with the images of the list.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[float, int, Row]] = []
+        self._digests: set[str] = set()
+
+    def offer(self, score: float, row: Row) -> bool:
+        """Add an image if it is among the first, and return whether it is."""
+        if row.digest in self._digests:
+            return False
+        item = (score, -row.position, row)
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, item)
+        elif item[:2] > self._heap[0][:2]:
+            self._digests.remove(heapq.heapreplace(self._heap, item)[2].digest)
+        else:
+            return False
+        self._digests.add(row.digest)
+        return True
+
+    @property
+    def least(self) -> float:
+        """The score that an image must exceed: of equal scores, the earlier image is kept."""
+        return self._heap[0][0] if len(self._heap) == self._most else -np.inf
+
+    def rows(self) -> list[Row]:
+        """Return the images, the highest score first."""
+        return [row for _, _, row in sorted(self._heap, key=lambda item: item[:2], reverse=True)]
+
+
+@dataclass(eq=False)
+class Search:
+    """A search of a pool. Images with digests in ``known`` are left out. ``use`` moves probabilities.
+
+    ``key`` is a hash of everything else that scores depend on, such as the model: a journal with another key is not
+    continued.
+    """
+
+    question: Question
+    known: Collection[str] = ()
+    use: Use | None = None
+    key: str = ""
+    _lists: tuple[Shortlist, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        number = 2 if self.question.by == "both" else 1
+        self._lists = tuple(Shortlist(self.question.candidates) for _ in range(number))
+
+    def run(
+        self,
+        paths: Callable[[], Iterator[Path]],
+        total: int,
+        out: Path,
+        mapper: Mapper,
+        *,
+        features: Callable[[Sequence[Path]], Features] | None = None,
+        progress: Progress | None = None,
+    ) -> Result:
+        """Search a pool of ``total`` images, which ``paths`` lists whenever it is called.
+
+        ``mapper`` scores packs. ``features`` computes the features of a few thousand images, which diversity needs. The
+        journal stays until the caller removes it.
+        """
+        journal = Journal(out, self._hash(total))
+        result = Result([], 0, 0, 0, [], 0, journal)
+        rest = packs(paths())
+        if journal.open():
+            done = [(entry.key, entry.images) for entry in journal.entries()]
+            keys = [pack.key for pack in islice(rest, len(done))]
+            if keys == [key for key, _ in done]:
+                for entry in journal.entries():
+                    self._take(entry, result)
+                result.continued = result.images
+            else:  # The pool has changed.
+                journal.restart()
+                rest = packs(paths())
+        for scores in mapper(rest):
+            entry = self._judge(scores)
+            journal.add(entry)
+            self._take(entry, result, offered=True)
+            if progress is not None:
+                progress(result.images, total)
+        if result.images == result.unreadable:
+            path, reason = (result.first_unreadable or [("", "no image")])[0]
+            journal.remove()
+            raise DataError(f"No image is readable: {result.unreadable:,} failed, the first {path} ({reason}).")
+        result.rows = self._ordered(features)
+        return result
+
+    def _hash(self, total: int) -> str:
+        digest = hashlib.sha256(json.dumps([self.key, self.question.__dict__, total]).encode())
+        digest.update(repr(None if self.use is None else self.use.shares).encode())
+        for each in sorted(self.known):
+            digest.update(each.encode())
+        return digest.hexdigest()
+
+    def _judge(self, scores: Scores) -> Entry:
+        """Return what a pack adds, after offering its images to the lists."""
+        pack = scores.pack
+        p, near = scores.probabilities, scores.nearness
+        if self.use is not None:
+            readable = np.array([not reason for reason in scores.reasons])
+            p[readable] = self.use.probabilities(p[readable])
+        rows = []
+        unreadable = [(str(path), why) for path, why in zip(pack.paths, scores.reasons, strict=True) if why]
+        known = sum(digest in self.known for digest in scores.digests) if self.known else 0
+        for place in self._promising(p[:, self.question.label], near):
+            path = pack.paths[place]
+            if scores.reasons[place] or scores.digests[place] in self.known:
+                continue
+            row = Row(
+                self._position(pack, place),
+                str(path),
+                float(p[place, self.question.label]),
+                None if near is None else float(near[place]),
+                scores.digests[place],
+            )
+            if self._offer(row):
+                rows.append(row)
+        return Entry(pack.number, pack.key, len(pack.paths), known, tuple(unreadable), tuple(rows))
+
+    def _promising(self, p: npt.NDArray[np.float64], near: npt.NDArray[np.float64] | None) -> list[int]:
+        """Return the images of a pack that may come among the first: few, once the lists are full."""
+        near = np.zeros(len(p)) if near is None else near
+        columns = {"probability": (p,), "neighbours": (near,), "both": (p, near)}[self.question.by]
+        above = [column > each.least for each, column in zip(self._lists, columns, strict=True)]
+        return np.flatnonzero(np.logical_or.reduce(above)).tolist()
+
+    def _position(self, pack: Pack, place: int) -> int:
+        return (pack.number << 32) + place  # Its order is that of the pool, whatever the size of a pack is.
+
+    def _offer(self, row: Row) -> bool:
+        scores = self.question.scores(row)
+        taken = [each.offer(score, row) for each, score in zip(self._lists, scores, strict=True)]
+        return any(taken)
+
+    def _take(self, entry: Entry, result: Result, *, offered: bool = False) -> None:
+        if not offered:
+            for row in entry.rows:
+                self._offer(row)
+        result.images += entry.images
+        result.known += entry.known
+        result.unreadable += len(entry.unreadable)
+        result.first_unreadable += entry.unreadable[: SHOWN - len(result.first_unreadable)]
+
+    def _ordered(self, features: Callable[[Sequence[Path]], Features] | None) -> list[Row]:
+        """Return the listed images in their final order."""
+        question, rows = self.question, fused([each.rows() for each in self._lists], self.question.candidates)
+        if question.diverse == 0 or len(rows) < 2 or features is None:
+            return rows[: question.top]
+        found = np.nan_to_num(features([Path(row.path) for row in rows]))
+        relevance = 1 - np.arange(len(rows)) / len(rows)
+        return [rows[place] for place in spread(found, relevance, question.top, question.diverse)]
+
+
+def fused(lists: Sequence[Sequence[Row]], most: int) -> list[Row]:
+    """Return the rows of one list, or of several lists ordered by the sum of 1 / (60 + rank).
+
+    A row that is missing in a list counts as if it followed the ``most`` rows of that list.
+    """
+    if len(lists) == 1:
+        return list(lists[0])
+    ranks = [{row.position: rank for rank, row in enumerate(each, start=1)} for each in lists]
+    rows = {row.position: row for each in lists for row in each}
+
+    def score(position: int) -> float:
+        return sum(1 / (_RANK + found.get(position, most + 1)) for found in ranks)
+
+    return [rows[position] for position in sorted(rows, key=lambda position: (-score(position), position))]
+
+
+def write_found(result: Result, label: str, out: Path) -> None:
+    """Write the table of a search, atomically, and the list of unreadable images next to it.
+
+    The columns are rank, path, ``p:`` with the name of the class, and nearness if it was computed.
+    """
+    near = any(row.nearness is not None for row in result.rows)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["rank", "path", f"{PROBABILITY}{label}", *(["nearness"] if near else [])])
+    for rank, row in enumerate(result.rows, start=1):
+        more = [f"{row.nearness:.6g}"] if near else []
+        table.writerow([rank, row.path, f"{row.probability:.9g}", *more])
+    with (
+        files.replacing(unreadable_path(out), wanted=lambda: result.unreadable > 0) as temporary,
+        temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        reasons = csv.writer(file, lineterminator="\n")
+        reasons.writerow(["path", "reason"])
+        reasons.writerows(_unreadable(result.journal.entries()))
+    files.atomic_write(out, text.getvalue().encode(errors="surrogateescape"))
+
+
+def _unreadable(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        yield from entry.unreadable
+
+
+def page_path(out: Path) -> Path:
+    """Return the path of the page, next to the table ``out``."""
+    return out.with_suffix(".html")
+
+
+def absolute(path: str) -> str:
+    """Return a path that is valid in any folder. Links are kept."""
+    return os.path.abspath(path)

@@ -1,0 +1,125 @@
+"""List the images of a pool: files, folders and tables of paths. A pool may hold millions of images."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from lopsided.data.decoding import FolderId, walk_images
+from lopsided.data.sources.names import Patterns, Twins
+from lopsided.data.sources.tables import TABLE_SUFFIXES, Inside, read_columns
+from lopsided.errors import DataError, sentence
+from lopsided.files import check_regular
+
+
+def find_images(
+    paths: Sequence[str | os.PathLike[str]],
+    patterns: Patterns | None = None,
+    twins: Twins | None = None,
+    *,
+    allow_outside: bool = False,
+) -> tuple[int, Iterator[Path]]:
+    """Return the number of images in files, folders and tables, and an iterator that does not hold all of them.
+
+    A file in ``paths`` counts as an image with any suffix, except that of a table. A table has a column path, and may
+    have others. Its relative paths are relative to its folder, and paths outside of it need ``allow_outside``. No file
+    or folder is read twice, even if a path is below another path or several links lead to one folder; a table may name
+    any image again. ``patterns`` select images by their paths below the given folder, as in training, given files by
+    their paths as they are given, and those of a table by the paths in the table. ``twins`` counts pairs of images that
+    differ only in the suffix.
+    """
+    given, patterns = _distinct(paths), patterns or Patterns()
+    number, found = 0, 0
+    for path, name in _images(given, allow_outside):
+        found += 1
+        if patterns.keep(name):
+            number += 1
+            if twins is not None:
+                twins.add(str(path))
+    for path in given:
+        if path.is_dir() and next(walk_images(path), None) is None:
+            raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
+        if is_table(path) and next(_table_paths(path, allow_outside), None) is None:
+            raise DataError(sentence("a table must name at least one image", f"no rows in {path}"))
+    if not number:
+        raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
+    return number, (path for path, name in _images(given, allow_outside) if patterns.keep(name))
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is that of a table, by its suffix."""
+    return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
+
+
+def _images(paths: Iterable[Path], allow_outside: bool) -> Iterator[tuple[Path, str]]:
+    """Yield each image with the name that patterns are compared with."""
+    seen: set[FolderId] = set()
+    for path in paths:
+        if path.is_dir():
+            yield from ((image, image.relative_to(path).as_posix()) for image in walk_images(path, seen=seen))
+        elif is_table(path):
+            yield from _table_paths(path, allow_outside)
+        else:
+            yield path, path.as_posix()
+
+
+def _table_paths(table: Path, allow_outside: bool) -> Iterator[tuple[Path, str]]:
+    """Yield the images of a table, row by row. Whether a file exists is found out when it is read."""
+    inside = Inside(table, allow_outside)
+    for line, text in _rows(table):
+        if not text or "\0" in text:
+            raise DataError(sentence("the column path must be filled in every line", f"{text!r} in line {line}"))
+        name = inside.check(line, text)
+        yield table.parent / name, name
+
+
+def _rows(table: Path) -> Iterator[tuple[int, str]]:
+    """Yield line number and path of each row. A CSV file is read line by line."""
+    must = "a table of images must have the column path"
+    if table.suffix.lower() in (".parquet", ".pq"):
+        columns = read_columns(table, {"path"})
+        if "path" not in columns:
+            raise DataError(sentence(must, f"{', '.join(columns) or 'none'} in {table}"))
+        yield from enumerate(columns["path"], start=2)
+        return
+    try:
+        check_regular(table)
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            mark = next((mark for mark in ",;\t" if mark in header), ",")
+            reader = csv.reader(file, delimiter=mark, strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            if "path" not in names:
+                raise DataError(sentence(must, f"{', '.join(names) or 'none'} in {table}"))
+            place = names.index("path")
+            for row in filter(None, reader):
+                if len(row) != len(names):
+                    must = f"every line must have {len(names)} cells, like the first line"
+                    raise DataError(sentence(must, f"{len(row)} cells in line {reader.line_num} of {table}"))
+                yield reader.line_num, row[place].strip()
+    except OSError as error:
+        raise DataError(f"Cannot read the table {table} ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"The CSV table {table} is not UTF-8: byte {error.start} is invalid.") from error
+    except csv.Error as error:
+        raise DataError(f"The CSV table {table} is not well formed ({error}).") from error
+
+
+def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    kept: list[Path] = []
+    folders = {os.path.abspath(path) for path in paths if os.path.isdir(path)}
+    seen: set[str] = set()
+    for given in paths:
+        path, absolute = Path(given), os.path.abspath(given)
+        if not path.exists():
+            raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
+        if not path.is_file() and not path.is_dir():  # Opening a pipe would wait for a writer.
+            raise DataError(sentence("each path must be an image or a folder", f"{path}, which is neither"))
+        above = {str(parent) for parent in Path(absolute).parents}
+        if absolute not in seen and (not (above & folders) or is_table(path)):
+            seen.add(absolute)
+            kept.append(path)
+    return kept

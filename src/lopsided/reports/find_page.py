@@ -1,0 +1,152 @@
+"""The page of a search: look through the candidates and mark them by keyboard. It works offline, as a single file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from lopsided import files
+from lopsided.data.decoding import UnreadableImageError, read_image
+from lopsided.data.images import Progress, ordered_map
+from lopsided.inference.find import absolute
+from lopsided.inference.journal import Row
+from lopsided.reports.page import LIMIT, render
+from lopsided.reports.wording import amount, clean, probability, signed
+
+if TYPE_CHECKING:
+    from lopsided.runs.find import Found
+
+MOST = 2_000
+"""The largest number of images on a page."""
+_LADDER = ((384, 80), (320, 78), (256, 75), (192, 70), (160, 65), (128, 60), (96, 55), (64, 50))
+"""Side in pixels and quality of the pictures. If they do not fit, the next step is tried."""
+_SAMPLE = 40
+"""Pictures that are made to estimate the size of all of them."""
+_REST = 600
+"""Bytes of the page per image, besides its picture."""
+
+
+@dataclass(frozen=True)
+class _Picture:
+    content: bytes
+    small: bool
+    """Whether the image has so few pixels that they are better shown as squares."""
+
+
+def write_find_page(found: Found, path: Path, counting: AbstractContextManager[Progress | None] | None = None) -> int:
+    """Write the page of a search, atomically. Return the number of images on it."""
+    with counting or nullcontext() as progress:
+        page, number = find_page(found, progress)
+    files.atomic_write(path, page)
+    return number
+
+
+def find_page(found: Found, progress: Progress | None = None) -> tuple[str, int]:
+    """Return the page of a search, and the number of images on it."""
+    rows, notes = _shown(found.result.rows)
+    pictures = _pictures([row.path for row in rows], progress)
+    items = [_item(row, rank, picture) for (row, rank), picture in zip(_ranked(rows, found), pictures, strict=True)]
+    classes = found.card.classes
+    other = next(name for name in classes if name != found.label) if len(classes) == 2 else ""
+    listed = "\0".join([found.label, *(item["full"] for item in items)])
+    data = {
+        "kind": "find",
+        "id": hashlib.sha256(listed.encode()).hexdigest()[:32],
+        "label": found.label,
+        "other": other,
+        "items": items,
+    }
+    page = render(
+        "find.html.j2",
+        data=data,
+        further="find",
+        title=f"Is this {clean(found.label)}?",
+        label=clean(found.label),
+        other=clean(other),
+        summary=_summary(found),
+        notes=notes,
+    )
+    return page, len(items)
+
+
+def _shown(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Return the rows of the page, and sentences about those that it does not show."""
+    readable = [row for row in rows if row.path.isascii() or clean(row.path) == row.path]
+    notes = []
+    if len(readable) < len(rows):
+        some = amount(len(rows) - len(readable), "image")
+        notes.append(f"{some} cannot be marked here, because the file name is not valid text.")
+    if len(readable) > MOST:
+        notes.append(f"The page shows the first {MOST:,} images. The table lists all {len(rows):,}.")
+    return readable[:MOST], notes
+
+
+def _ranked(rows: Sequence[Row], found: Found) -> Iterator[tuple[Row, int]]:
+    ranks = {row.position: rank for rank, row in enumerate(found.result.rows, start=1)}
+    yield from ((row, ranks[row.position]) for row in rows)
+
+
+def _item(row: Row, rank: int, picture: _Picture | None) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "path": row.path,
+        "full": absolute(row.path),
+        "p": probability(row.probability),
+        "near": "" if row.nearness is None else signed(row.nearness),
+        "picture": "" if picture is None else base64.b64encode(picture.content).decode(),
+        "small": picture is not None and picture.small,
+    }
+
+
+def _summary(found: Found) -> str:
+    result = found.result
+    text = f"{amount(len(result.rows), 'image')} of {result.images:,}, the most likely first."
+    if result.known:
+        text += f" {amount(result.known, 'image')} of the run's own data left out."
+    if result.unreadable:
+        text += f" {result.unreadable:,} unreadable."
+    return text
+
+
+def _pictures(paths: Sequence[str], progress: Progress | None) -> list[_Picture | None]:
+    """Return the pictures, as large as fits. The pictures of unreadable images are None."""
+    budget = 3 * (LIMIT - 150_000 - _REST * len(paths)) // 4
+    workers = os.cpu_count() or 1
+    step = max(1, len(paths) // _SAMPLE)
+    for side, quality in _LADDER:
+        some = [_picture(path, side, quality) for path in paths[::step]]
+        if step * sum(len(each.content) for each in some if each is not None) > budget and side > _LADDER[-1][0]:
+            continue
+        made: list[_Picture | None] = []
+        for each in ordered_map(_maker(side, quality), paths, workers):
+            made.append(each)
+            if progress is not None:
+                progress(len(made), len(paths))
+        if sum(len(each.content) for each in made if each is not None) <= budget:
+            return made
+    return [None] * len(paths)
+
+
+def _maker(side: int, quality: int) -> Any:
+    return lambda path: _picture(path, side, quality)
+
+
+def _picture(path: str, side: int, quality: int) -> _Picture | None:
+    try:
+        image = read_image(path, side)
+    except UnreadableImageError:
+        return None
+    small = max(image.size) <= 64
+    image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    content = io.BytesIO()
+    image.convert("RGB").save(content, "WEBP", quality=quality, method=2, lossless=small)
+    return _Picture(content.getvalue(), small)

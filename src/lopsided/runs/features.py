@@ -1,0 +1,90 @@
+"""Fill the cache with the features of a source, so that later runs on it take seconds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lopsided.data.images import FileImages, Progress
+from lopsided.data.inputs import StreamedInputs, prepare
+from lopsided.data.more import training_source
+from lopsided.data.prepare import open_sources, split_source
+from lopsided.errors import InputError, RunError
+from lopsided.inference.feature_cache import cache_limit, trim
+from lopsided.inference.packs import Mapper, Scorer, packs
+from lopsided.models.machine import pick_device
+from lopsided.models.model import save_model
+from lopsided.recipe import Recipe
+from lopsided.runs.run import settle
+from lopsided.training.checkpoint import Checkpoint
+from lopsided.training.fit import pixels_of
+from lopsided.training.reporter import Log
+from lopsided.training.stages import Stages
+
+if TYPE_CHECKING:
+    from lopsided.inference.features import Extractor
+
+Cluster = Callable[[Path], AbstractContextManager[Mapper]]
+"""Gives the function that computes packs with features on other machines, given the folder of a model."""
+
+
+def fill_cache(
+    recipe: Recipe, data: str, *, cluster: Cluster | None = None, progress: Progress | None = None
+) -> tuple[int, int]:
+    """Compute the features that a recipe with a frozen encoder needs of a source, as far as they are not cached.
+
+    Return the number of images, and of those that were computed. ``cluster`` computes them on other machines.
+    """
+    if not recipe.is_frozen:
+        do = "Use the recipe default, adapter or adapter-average."
+        raise InputError(f'Only features of a frozen encoder are cached, but the method is "{recipe.method}". {do}')
+    recipe = settle(recipe, data)
+    source, _ = open_sources(recipe)
+    source, splits = training_source(source, split_source(recipe, source))
+    digests = source.images.digest(np.arange(len(source)))
+    prepared, _ = prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)
+    device = pick_device(recipe.device if cluster is None else "cpu")
+    stages = Stages(recipe, prepared, device, Log(None, None), Checkpoint(None), None)
+    stages.build()
+    extractor, card = stages.extractor, stages.card
+    if extractor.space is None:
+        raise InputError("The cache is disabled, because LOPSIDED_CACHE_GIB is 0 or there is no home folder.")
+    images = source.images
+    _, found = extractor.space.fetch(digests, extractor.width)
+    missing = np.flatnonzero(~found)
+    if cluster is None:
+        inputs = StreamedInputs(images.take(missing), card.image_size, card.channels)
+        extractor.features(inputs, [digests[row] for row in missing], progress)
+        if extractor.problem is not None:
+            raise RunError(extractor.problem)
+        return len(source), len(missing)
+    if not isinstance(images, FileImages):
+        raise InputError(f"--engine ray needs images in files, but those of {source.name} are arrays.")
+    with tempfile.TemporaryDirectory(prefix="lopsided-") as scratch:
+        save_model(Path(scratch), stages.model, card)
+        with cluster(Path(scratch)) as mapper:
+            _collect(extractor, Scorer(stages.model, card, engine=extractor.engine).made_by, mapper,
+                     [images.paths[row] for row in missing], progress)  # fmt: skip
+    return len(source), len(missing)
+
+
+def _collect(extractor: Extractor, made_by: str, mapper: Mapper, paths: list[Path], progress: Progress | None) -> None:
+    """Store the features that nodes send. Raise if a node computes with other libraries than this machine."""
+    assert extractor.space is not None
+    done = 0
+    for scores in mapper(packs(paths)):
+        if scores.made_by != made_by:
+            do = "Install the same versions on every node."
+            raise RunError(f"Cached features must be made by {made_by}, but a node has {scores.made_by}. {do}")
+        assert scores.features is not None
+        good = [row for row, reason in enumerate(scores.reasons) if not reason]
+        extractor.space.store([scores.digests[row] for row in good], scores.features[good])
+        done += len(scores.reasons)
+        if progress is not None:
+            progress(done, len(paths))
+    trim(extractor.space.root, cache_limit())

@@ -1,0 +1,134 @@
+"""Find the images of a pool that are most likely of a class, with the model of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from lopsided.data.sources.names import Patterns, Twins, suggest_names
+from lopsided.errors import InputError, sentence
+from lopsided.inference.feature_cache import cache_limit, trim
+from lopsided.inference.features import Extractor
+from lopsided.inference.find import By, Question, Result, Search
+from lopsided.inference.neighbours import Features, Known
+from lopsided.inference.packs import Mapper, Scorer, packs
+from lopsided.inference.pool import find_images
+from lopsided.models.model import ModelCard
+from lopsided.runs.known import Labelled, known_features, labelled_images
+from lopsided.runs.run import open_model, open_use
+
+CACHED = 50_000
+"""Features of pools up to this size are cached, so that another search is fast. Larger pools would displace others."""
+
+Counted: TypeAlias = Callable[[int, int], None]
+Counting: TypeAlias = Callable[[str], AbstractContextManager[Counted | None]]
+"""Takes the name of a step and gives the function that counts its images."""
+Elsewhere: TypeAlias = Callable[[Known | None], AbstractContextManager[Mapper]]
+"""Gives the function that scores packs on other machines, given the known images."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A finished search: the result, the model, the class, and sentences for the user."""
+
+    result: Result
+    card: ModelCard
+    label: str
+    known: Known | None
+    notes: tuple[str, ...]
+
+
+def find_in_pool(
+    run: Path,
+    pool: Sequence[str],
+    label: str,
+    out: Path,
+    *,
+    by: By = "probability",
+    top: int = 500,
+    diverse: float = 0.0,
+    like: Sequence[str] = (),
+    prevalence: str | None = None,
+    patterns: Patterns | None = None,
+    allow_outside: bool = False,
+    device: str = "auto",
+    elsewhere: Elsewhere | None = None,
+    counting: Counting = lambda label: nullcontext(None),
+) -> Found:
+    """Search a pool of files, folders and tables. The table ``out`` is not written yet, only its journal.
+
+    Images of the run's own data are left out: they are labelled already. ``like`` are known images of the class.
+    """
+    question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
+    if like and by == "probability":
+        raise InputError("--like names known images, which --by probability does not use. Add --by neighbours or both.")
+    twins = Twins()
+    total, _ = find_images(pool, patterns, twins, allow_outside=allow_outside)
+    model, card = open_model(run, device)
+    label = choose_class(card, label)
+    use = open_use(run, card, None, prevalence)
+    with counting("reading the images of the run") as count:
+        labelled = labelled_images(run, count)
+    extractor = Extractor(model, card)
+    known = None
+    if by != "probability":
+        with counting("features of known images") as count:
+            known = known_features(extractor, card, labelled, label, like, count, allow_outside=allow_outside)
+    space = extractor.space if total <= CACHED else None
+    scorer = Scorer(model, card, engine=extractor.engine, known=known, space=space)
+    key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode()).hexdigest()
+    search = Search(
+        Question(card.classes.index(label), by, top, diverse), set(labelled.digests), use if prevalence else None, key
+    )
+
+    def listed() -> Iterator[Path]:
+        return find_images(pool, patterns, allow_outside=allow_outside)[1]
+
+    def features(paths: Sequence[Path]) -> Features:
+        keeper = Scorer(model, card, engine=extractor.engine, space=space, keep=True)
+        parts = [scores.features for scores in keeper.map(packs(paths)) if scores.features is not None]
+        return np.concatenate(parts)
+
+    with (
+        counting("finding") as count,
+        nullcontext(scorer.map) if elsewhere is None else elsewhere(known) as mapper,
+    ):
+        result = search.run(listed, total, out, mapper, features=features, progress=count)
+    if space is not None:
+        trim(space.root, cache_limit())
+    return Found(result, card, label, known, tuple(_notes(question, labelled, known, result, twins)))
+
+
+def choose_class(card: ModelCard, name: str) -> str:
+    """Return the class of a model with this name. Upper and lower case may differ if the name is clear."""
+    if name in card.classes:
+        return name
+    same = [each for each in card.classes if each.lower() == name.lower()]
+    if len(same) == 1:
+        return same[0]
+    must = f"--class must be one of {', '.join(card.classes)}"
+    raise InputError(sentence(must, repr(name), suggest_names([name], card.classes)))
+
+
+def _notes(question: Question, labelled: Labelled, known: Known | None, result: Result, twins: Twins) -> Iterator[str]:
+    if twins.number:
+        yield f"warning: {twins.words()}"
+    if labelled.problem:
+        yield f"warning: {labelled.problem} Images that the run was trained on are not left out."
+    elif result.known:
+        some = f"{result.known:,} images are" if result.known > 1 else "One image is"
+        yield f"{some} byte-identical to a labelled image of the run and left out."
+    if known is not None:
+        yield (
+            f"Compared with {len(known.wanted):,} known images of the class and {len(known.others):,} of other classes."
+        )
+    if result.continued:
+        yield f"Continued: the scores of {result.continued:,} images are those of an earlier call."
+    if len(result.rows) < question.top:
+        yield f"The pool has only {len(result.rows):,} images to list, fewer than --top {question.top:,}."

@@ -1,0 +1,112 @@
+"""The labelled images of a run: those that a search leaves out, and those that it compares with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lopsided.data.decoding import UnreadableImageError
+from lopsided.data.images import FileImages, Progress, file_digest, ordered_map
+from lopsided.data.inputs import StreamedInputs
+from lopsided.data.more import training_source
+from lopsided.data.prepare import list_drawn
+from lopsided.data.sources import Source
+from lopsided.data.splits import Splits
+from lopsided.errors import InputError, LopsidedError, RunError, sentence
+from lopsided.inference.neighbours import MOST, Features, Known
+from lopsided.inference.pool import find_images
+from lopsided.runs.run import RECIPE, Run
+
+if TYPE_CHECKING:
+    from lopsided.inference.features import Extractor
+    from lopsided.models.model import ModelCard
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """The labelled images of a run that are files, with their digests. ``problem`` says why there are none."""
+
+    images: FileImages
+    labels: tuple[str, ...]
+    digests: tuple[str, ...]
+    problem: str = ""
+
+
+def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
+    """Open the images of all splits of a run again, from where `fit` found them. Files that are gone are left out."""
+    try:
+        source = _source(folder)
+    except LopsidedError as error:
+        return Labelled(FileImages([], 3), (), (), str(error))
+    images = source.images
+    if not isinstance(images, FileImages):
+        return Labelled(FileImages([], 3), (), (), f"The images of {source.name} are not files.")
+    kept, digests = [], []
+    for row, digest in enumerate(ordered_map(_digest, images.paths, os.cpu_count() or 1)):
+        if digest:
+            kept.append(row)
+            digests.append(digest)
+        if progress is not None:
+            progress(row + 1, len(images))
+    labels = tuple(source.classes[source.labels[row]] for row in kept)
+    return Labelled(FileImages([images.paths[row] for row in kept], 3), labels, tuple(digests))
+
+
+def known_features(
+    extractor: Extractor,
+    card: ModelCard,
+    labelled: Labelled,
+    label: str,
+    like: Sequence[str] = (),
+    progress: Progress | None = None,
+    *,
+    allow_outside: bool = False,
+) -> Known:
+    """Return the features of known images of a class, and of known images of the other classes.
+
+    ``like`` are files, folders and tables of images of the class; they replace those of the run.
+    """
+    wanted = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name == label], dtype=int))
+    if like:
+        wanted = FileImages(list(find_images(like, allow_outside=allow_outside)[1]), 3)
+    if not len(wanted):
+        why = labelled.problem or f"The run has no image of {label}."
+        raise InputError(f"{why} So there are no known images of {label} to compare with. Name some with --like.")
+    others = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name != label], dtype=int))
+    parts = [_features(extractor, card, each, progress) for each in (wanted, others)]
+    if not len(parts[0]):
+        raise InputError(sentence("the known images must be readable", f"none of {len(wanted):,}"))
+    return Known(*parts)
+
+
+def _source(folder: Path) -> Source:
+    if not (folder / RECIPE).is_file():
+        raise RunError(f"{folder} holds no {RECIPE}, so the images that it was trained on are not known.")
+    recipe = Run.open(folder).recipe
+    source = list_drawn(recipe, more=True)
+    every = Splits(np.arange(len(source)), *(np.empty(0, dtype=np.int64),) * 2)
+    return training_source(source, every)[0]
+
+
+def _features(extractor: Extractor, card: ModelCard, images: FileImages, progress: Progress | None) -> Features:
+    """Return the features of readable images, at most ``MOST`` of them, evenly over their order."""
+    rows = np.arange(len(images))
+    if len(rows) > MOST:
+        rows = np.linspace(0, len(rows) - 1, MOST).round().astype(np.int64)
+    images = images.take(rows)
+    broken = {index for index, _ in images.unreadable(workers=os.cpu_count() or 1)}
+    images = images.take(np.array([row for row in range(len(images)) if row not in broken], dtype=np.int64))
+    inputs = StreamedInputs(images, card.image_size, card.channels, os.cpu_count() or 1)
+    return extractor.features(inputs, images.digest(np.arange(len(images))), progress)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except UnreadableImageError:
+        return ""
