@@ -27,6 +27,7 @@ from lopsided.inference.feature_cache import Space
 from lopsided.inference.neighbours import Known
 from lopsided.inference.probabilities import check_finite
 from lopsided.models.model import Model, ModelCard
+from lopsided.models.views import look
 
 PACK = 512
 """Images of a pack. A killed search loses the work of at most one pack per machine."""
@@ -61,7 +62,7 @@ class Scores:
     probabilities: npt.NDArray[np.float64]
     nearness: npt.NDArray[np.float64] | None = None
     features: Features | None = None
-    """Features of the encoder, if they were asked for."""
+    """Features of the encoder, if they were asked for: those of all views of an image side by side."""
     made_by: str = ""
     """The libraries that computed the features; see ``Scorer.made_by``."""
 
@@ -77,7 +78,7 @@ def packs(paths: Iterable[Path], size: int = PACK) -> Iterator[Pack]:
 class Scorer:
     """Scores the images of a pack with one model: probabilities, and nearness to known images if there are any.
 
-    ``space`` caches features. ``keep`` returns the features of the encoder as well.
+    ``spaces`` cache the features of each view. ``keep`` returns the features of the encoder as well.
     """
 
     def __init__(
@@ -87,12 +88,12 @@ class Scorer:
         *,
         engine: Engine | None = None,
         known: Known | None = None,
-        space: Space | None = None,
+        spaces: Sequence[Space] = (),
         keep: bool = False,
         workers: int = 0,
     ) -> None:
         self.card, self.engine = card, engine or Engine(model, card.shape)
-        self.known, self.space, self.keep = known, space, keep
+        self.known, self.spaces, self.keep = known, list(spaces), keep
         self.workers = workers or (os.cpu_count() or 1)
 
     def __call__(self, pack: Pack) -> Scores:
@@ -100,30 +101,33 @@ class Scorer:
         num = len(pack.paths)
         looks = list(ordered_map(_digest, pack.paths, self.workers))
         reasons, digests = [reason for reason, _ in looks], [digest for _, digest in looks]
-        features = np.full((num, self.card.features), np.nan, dtype=np.float32)
-        found = np.zeros(num, dtype=np.bool_)
+        features = np.full((num, len(self.engine.views), self.card.features), np.nan, dtype=np.float32)
         readable = [row for row in range(num) if not reasons[row]]
-        if self.space is not None and readable:
-            features[readable], found[readable] = self.space.fetch(
-                [digests[row] for row in readable], features.shape[1]
-            )
-        missing = [row for row in readable if not found[row]]
+        found = np.full((num, len(self.engine.views)), bool(self.spaces))
+        for place, space in enumerate(self.spaces if readable else []):
+            keys = [digests[row] for row in readable]
+            features[readable, place], found[readable, place] = space.fetch(keys, self.card.features)
+        missing = [row for row in readable if not found[row].all()]
         for row, error in self._encode(pack.paths, missing, features):
             reasons[row], digests[row] = error.reason, ""
             features[row] = np.nan
         done = np.array([row for row in range(num) if not reasons[row]], dtype=np.int64)
-        if self.space is not None:
-            self._store([row for row in missing if not reasons[row]], digests, features)
+        self._store([row for row in missing if not reasons[row]], digests, features)
         probabilities = np.full((num, len(self.card.classes)), np.nan)
         nearness = None if self.known is None else np.full(num, np.nan)
         if len(done):
-            inputs = self.engine.adapt(features[done])
-            probabilities[done] = self.engine.probabilities(inputs)
+            mean = self.mean(features[done])
+            probabilities[done] = self.engine.probabilities(self.engine.adapt(mean))
             check_finite(probabilities[done])
             if self.known is not None and nearness is not None:
-                nearness[done] = self.known.nearness(features[done])
-        kept = features if self.keep else None
+                nearness[done] = self.known.nearness(mean)
+        kept = features.reshape(num, -1) if self.keep else None
         return Scores(pack, tuple(reasons), tuple(digests), probabilities, nearness, kept, self.made_by)
+
+    def mean(self, features: Features) -> Features:
+        """Return the mean over the views, (n, f), given the features of all views, (n, v, f) or side by side."""
+        num = len(self.engine.views)
+        return self.engine.average(list(features.reshape(len(features), num, -1).swapaxes(0, 1)))
 
     @property
     def made_by(self) -> str:
@@ -148,17 +152,18 @@ class Scorer:
             good = [(row, pixels) for row, pixels in batch if not isinstance(pixels, UnreadableImageError)]
             if good:
                 stacked = torch.from_numpy(np.stack([pixels for _, pixels in good]))
-                features[[row for row, _ in good]] = self.engine.encode(stacked)
+                rows_here = [row for row, _ in good]
+                for place, view in enumerate(self.engine.views):
+                    features[rows_here, place] = self.engine.encode(look(stacked, view))
             yield from ((row, pixels) for row, pixels in batch if isinstance(pixels, UnreadableImageError))
 
     def _store(self, rows: Sequence[int], digests: Sequence[str], features: Features) -> None:
         kept = [row for row in rows if np.isfinite(features[row]).all()]
-        if self.space is None or not kept:
-            return
         try:
-            self.space.store([digests[row] for row in kept], features[kept])
+            for place, space in enumerate(self.spaces if kept else []):
+                space.store([digests[row] for row in kept], features[kept, place])
         except RunError:  # A full disk must not stop the search; the features are computed again next time.
-            self.space = None
+            self.spaces = []
 
 
 def decode_for(path: Path, card: ModelCard) -> Pixels | UnreadableImageError:

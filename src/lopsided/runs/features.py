@@ -52,11 +52,11 @@ def fill_cache(
     stages = Stages(recipe, prepared, device, Log(None, None), Checkpoint(None), None)
     stages.build()
     extractor, card = stages.extractor, stages.card
-    if extractor.space is None:
+    if extractor.root is None:
         raise InputError("The cache is disabled, because LOPSIDED_CACHE_GIB is 0 or there is no home folder.")
     images = source.images
-    _, found = extractor.space.fetch(digests, extractor.width)
-    missing = np.flatnonzero(~found)
+    found = [space.fetch(digests, extractor.width)[1] for space in extractor.spaces]
+    missing = np.flatnonzero(~np.all(found, axis=0))
     if cluster is None:
         inputs = StreamedInputs(images.take(missing), card.image_size, card.channels)
         extractor.features(inputs, [digests[row] for row in missing], progress)
@@ -75,7 +75,7 @@ def fill_cache(
 
 def _collect(extractor: Extractor, made_by: str, mapper: Mapper, paths: list[Path], progress: Progress | None) -> None:
     """Store the features that nodes send. Raise if a node computes with other libraries than this machine."""
-    assert extractor.space is not None
+    assert extractor.root is not None
     done = 0
     for scores in mapper(packs(paths)):
         if scores.made_by != made_by:
@@ -83,8 +83,10 @@ def _collect(extractor: Extractor, made_by: str, mapper: Mapper, paths: list[Pat
             raise RunError(f"Cached features must be made by {made_by}, but a node has {scores.made_by}. {do}")
         assert scores.features is not None
         good = [row for row, reason in enumerate(scores.reasons) if not reason]
-        extractor.space.store([scores.digests[row] for row in good], scores.features[good])
+        keys, views = [scores.digests[row] for row in good], np.split(scores.features, len(extractor.spaces), axis=1)
+        for space, features in zip(extractor.spaces, views, strict=True):
+            space.store(keys, features[good])
         done += len(scores.reasons)
         if progress is not None:
             progress(done, len(paths))
-    trim(extractor.space.root, cache_limit())
+    trim(extractor.root, cache_limit())

@@ -80,8 +80,8 @@ def find_in_pool(
     if by != "probability":
         with counting("features of known images") as count:
             known = known_features(extractor, card, labelled, label, like, count, allow_outside=allow_outside)
-    space = extractor.space if total <= CACHED else None
-    scorer = Scorer(model, card, engine=extractor.engine, known=known, space=space)
+    spaces = extractor.spaces if total <= CACHED else []
+    scorer = Scorer(model, card, engine=extractor.engine, known=known, spaces=spaces)
     key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode()).hexdigest()
     search = Search(
         Question(card.classes.index(label), by, top, diverse), set(labelled.digests), use if prevalence else None, key
@@ -91,17 +91,17 @@ def find_in_pool(
         return find_images(pool, patterns, allow_outside=allow_outside)[1]
 
     def features(paths: Sequence[Path]) -> Features:
-        keeper = Scorer(model, card, engine=extractor.engine, space=space, keep=True)
+        keeper = Scorer(model, card, engine=extractor.engine, spaces=spaces, keep=True)
         parts = [scores.features for scores in keeper.map(packs(paths)) if scores.features is not None]
-        return np.concatenate(parts)
+        return keeper.mean(np.concatenate(parts))
 
     with (
         counting("finding") as count,
         nullcontext(scorer.map) if elsewhere is None else elsewhere(known) as mapper,
     ):
         result = search.run(listed, total, out, mapper, features=features, progress=count)
-    if space is not None:
-        trim(space.root, cache_limit())
+    if spaces and extractor.root is not None:
+        trim(extractor.root, cache_limit())
     return Found(result, card, label, known, tuple(_notes(question, labelled, known, result, twins)))
 
 
