@@ -52,10 +52,11 @@ CHANGED = 200
 
 def extractor(classes: tuple[str, ...], recipe: str) -> tuple[Extractor, int]:
     """Return the extractor of a recipe with a frozen encoder, and its image size."""
-    encoder = named_recipe(recipe).encoder
+    settings = named_recipe(recipe)
+    encoder = settings.encoder
     views = parse_views(encoder.views)
     pixels = preprocessing_of(encoder.name, encoder.weights)
-    size = pixels.image_size
+    size = settings.data.image_size or pixels.image_size
     network, width = build_encoder(encoder.name, channels=3, image_size=size, weights=encoder.weights)
     card = ModelCard(
         kind="image", encoder=encoder.name, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,

@@ -100,7 +100,7 @@ def test_thorough_is_default_with_more_encoders_and_views() -> None:
     section = thorough.encoder
     assert (section.name.count("+"), section.passes, default.encoder.passes) == (2, 12, 1)
     assert (section.is_joined, default.encoder.is_joined) == (True, False)
-    same = {"encoder": default.encoder, "description": default.description}
+    same = {"encoder": default.encoder, "data": default.data, "description": default.description}
     assert thorough.model_copy(update=same) == default
 
 

@@ -20,7 +20,7 @@ from lopsided.data.images import Progress, ordered_map
 from lopsided.inference.find import absolute
 from lopsided.inference.journal import Row
 from lopsided.reports.page import LIMIT, render
-from lopsided.reports.wording import amount, clean, probability, signed
+from lopsided.reports.wording import amount, clean, number, probability, signed
 
 if TYPE_CHECKING:
     from lopsided.runs.find import Found
@@ -45,9 +45,9 @@ class _Picture:
 def write_find_page(found: Found, path: Path, counting: AbstractContextManager[Progress | None] | None = None) -> int:
     """Write the page of a search, atomically. Return the number of images on it."""
     with counting or nullcontext() as progress:
-        page, number = find_page(found, progress)
+        page, shown = find_page(found, progress)
     files.atomic_write(path, page)
-    return number
+    return shown
 
 
 def find_page(found: Found, progress: Progress | None = None) -> tuple[str, int]:
@@ -100,7 +100,7 @@ def _item(row: Row, rank: int, picture: _Picture | None) -> dict[str, Any]:
         "rank": rank,
         "path": row.path,
         "full": absolute(row.path),
-        "p": probability(row.probability),
+        "p": number(row.probability) if row.probability > 0.5 else probability(row.probability),
         "near": "" if row.nearness is None else signed(row.nearness),
         "picture": "" if picture is None else base64.b64encode(picture.content).decode(),
         "small": picture is not None and picture.small,
