@@ -61,9 +61,9 @@ check: setup programs
 quick: lint contracts
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-# mypy needs one core for a minute, which it shares with the tests; it says what it has to say at its end.
+# mypy and the site need one core for a minute, which they share with the tests.
 test: lint contracts
-	$(MAKE) --jobs=2 types check
+	$(MAKE) --jobs=3 types docs check
 
 # The same tests with the oldest versions that pyproject.toml admits, in an environment of their own. Old versions have no
 # wheels for a new Python, so that the oldest Python is tried first.
@@ -98,8 +98,6 @@ docs-full: setup
 docs-pictures: setup
 	$(BIN)/python scripts/site_figures.py
 	$(BIN)/python scripts/start_page.py
-
-test: docs
 
 .PHONY: clean-docs
 
