@@ -48,6 +48,12 @@ def test_photographs_get_the_thorough_recipe_and_small_images_the_default(photog
     assert (name, "data.channels is 1" in why) == ("default", True)
 
 
+def test_images_that_cannot_be_read_do_not_decide(tmp_path: Path) -> None:
+    folder = write_photographs(tmp_path / "some", 113)
+    (folder / "cat" / "0.png").write_bytes(b"not an image")
+    assert choose_recipe(named_recipe("default"), str(folder))[0] == "thorough"
+
+
 def test_many_photographs_get_the_default_because_of_the_time(
     photographs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import numpy as np
 
-from lopsided.data.inputs import longest_side
 from lopsided.data.prepare import list_drawn
+from lopsided.data.sources import Source
+from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
 
@@ -15,6 +17,8 @@ DEFAULT, THOROUGH = "default", "thorough"
 SMALL, MANY = 112, 3000
 """Images of at most ``SMALL`` pixels have no detail that more encoders could see. With more than ``MANY`` photographs,
 ``thorough`` takes too long to be started without a question."""
+FEW = 32
+"""Images whose size is looked at."""
 SECONDS = 0.27
 """Seconds of one core for the features of a photograph by ``thorough``, as a rough guide."""
 
@@ -25,7 +29,7 @@ def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
     ``base`` holds the fields of the data.
     """
     source = list_drawn(runs.settle(base, data))
-    side = longest_side(source.images, np.arange(len(source)))
+    side = _usual_side(source)
     plain = f"the images have only {side} pixels" if side <= SMALL else ""
     if base.data.channels == 1:  # Joined encoders take three channels.
         plain = "data.channels is 1"
@@ -40,3 +44,12 @@ def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
         f"Recipe: thorough, because no recipe was named: {len(source):,} photographs through three pretrained encoders"
     )
     return THOROUGH, f"{why}, which takes {about}. Use --recipe default for one encoder. {other}"
+
+
+def _usual_side(source: Source) -> int:
+    """Return the median of the longer sides of a few images. An image that cannot be read is reported later."""
+    sides = []
+    for row in np.linspace(0, len(source) - 1, min(len(source), FEW)).astype(np.int64).tolist():
+        with suppress(LopsidedError):
+            sides.append(max(source.images.size(row)))
+    return int(np.median(sides)) if sides else 0
