@@ -2,7 +2,8 @@
 
     python benchmarks/study.py features DATA [--resnet50 FILE.safetensors]    # compute the features once, per encoder
     python benchmarks/study.py run DATA                                       # 12 seeds of the tops, 3 of the others
-    python benchmarks/study.py summary                                        # the tables of the records
+    python benchmarks/study.py summary                                        # all arms of the records
+    python benchmarks/study.py short                                          # the table for docs/which-recipe.md
 
 DATA is one of:
 
@@ -71,7 +72,9 @@ SMALL, LARGE = 224, named_recipe("thorough").data.image_size
 """Sides of the images for ``default`` and for ``thorough``."""
 RESNET = "resnet50"
 BASE = "default"
-CHEAP = ("default", "thorough", "plain features", "resnet50", "thorough + resnet50", "class_weight", "SMOTE")
+CHEAP = (
+    "default", "thorough", "plain features", "resnet50", "thorough + resnet50", "class_weight", "SMOTE",
+)  # fmt: skip
 HEADS = ("CE", "CL", "ACL", "AFCL")
 Floats = np.ndarray
 
@@ -315,10 +318,33 @@ def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: Tr
     return "\n".join(rows)
 
 
+SHORT = ("thorough", "default", "class_weight", "SMOTE")
+
+
+def short(path: Path) -> str:
+    """Return a row for each setting: the mean UWA of a few arms, with Student's 95 % interval over the draws."""
+    cells: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for line in read(path):
+        if line["arm"] in SHORT:
+            cells.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], []).append(line["uwa"])
+    rows = [f"| images | {' | '.join(SHORT)} |", "|---" * (len(SHORT) + 1) + "|"]
+    for (data, cell), arms in sorted(cells.items(), key=_place):
+        what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare"}.get(data, f"{data}, {cell}")
+        shown = [_interval(arms[arm]).removeprefix("+") if arm in arms else "" for arm in SHORT]
+        rows.append(f"| {what} | {' | '.join(shown)} |")
+    return "\n".join(rows)
+
+
+def _place(item: tuple[tuple[str, str], object]) -> tuple[int, int]:
+    (data, cell), _ = item
+    digits = "".join(c for c in cell.partition(":")[0] if c.isdigit())
+    return ("few", "isic", "tops", "fashion").index(data), int(digits or 0)
+
+
 def main() -> None:
     """Compute the missing lines of the record, or print its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["features", "run", "summary"])
+    parser.add_argument("what", choices=["features", "run", "summary", "short"])
     parser.add_argument("data", choices=["tops", "fashion", "isic", "few"], nargs="?")
     parser.add_argument("--seeds", help="such as 0-11")
     parser.add_argument("--arms", help="separated by commas; default: all")
@@ -328,8 +354,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    if given.what == "summary":
-        print(summary(given.record))
+    if given.what in ("summary", "short"):
+        print((summary if given.what == "summary" else short)(given.record))
         return
     if given.data is None:
         parser.error("DATA is missing")
