@@ -73,13 +73,13 @@ def test_the_folder_holds_the_rule_the_licence_of_the_weights_and_no_code(tmp_pa
     model, card = made(**KINDS["frozen"])
     (tmp_path / "hub").mkdir()  # An empty folder may be there.
     assert hub.export_hub(model, card, tmp_path / "hub", "# Card\n")["files"] == [
-        "LICENSE-efficientnet-lite0.txt", "README.md", "config.json", "lopsided.json", "model.safetensors",
+        "LICENSE-efficientnet-lite.txt", "README.md", "config.json", "lopsided.json", "model.safetensors",
     ]  # fmt: skip
     own = json.loads((tmp_path / "hub" / "lopsided.json").read_bytes())
     assert ModelCard.model_validate(own).decision == card.decision
     assert (own["prior"], own["classes"], own["temperature"]) == ([0.5, 0.3, 0.2], list(CLASSES), 1.5)
     assert (tmp_path / "hub" / "README.md").read_text() == "# Card\n"
-    assert "Apache License" in (tmp_path / "hub" / "LICENSE-efficientnet-lite0.txt").read_text()
+    assert "Apache License" in (tmp_path / "hub" / "LICENSE-efficientnet-lite.txt").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["hub"]
     with pytest.raises(InputError, match=r"^--out must be a new or an empty folder, got .*may hold your changes\.$"):
         hub.export_hub(model, card, tmp_path / "hub", "")

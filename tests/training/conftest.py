@@ -25,7 +25,10 @@ TINY: dict[str, Any] = {
 
 def tiny(**changes: Any) -> Recipe:
     """A recipe that trains in seconds. In argument names, a double underscore stands for the dot."""
-    return Recipe().override(**{**TINY, **{name.replace("__", "."): value for name, value in changes.items()}})
+    own = {name.replace("__", "."): value for name, value in changes.items()}
+    one = own.get("method") == "end-to-end" and "classifier.kind" not in own  # Then there is no second stage.
+    usual = {name: value for name, value in TINY.items() if not (one and name.startswith("classifier."))}
+    return Recipe().override(**usual | own)
 
 
 def stripes(counts: Mapping[str, int], *, size: int = 8, seed: int = 0) -> Source:

@@ -102,7 +102,7 @@ def test_each_view_is_encoded_once_and_cached_on_its_own(
 def frozen(weights: Path, **changes: Any) -> Recipe:
     fields = {"encoder.name": SMALL, "encoder.weights": str(weights), "augment.normalisation": "half",
               "data.image_size": SIDE, "data.channels": 3, "threads": 1, "compare_default": False,
-              "regression.strength": 0.1, "decision.calibration": "none"}  # fmt: skip
+              "regression.strength": 0.1, "decision.calibration": "none", "encoder.scaling": "none"}  # fmt: skip
     return named_recipe("default").override(**fields | changes)
 
 

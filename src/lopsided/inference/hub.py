@@ -190,16 +190,17 @@ def _check(model: Model, card: ModelCard, folder: Path) -> float:
     """Load the folder with timm. Return the largest relative difference of a logit; raise if it is too large."""
     import timm
     import torch
+    from safetensors.torch import load_file
 
     config = json.loads((folder / CONFIG).read_bytes())
-    cfg = config["pretrained_cfg"] | {"file": str(folder / WEIGHTS), "source": "file"}
     loaded = timm.create_model(
         config["architecture"],
-        pretrained=True,
-        pretrained_cfg=cfg,
+        pretrained=False,
+        pretrained_cfg=config["pretrained_cfg"],
         num_classes=config["num_classes"],
         **config.get("model_args", {}),
     ).eval()
+    loaded.load_state_dict(load_file(folder / WEIGHTS))  # timm's own loading of a folder could also read a pickle.
     images = torch.rand(CHECKED, *card.shape, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (card.mean, card.std))
     with torch.no_grad():

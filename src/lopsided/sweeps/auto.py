@@ -29,13 +29,14 @@ MINUTES = 60.0
 """The default budget."""
 USUAL_SIZE, USUAL_IMAGES = 224, 1000
 """Side and number of images for which the costs of arms are estimated."""
-_ARMS = ("default", "thorough", "adapter", "fine-tune", "ce", "weighted-ce", "cl", "afcl")
+_RECIPES = ("default", "thorough", "adapter", "fine-tune")
+_ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
 
 def usual_arms() -> list[str]:
     """Return the arms that are compared: the recipes that exist, and the losses from scratch."""
     there = named_recipes()
-    return [arm for arm in _ARMS if arm in there or arm not in _ARMS[:4]]
+    return [arm for arm in _ARMS if arm in there or arm not in _RECIPES]
 
 
 def work_of(recipe: Recipe) -> float:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.evaluation.decision import prior_of
-from lopsided.losses.class_balanced import class_balanced_weights
 from lopsided.recipe import Classifier, EncoderTraining, Recipe
 
 
@@ -42,6 +41,8 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike, *, early: bool = False)
     elif stage.sampler == "sqrt":
         shares = np.sqrt(shares)
     if isinstance(stage, EncoderTraining) and _deferred(stage, "reweight_from", early):
+        from lopsided.losses.class_balanced import class_balanced_weights  # It needs torch, which takes seconds.
+
         shares = shares * class_balanced_weights(numbers.tolist(), stage.reweight_beta).numpy()
     entry, parameters = stage.loss.entry, stage.loss.parameters
     if early and entry.defers is not None and parameters[entry.defers] > 0:
