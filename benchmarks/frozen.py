@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.model_selection import StratifiedGroupKFold
 from torch import nn
@@ -38,6 +39,7 @@ from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+from lopsided.models.scaling import scaled
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.regression import fit_regression
@@ -104,6 +106,7 @@ def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     inputs = StreamedInputs(source.images, size, 3, 2)
     features = Extractor(model, card).features(inputs, source.images.digest(np.arange(len(source))))
     seconds = time.perf_counter() - begin
+    features = scaled(torch.from_numpy(features), named_recipe("default").encoder.scaling).numpy()
     begin = time.perf_counter()
     p, ratio = np.zeros((len(source), 2)), np.zeros((len(source), 2))
     folds = StratifiedGroupKFold(5, shuffle=True, random_state=seed)
