@@ -7,7 +7,7 @@ import pytest
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.records import epochs_of, treatment_of
-from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, with_scenario
+from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, split_changes, with_scenario
 
 BASE = Recipe().override(
     seed=5, threads=2, **{"data.source": "fashion-mnist-tops", "data.test": 0.3, "data.image_size": 16}
@@ -129,3 +129,15 @@ def test_without_a_scenario_the_recipes_own_stays() -> None:
     base = BASE.override(**{"data.scenario": "90:10"})
     assert with_scenario(base, None) == base
     assert with_scenario(base, "50:50").data.scenario == "50:50"
+
+
+def test_changes_that_fit_only_the_losses_of_the_arms_apply_to_them() -> None:
+    sets = {"encoder_training.mixup": 0.2, "data.test": 0.2}
+    base, late = split_changes(named_recipe("from-scratch"), sets, {"data.source": "x"})
+    assert late == {"encoder_training.mixup": 0.2}
+    assert (base.data.test, base.encoder_training.mixup) == (0.2, 0.0)
+    recipes = check_arms(parse_arms(["ce,focal"], sets, late), base)
+    assert [recipe.encoder_training.mixup for recipe in recipes.values()] == [0.2, 0.2]
+    with pytest.raises(InputError, match=r"^arm 'cl': encoder_training\.mixup"):
+        check_arms(parse_arms(["ce,cl"], sets, late), base)
+    assert split_changes(named_recipe("from-scratch"), {"encoder_training.epochs": 3}, {})[1] == {}

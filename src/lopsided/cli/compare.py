@@ -122,7 +122,7 @@ def compare(
       lopsided report CMP --open
     """
     from lopsided.recipe import find_recipe
-    from lopsided.sweeps.arms import cells, check_arms, fold_cells, parse_arms
+    from lopsided.sweeps.arms import cells, check_arms, fold_cells, parse_arms, split_changes
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
@@ -132,12 +132,12 @@ def compare(
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
     given |= {"track": track} if track else {}
     given |= _fold_fields(folds, repeats, seeds, sets)
-    base = find_recipe(recipe).override(**{**sets, **given})
+    base, late = split_changes(find_recipe(recipe), sets, given)
     if base.data.source is None:
         do = "Write lopsided compare DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
-    chosen = parse_arms(arms or [usual], sets)
+    chosen = parse_arms(arms or [usual], sets, late)
     recipes = check_arms(chosen, base)
     if baseline is not None and baseline not in recipes:
         must = f"--baseline must be one of the arms, {', '.join(recipes)}"

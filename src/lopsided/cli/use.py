@@ -339,7 +339,7 @@ def _export_onnx(run: Path, out: Path | None, wanted: tuple[str, ...] | None, qu
     check_out(target)
     if not quiet:
         say_replaced(target)
-        say("exporting and checking; this takes a few seconds")
+        say("exporting and checking; this takes up to a minute")
     result = export_onnx(model, card, target)
     if as_json:
         show_json(result)

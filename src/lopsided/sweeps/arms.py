@@ -58,8 +58,24 @@ def is_shared(path: str) -> bool:
     return path in SHARED_FIELDS or (path.startswith("data.") and path not in OWN_DATA)
 
 
-def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> list[Arm]:
+def split_changes(start: Recipe, sets: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """Return the base of a comparison, and the ``sets`` that do not fit it but may fit the losses of the arms.
+
+    Such as ``encoder_training.mixup``, which the loss of the base may not take.
+    """
+    try:
+        return start.override(**{**sets, **given}), {}
+    except InputError:
+        late = {path: value for path, value in sets.items() if not is_shared(path)}
+        return start.override(**{path: sets[path] for path in sets if path not in late}, **given), late
+
+
+def parse_arms(
+    texts: Iterable[str], sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None
+) -> list[Arm]:
     """Read arms from comma-separated lists; ``sets`` are changes that also apply to arms which are recipes.
+
+    ``late`` are changes that apply to arms which are losses, because the base does not have them.
 
     >>> [arm.name for arm in parse_arms(["ce,cl,afcl:eta=300,eta_unit=absolute"])]
     ['ce', 'cl', 'afcl:eta=300,eta_unit=absolute']
@@ -76,10 +92,10 @@ def parse_arms(texts: Iterable[str], sets: Mapping[str, Any] | None = None) -> l
     if not parts or not all(parts):
         must = "--arms must be a comma-separated list without empty entries"
         raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
-    return [parse_arm(part, sets) for part in parts]
+    return [parse_arm(part, sets, late) for part in parts]
 
 
-def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
+def parse_arm(text: str, sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None) -> Arm:
     """Read one arm: a loss, a named recipe or a recipe file, optionally followed by a colon and changes.
 
     ``sets`` that have no effect on a recipe with a frozen encoder are left out of it.
@@ -104,7 +120,7 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None) -> Arm:
     fields = {path: value for path, value in changes.items() if "." in path or path in Recipe.model_fields}
     parameters = {path: value for path, value in changes.items() if path not in fields}
     if what in catalogue.names():
-        return Arm(text, {LOSS: {"name": what, **parameters} if parameters else what, **fields})
+        return Arm(text, {LOSS: {"name": what, **parameters} if parameters else what, **(late or {}), **fields})
     own = {f"{LOSS}.{name}": value for name, value in parameters.items()}
     if what.endswith(".toml"):
         recipe, name = Recipe.load(what), f"{Path(what).stem}{text[len(what) :]}"
