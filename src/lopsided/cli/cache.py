@@ -28,8 +28,13 @@ def cache(
         ),
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="With --fill: the recipe whose encoder computes them.", autocompletion=complete_recipe)
-    ] = "default",
+        str | None,
+        typer.Option(
+            help="With --fill: the recipe whose encoder computes them. Default: the one that fit takes for these data.",
+            autocompletion=complete_recipe,
+            show_default=False,
+        ),
+    ] = None,
     allow_outside: AllowOutside = False,
     engine: EngineName = None,
     address: Address = None,
@@ -94,7 +99,7 @@ def cache(
 
 def _fill(
     data: str,
-    recipe: str,
+    recipe: str | None,
     engine: str | None,
     address: str | None,
     *,
@@ -105,6 +110,7 @@ def _fill(
     """Compute the features of a source."""
     from lopsided.progress import counter
     from lopsided.recipe import find_recipe
+    from lopsided.runs.choice import DEFAULT, choose_recipe
     from lopsided.runs.features import fill_cache
 
     def cluster(model: Path) -> AbstractContextManager[Mapper]:
@@ -113,12 +119,14 @@ def _fill(
         return elsewhere(None)
 
     far = cluster_mapper(engine, address, Path()) is not None  # Checks the options before images are read.
-    chosen = find_recipe(recipe)
-    if allow_outside:
-        chosen = chosen.override(**{"data.allow_outside": True})
+    changes = {"data.allow_outside": True} if allow_outside else {}
+    if recipe is None:
+        recipe, _ = choose_recipe(find_recipe(DEFAULT).override(**changes), data)
+    chosen = find_recipe(recipe).override(**changes)
     with counter("features", quiet=quiet) as progress:
         images, computed = fill_cache(chosen, data, cluster=cluster if far else None, progress=progress)
     if as_json:
-        show_json({"data": data, "images": images, "computed": computed})
+        show_json({"data": data, "recipe": recipe, "images": images, "computed": computed})
     else:
-        show(f"{computed:,} of {images:,} images were computed; the others were cached already.")
+        done = f"{computed:,} of {images:,} images were computed; the others were cached already"
+        show(f"{done}. The features are those of the recipe {recipe}.")

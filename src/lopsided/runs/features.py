@@ -41,7 +41,7 @@ def fill_cache(
     Return the number of images, and of those that were computed. ``cluster`` computes them on other machines.
     """
     if not recipe.is_frozen:
-        do = "Use the recipe default, adapter or adapter-average."
+        do = "Use the recipe default, thorough, adapter or adapter-average."
         raise InputError(f'Only features of a frozen encoder are cached, but the method is "{recipe.method}". {do}')
     recipe = settle(recipe, data)
     source, _ = open_sources(recipe)
