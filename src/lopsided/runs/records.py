@@ -123,8 +123,8 @@ def cell_key(recipe: Recipe) -> str:
 def family_of(recipe: Recipe) -> str:
     """Return a hash that is equal for recipes that differ only in the encoder's loss, the proportions and the seed.
 
-    The location of the images does not matter, nor the folder of a file of weights or of further labels. With weights, a second hash
-    follows that of the recipe without weights.
+    The location of the images does not matter, nor the folder of a file of weights or of further labels. With weights,
+    a second hash follows that of the recipe without weights.
     """
     kept = {
         path: _without_folders(path, value)
@@ -165,7 +165,7 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
 
 
 def _without_folders(path: str, value: Any) -> Any:
-    """Return the value of a field; of tables of further labels, the file names. They may lie elsewhere on each machine."""
+    """Return the value of a field; of tables of further labels, the file names, which are the same on every machine."""
     return [Path(table).name for table in value] if path == "data.more" and value else value
 
 
