@@ -13,7 +13,9 @@ import pytest
 from lopsided import cli
 from lopsided.inference.packs import Mapper
 from lopsided.recipe import named_recipe
+from lopsided.reports.find_page import find_page
 from lopsided.runs.features import fill_cache
+from lopsided.runs.find import find_in_pool, is_cached
 from lopsided.runs.run import Run
 from lopsided.sweeps.ray_map import make_scorer
 from tiny import write_photos
@@ -75,6 +77,22 @@ def test_known_images_can_be_named_and_the_page_left_out(
     assert ended.code == 0
     assert "Compared with 8 known images of the class and 30 of other classes." in ended.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.unreadable.csv"]
+    ended = call(*arguments[:-1], pool / "dog", "--by", "neighbours")
+    assert {Path(row["path"]).parent.name for row in rows_of(out)} == {"cat"}
+    assert "6 images are byte-identical to a labelled image of the run or of --like and left out." in ended.err
+
+
+def test_a_class_name_that_is_no_utf8_can_be_searched_for(model: Path, pool: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(model, tmp_path / "own")
+    card = (own / "model.json").read_text()
+    (own / "model.json").write_text(card.replace('"dog"', '"caf\\udce9"'))
+    found = find_in_pool(own, [str(pool)], "caf\udce9", tmp_path / "found.csv", top=3, device="cpu")
+    assert find_page(found)[1] == 3
+
+
+@pytest.mark.parametrize(("images", "views", "cached"), [(50_000, 1, True), (50_000, 8, False), (300_000, 1, False)])
+def test_a_pool_is_cached_if_its_features_fill_little_of_the_cache(images: int, views: int, cached: bool) -> None:
+    assert is_cached(images, views, 1280) == cached
 
 
 def test_bad_input_is_one_sentence(call: Call, frozen: Path, model: Path, pool: Path, tmp_path: Path) -> None:

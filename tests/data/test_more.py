@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lopsided.data.more import add_more, training_source
 from lopsided.data.prepare import open_sources
@@ -108,6 +109,10 @@ def test_an_image_of_a_group_that_is_tested_is_not_trained_on(photos: Path, pool
         tmp_path, "pool/dog/050.png,dog,dog001", "pool/dog/051.png,dog,", name="m.csv", header="path,label,group"
     )
     source = add_more(open_source(table), [str(marks)])
+    said = (
+        "1 of 2 further images have no group, so each counts as a group of its own. If one belongs to a group that is "
+    )
+    assert f"{said}tested, the figures are too good. Fill the column group of the table." in source.notes
     assert source.groups is not None
     test = np.flatnonzero(source.groups == "dog001")
     joined, splits = training_source(source, Splits(np.setdiff1d(np.arange(10), test), test[:0], test))
@@ -122,3 +127,32 @@ def test_the_recipe_names_the_tables_and_an_old_hash_stays(photos: Path, pool: P
     source, _ = open_sources(recipe)
     assert source.more is not None
     assert source.more.counts() == {"cat": 0, "dog": 1}
+
+
+def test_images_and_groups_that_are_held_out_are_not_trained_on(photos: Path, pool: Path, tmp_path: Path) -> None:
+    rows = [f"photos/{p.parent.name}/{p.name},{p.parent.name},{p.parent.name}{p.stem}" for p in photos.rglob("*.png")]
+    table = write_marks(tmp_path, *rows, name="table.csv", header="path,label,group")
+    recipe = Recipe().override(**{"data.source": str(table), "data.scenario": "50:50,total=4", "data.held_out": True})
+    _, held_out = open_sources(recipe)
+    assert held_out is not None
+    assert held_out.groups is not None
+    marks = write_marks(
+        tmp_path,
+        f"{held_out.names[0]},{held_out.classes[held_out.labels[0]]},new",
+        f"pool/dog/050.png,dog,{held_out.groups[1]}",
+        "pool/dog/051.png,dog,other",
+        header="path,label,group",
+    )
+    source, _ = open_sources(recipe.override(**{"data.more": [str(marks)]}))
+    assert source.more is not None
+    assert [Path(name).name for name in source.more.names] == ["051.png"]
+    assert "2 of the further labels are of held-out images or their groups; they are left out." in source.notes
+
+
+def test_further_images_of_another_size_are_resized_like_the_others(photos: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (50, 40)).save(tmp_path / "large.png")
+    marks = write_marks(tmp_path, "large.png,dog,yes")
+    recipe = Recipe().override(**{"data.source": str(photos)})
+    assert open_sources(recipe)[0].resized is None
+    source, _ = open_sources(recipe.override(**{"data.more": [str(marks)]}))
+    assert source.resized == source.images.size(0)[0]

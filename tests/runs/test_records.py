@@ -212,6 +212,15 @@ def test_whatever_else_decides_a_run_makes_another_family(changes: dict[str, Any
     assert family_of(RECIPE.override(**changes)) != family_of(RECIPE)
 
 
+def test_the_folder_of_further_labels_decides_nothing_and_their_name_does() -> None:
+    metrics = metrics_of(RECIPE, [0, 1, 2])
+    here, there, other = (RECIPE.override(**{"data.more": [p]}) for p in ("/a/marks.csv", "/b/marks.csv", "/a/m.csv"))
+    for key in (family_of, lambda recipe: data_key(recipe, metrics)):
+        assert key(here) == key(there)
+        assert len({key(here), key(other), key(RECIPE)}) == 3
+    assert here.content_hash() != there.content_hash()
+
+
 def test_the_family_with_weights_begins_with_that_from_scratch() -> None:
     scratch = family_of(RECIPE.override(**{"encoder.weights": "none"}))
     assert family_of(RECIPE).startswith(f"{scratch}+")

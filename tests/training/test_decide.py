@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from lopsided.data.prepare import open_sources
 from lopsided.data.samplers import BatchSampler
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
@@ -17,9 +18,10 @@ from lopsided.evaluation.decision import HeldBack, fit_calibration
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.model import CARD_NAME, load_model
-from lopsided.recipe import Recipe
+from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.prior import carried_prior
+from tiny import write_photos
 from training.conftest import stripes, tiny
 
 COUNTS = (240, 48, 12)
@@ -185,3 +187,17 @@ def test_probabilities_carry_the_class_shares_whatever_trained_them(val: float) 
         moved = raw.test.probabilities * found.card.prior / 0.5
         np.testing.assert_allclose(found.test.probabilities, moved / moved.sum(axis=1, keepdims=True), atol=1e-6)
         np.testing.assert_array_equal(found.test.y_pred, raw.test.y_pred)  # balanced does not depend on the prior.
+
+
+def test_further_images_do_not_move_the_prior_of_the_model(tmp_path: Path) -> None:
+    """A model chose them, so their class shares are not those of images to come."""
+    photos = write_photos(tmp_path / "photos", {"cat": 12, "dog": 4})
+    write_photos(tmp_path / "pool", {"dog": 9}, start=50)
+    marks = tmp_path / "marks.csv"
+    marks.write_text("path,label\n" + "".join(f"pool/dog/{i:03d}.png,dog\n" for i in range(50, 59)))
+    changes = {"data.source": str(photos), "data.val": 0.0, "data.test": 0.0, "data.more": [str(marks)]}
+    recipe = named_recipe("default").override(**changes, device="cpu")
+    source, _ = open_sources(recipe)
+    fitted = fit(recipe, source)
+    assert len(fitted.splits.train) == 25
+    assert fitted.card.prior == (0.75, 0.25)

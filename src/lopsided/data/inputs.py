@@ -110,7 +110,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """The data of a training. ``val`` and ``test`` are None if the recipe has no such split."""
+    """The data of a training. ``val`` and ``test`` are None if the recipe has no such split.
+
+    ``own`` is the number of training inputs that are of the source. Further images (``data.more``) follow them; without
+    such images it is None.
+    """
 
     kind: Literal["image", "vector"]
     shape: tuple[int, ...]
@@ -121,10 +125,20 @@ class Prepared:
     train: Part
     val: Part | None = None
     test: Part | None = None
+    own: int | None = None
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Return the number of training inputs of each class."""
         return np.bincount(self.train.labels, minlength=len(self.classes))
+
+    def own_counts(self) -> npt.NDArray[np.int64]:
+        """Return the number of training inputs of each class without further images.
+
+        A model chose the further images, so their class shares are not those of any images to come. If only they hold
+        some class, its share is unknown without them, and all training inputs are counted.
+        """
+        own, every = np.bincount(self.train.labels[: self.own], minlength=len(self.classes)), self.counts()
+        return own if ((own > 0) == (every > 0)).all() else every
 
     @property
     def minority(self) -> int:
@@ -155,11 +169,13 @@ def prepare(
     *,
     pixels: Pixels | None = None,
     digests: Sequence[str] | None = None,
+    own: int | None = None,
 ) -> tuple[Prepared, list[str]]:
     """Prepare the splits of a source. Also return notes on the choices for memory and pixels.
 
     ``pixels`` is the preprocessing of the encoder's weights, for recipes with the normalisation "weights". ``digests``
-    are the SHA-256 of all images of the source, if they are known.
+    are the SHA-256 of all images of the source, if they are known. ``own`` is the number of training images before
+    further images.
     """
     data, side = recipe.data, recipe.data.image_size or source.resized
     channels = data.channels or (3 if pixels is not None else source.images.channels)
@@ -192,7 +208,7 @@ def prepare(
         notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
     prepared = Prepared(
         kind="image", shape=(channels, height, width), image_size=size, mean=mean, std=std, classes=source.classes,
-        train=parts["train"], val=parts.get("val"), test=parts.get("test"),
+        train=parts["train"], val=parts.get("val"), test=parts.get("test"), own=own,
     )  # fmt: skip
     return prepared, notes
 

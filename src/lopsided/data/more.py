@@ -33,11 +33,19 @@ class _Row:
     where: str
 
 
-def add_more(source: Source, tables: Sequence[str], *, group: str | None = None, allow_outside: bool = False) -> Source:
+def add_more(
+    source: Source,
+    tables: Sequence[str],
+    *,
+    group: str | None = None,
+    allow_outside: bool = False,
+    held_out: Source | None = None,
+) -> Source:
     """Return a source with the images of tables as further training images.
 
     A table has the columns path and label, and optionally mark and group. An image that is byte-identical to one of
-    the source or of an earlier row is left out if the labels agree; otherwise an error is raised.
+    the source or of an earlier row is left out if the labels agree; otherwise an error is raised. Images and groups of
+    ``held_out`` are left out, because they are tested.
     """
     if not isinstance(source.images, FileImages):
         do = "Use a folder or a table of images."
@@ -52,6 +60,17 @@ def add_more(source: Source, tables: Sequence[str], *, group: str | None = None,
     rows, same = _new(source, source.images, rows)
     if same:
         notes.append(f"{same:,} of the further labels are of images that are already labelled so; they are left out.")
+    if held_out is not None:
+        rows, tested = _not_held_out(rows, held_out)
+        if tested:
+            notes.append(f"{tested:,} of the further labels are of held-out images or their groups; they are left out.")
+    lacking = 0 if source.groups is None else sum(not row.group for row in rows)
+    if lacking:
+        column = group or "group"
+        notes.append(
+            f"{lacking:,} of {len(rows):,} further images have no group, so each counts as a group of its own. If one "
+            f"belongs to a group that is tested, the figures are too good. Fill the column {column} of the table."
+        )
     places = {name: i for i, name in enumerate(source.classes)}
     names = [str(row.path) for row in rows]
     more = replace(
@@ -132,6 +151,15 @@ def _read(table: Path, source: Source, group: str | None, allow_outside: bool) -
         where = table.parent / inside.check(line, path)
         rows.append(_Row(Path(os.path.abspath(where)), label, own, f"{table.name}:{line}"))
     return rows, left
+
+
+def _not_held_out(rows: Sequence[_Row], held_out: Source) -> tuple[list[_Row], int]:
+    """Return the rows that have neither an image nor a group of the held-out images, and the number of the others."""
+    digests = set(held_out.images.digest(np.arange(len(held_out))))
+    groups = set() if held_out.groups is None else set(held_out.groups.tolist())
+    found = ordered_map(file_digest, [row.path for row in rows], os.cpu_count() or 1)
+    kept = [row for row, digest in zip(rows, found, strict=True) if digest not in digests and row.group not in groups]
+    return kept, len(rows) - len(kept)
 
 
 def _new(source: Source, images: FileImages, rows: Sequence[_Row]) -> tuple[list[_Row], int]:

@@ -59,21 +59,21 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
     if not data.skip_unreadable:
         source = source.verify(workers=workers, progress=progress)
         held_out = None if held_out is None else held_out.verify(workers=workers)
-    source = _with_more(recipe, source)
+    source = _with_more(recipe, source, held_out)
     if source.more is not None:
         more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers)
         source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
     if data.image_size is None:
-        side = usual_side(source, *([] if held_out is None else [held_out]))
+        side = usual_side(*filter(None, (source, source.more, held_out)))
         source = replace(source, resized=side)
     return source, held_out
 
 
-def _with_more(recipe: Recipe, source: Source) -> Source:
+def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -> Source:
     data = recipe.data
     if not data.more:
         return source
-    return add_more(source, data.more, group=data.group, allow_outside=data.allow_outside)
+    return add_more(source, data.more, group=data.group, allow_outside=data.allow_outside, held_out=held_out)
 
 
 def list_drawn(recipe: Recipe, *, more: bool = False) -> Source:

@@ -129,6 +129,13 @@ class Scorer:
         num = len(self.engine.views)
         return self.engine.average(list(features.reshape(len(features), num, -1).swapaxes(0, 1)))
 
+    def means(self, parts: Iterable[Pack]) -> Features:
+        """Return the features of packs, (n, f). The features of all views are held for one pack at a time.
+
+        The scorer must ``keep`` features.
+        """
+        return np.concatenate([self.mean(each.features) for each in self.map(parts) if each.features is not None])
+
     @property
     def made_by(self) -> str:
         """The libraries that decode images and compute features, with their versions."""

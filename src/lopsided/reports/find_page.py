@@ -60,7 +60,7 @@ def find_page(found: Found, progress: Progress | None = None) -> tuple[str, int]
     listed = "\0".join([found.label, *(item["full"] for item in items)])
     data = {
         "kind": "find",
-        "id": hashlib.sha256(listed.encode()).hexdigest()[:32],
+        "id": hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()[:32],
         "label": found.label,
         "other": other,
         "items": items,
@@ -111,7 +111,7 @@ def _summary(found: Found) -> str:
     result = found.result
     text = f"{amount(len(result.rows), 'image')} of {result.images:,}, the most likely first."
     if result.known:
-        text += f" {amount(result.known, 'image')} of the run's own data left out."
+        text += f" {amount(result.known, 'image')} that are labelled already left out."
     if result.unreadable:
         text += f" {result.unreadable:,} unreadable."
     return text

@@ -20,11 +20,11 @@ from lopsided.inference.neighbours import Features, Known
 from lopsided.inference.packs import Mapper, Scorer, packs
 from lopsided.inference.pool import find_images
 from lopsided.models.model import ModelCard
-from lopsided.runs.known import Labelled, known_features, labelled_images
+from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
 from lopsided.runs.run import open_model, open_use
 
-CACHED = 50_000
-"""Features of pools up to this size are cached, so that another search is fast. Larger pools would displace others."""
+CACHE_SHARE = 0.25
+"""Features of a pool are cached if they fill at most this share of the cache. Larger pools would displace others."""
 
 Counted: TypeAlias = Callable[[int, int], None]
 Counting: TypeAlias = Callable[[str], AbstractContextManager[Counted | None]]
@@ -63,7 +63,8 @@ def find_in_pool(
 ) -> Found:
     """Search a pool of files, folders and tables. The table ``out`` is not written yet, only its journal.
 
-    Images of the run's own data are left out: they are labelled already. ``like`` are known images of the class.
+    Images of the run's own data are left out: they are labelled already. ``like`` are known images of the class,
+    which are left out as well.
     """
     question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
     if like and by == "probability":
@@ -80,11 +81,15 @@ def find_in_pool(
     if by != "probability":
         with counting("features of known images") as count:
             known = known_features(extractor, card, labelled, label, like, count, allow_outside=allow_outside)
-    spaces = extractor.spaces if total <= CACHED else []
+    named = digests_of(like, allow_outside=allow_outside)
+    spaces = extractor.spaces if is_cached(total, len(extractor.spaces), card.features) else []
     scorer = Scorer(model, card, engine=extractor.engine, known=known, spaces=spaces)
-    key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode()).hexdigest()
+    key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode(errors="surrogateescape"))
     search = Search(
-        Question(card.classes.index(label), by, top, diverse), set(labelled.digests), use if prevalence else None, key
+        Question(card.classes.index(label), by, top, diverse),
+        named.union(labelled.digests),
+        use if prevalence else None,
+        key.hexdigest(),
     )
 
     def listed() -> Iterator[Path]:
@@ -92,8 +97,7 @@ def find_in_pool(
 
     def features(paths: Sequence[Path]) -> Features:
         keeper = Scorer(model, card, engine=extractor.engine, spaces=spaces, keep=True)
-        parts = [scores.features for scores in keeper.map(packs(paths)) if scores.features is not None]
-        return keeper.mean(np.concatenate(parts))
+        return keeper.means(packs(paths))
 
     with (
         counting("finding") as count,
@@ -102,7 +106,12 @@ def find_in_pool(
         result = search.run(listed, total, out, mapper, features=features, progress=count)
     if spaces and extractor.root is not None:
         trim(extractor.root, cache_limit())
-    return Found(result, card, label, known, tuple(_notes(question, labelled, known, result, twins)))
+    return Found(result, card, label, known, tuple(_notes(question, labelled, known, result, twins, like)))
+
+
+def is_cached(total: int, views: int, width: int) -> bool:
+    """Return whether the features of a pool are cached, given its images, the views and the features of each."""
+    return total * views * width * np.dtype(np.float32).itemsize <= CACHE_SHARE * cache_limit()
 
 
 def choose_class(card: ModelCard, name: str) -> str:
@@ -116,14 +125,16 @@ def choose_class(card: ModelCard, name: str) -> str:
     raise InputError(sentence(must, repr(name), suggest_names([name], card.classes)))
 
 
-def _notes(question: Question, labelled: Labelled, known: Known | None, result: Result, twins: Twins) -> Iterator[str]:
+def _notes(
+    question: Question, labelled: Labelled, known: Known | None, result: Result, twins: Twins, like: Sequence[str]
+) -> Iterator[str]:
     if twins.number:
         yield f"warning: {twins.words()}"
     if labelled.problem:
         yield f"warning: {labelled.problem} Images that the run was trained on are not left out."
-    elif result.known:
+    if result.known:
         some = f"{result.known:,} images are" if result.known > 1 else "One image is"
-        yield f"{some} byte-identical to a labelled image of the run and left out."
+        yield f"{some} byte-identical to a labelled image of the run{' or of --like' if like else ''} and left out."
     if known is not None:
         yield (
             f"Compared with {len(known.wanted):,} known images of the class and {len(known.others):,} of other classes."

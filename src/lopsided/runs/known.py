@@ -57,6 +57,14 @@ def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
     return Labelled(FileImages([images.paths[row] for row in kept], 3), labels, tuple(digests))
 
 
+def digests_of(named: Sequence[str], *, allow_outside: bool = False) -> set[str]:
+    """Return the digests of the readable images in files, folders and tables."""
+    if not named:
+        return set()
+    paths = find_images(named, allow_outside=allow_outside)[1]
+    return set(filter(None, ordered_map(_digest, paths, os.cpu_count() or 1)))
+
+
 def known_features(
     extractor: Extractor,
     card: ModelCard,

@@ -123,11 +123,11 @@ def cell_key(recipe: Recipe) -> str:
 def family_of(recipe: Recipe) -> str:
     """Return a hash that is equal for recipes that differ only in the encoder's loss, the proportions and the seed.
 
-    The location of the images does not matter, nor the folder of a file of weights. With weights, a second hash
-    follows that of the recipe without weights.
+    The location of the images does not matter, nor the folder of a file of weights or of further labels. With weights,
+    a second hash follows that of the recipe without weights.
     """
     kept = {
-        path: value
+        path: _without_folders(path, value)
         for path, value in hashed_fields(recipe)
         if path not in UNHASHED_FIELDS | VARIED_FIELDS and not path.startswith(VARIED_LOSS)
     }
@@ -152,7 +152,7 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
     whatever part of the other images is used for validation, so the key of a fold does not cover that part.
     """
     kept: dict[str, Any] = {
-        path: value
+        path: _without_folders(path, value)
         for path, value in hashed_fields(recipe)
         if path.startswith("data.") and path not in RUNTIME_FIELDS | BLIND_FIELDS
     }
@@ -162,6 +162,11 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
         kept.pop("data.val", None)
         counts = {"rest": _added(counts["train"], counts.get("val")), "test": counts["test"]}
     return _digest([_source_name(recipe, metrics), kept, metrics["classes"], counts])
+
+
+def _without_folders(path: str, value: Any) -> Any:
+    """Return the value of a field; of tables of further labels, the file names, which are the same on every machine."""
+    return [Path(table).name for table in value] if path == "data.more" and value else value
 
 
 def _added(first: Mapping[str, int], second: Mapping[str, int] | None) -> dict[str, int]:

@@ -45,9 +45,9 @@ def settle(stages: Stages) -> None:
     """Calibrate the model on the validation images and write its prior, temperature and decision rule on its card.
 
     Probabilities are also moved from the prior that training gave them to the class shares of the training images, so
-    that they mean the same for every loss and sampler. With calibration "none" they stay as they are. Temperature and
-    biases become part of the linear layer, so that every program that uses the weights returns calibrated
-    probabilities.
+    that they mean the same for every loss and sampler. Further images (``data.more``) do not count. With calibration
+    "none" they stay as they are. Temperature and biases become part of the linear layer, so that every program that
+    uses the weights returns calibrated probabilities.
     """
     recipe, prepared = stages.recipe, stages.prepared
     carried, kind = carried_prior(recipe, prepared.counts()), recipe.decision.calibration
@@ -63,7 +63,7 @@ def settle(stages: Stages) -> None:
         if kind != "none":
             if held is not None:
                 change = fit_calibration(held, carried, biases=kind == "affine")
-            prior = prior_of(prepared.counts())
+            prior = prior_of(prepared.own_counts())
             change = replace(change, bias=tuple(np.add(change.bias, bias_between(carried, prior)).tolist()))
         decision = _decision(recipe, prepared, carried, prior, held, change)
         found = {"temperature": change.temperature, "bias": list(change.bias)}

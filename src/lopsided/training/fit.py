@@ -151,9 +151,12 @@ def fit(
     saved = _saved(checkpoint, folder, ranks, resume=resume)
     log = Log(folder, reporter) if ranks.first else Log(None, None)
     with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
-        source, splits = training_source(source, split_source(recipe, source))
+        own = split_source(recipe, source)
+        source, splits = training_source(source, own)
         digests = source.images.digest(np.arange(len(source)))
-        prepared, notes = prepare(recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests)
+        prepared, notes = prepare(
+            recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests, own=len(own.train)
+        )
         check_trainable(prepared)
         _check_losses(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
