@@ -94,6 +94,7 @@ def test_the_folder_holds_the_rule_the_licence_of_the_weights_and_no_code(tmp_pa
         ({"adapter": AdapterCard(heads=2, hidden=8, out=4, keep=True)}, "heads between the encoder and the classifier"),
         ({"head": "cosine"}, "a cosine classifier"),
         ({"encoder": "mlp-8"}, "the encoder mlp-8, which is not a model of timm"),
+        ({"views": ("hflip",)}, "the views hflip"),
     ],
 )
 def test_what_timm_cannot_represent_is_refused_in_one_sentence(facts: dict[str, Any], what: str) -> None:
@@ -106,6 +107,22 @@ def test_what_timm_cannot_represent_is_refused_in_one_sentence(facts: dict[str, 
     assert str(caught.value).startswith(
         f"timm cannot represent {what}. Use --to onnx, which can represent every model."
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "flags"),
+    [
+        ({"scaling": "root"}, "--set encoder.scaling=none"),
+        ({"scaling": "root", "views": ("identity", "hflip")}, "--views none --set encoder.scaling=none"),
+        ({"views": ("identity", "hflip")}, "--views none --set encoder.scaling=none"),
+        ({"encoder": "a+b", "scaling": "root"}, "--recipe default --set encoder.scaling=none"),
+    ],
+)
+def test_a_refusal_names_all_flags_that_give_a_model_for_timm(facts: dict[str, Any], flags: str) -> None:
+    _, card = made(**KINDS["fixed size"])
+    with pytest.raises(InputError) as caught:
+        hub.check_hub(card.model_copy(update=facts))
+    assert str(caught.value).endswith(f"every model. Or train with {flags}.")
 
 
 def test_a_model_of_timm_without_one_linear_layer_is_refused(tmp_path: Path) -> None:

@@ -256,6 +256,21 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
         assert int(kept[0].split("keeps epoch ")[1].split(" ")[0]) > 2  # Epochs 1 and 2 came before the changes.
 
 
+@pytest.mark.parametrize(("val", "passes"), [(0.0, 1), (0.2, 4)])
+def test_the_statistics_of_an_equal_average_are_computed_only_where_they_are_used(
+    val: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each computation is a pass over all images: one per judged epoch, or one at the end if none is judged."""
+    seen: list[int] = []
+    monkeypatch.setattr(Loop, "_recompute_statistics", lambda _, index: seen.append(index))
+    recipe = tiny(
+        method="end-to-end", encoder_training__loss="ce", encoder_training__epochs=4, encoder_training__swa_from=0.0,
+        compare_default=False, data__val=val, selection__metric="uwa",
+    )  # fmt: skip
+    fit(recipe, stripes({"many": 20, "few": 8}))
+    assert len(seen) == passes
+
+
 def test_a_run_says_what_is_on(tmp_path: Path) -> None:
     settings = {f"encoder_training__{name}": value for name, value in ALL_ON.items()}
     recipe = tiny(

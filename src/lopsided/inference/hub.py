@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.recipe import WEIGHT_NAMES
+from lopsided.recipe.views import PLAIN, name_views
 from lopsided.recipe.weights import JOINT
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def check_hub(card: ModelCard) -> None:
     from lopsided.models.encoders import is_mlp
 
     what = more = ""
+    plain = "--set encoder.scaling=none" if card.views == PLAIN else "--views none --set encoder.scaling=none"
     if card.members > 1:
         what, more = f"an ensemble of {card.members} encoders", " Or train one model with --final refit."
     elif card.adapter is not None:
@@ -50,9 +52,9 @@ def check_hub(card: ModelCard) -> None:
     elif JOINT in card.encoder:
         what, more = "joined encoders", " Or train with --recipe default --set encoder.scaling=none."
     elif card.scaling != "none":
-        what, more = "scaled features", " Or train with --set encoder.scaling=none."
-    elif len(card.views) > 1:
-        what, more = "the mean over several views", " Or train with --recipe default --views none."
+        what, more = "scaled features", f" Or train with {plain}."
+    elif card.views != PLAIN:
+        what, more = f"the views {name_views(card.views)}", f" Or train with {plain}."
     if what:
         raise InputError(f"timm cannot represent {what}. {_INSTEAD}{more}")
 

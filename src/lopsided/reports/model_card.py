@@ -10,6 +10,7 @@ from typing import Any
 from lopsided import __version__
 from lopsided.evaluation.decision import explain
 from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
+from lopsided.recipe.weights import JOINT, split_weights
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
 from lopsided.reports.wording import amount, clean, interval, number
@@ -31,7 +32,7 @@ FIGURES = {
     "calibration_error": ("calibration error", "expected_calibration_error"),
 }
 """Figures with their names in the card, and their types in its metadata."""
-_HIDDEN = RUNTIME_FIELDS | {"data.source", "encoder.weights", "data.fold"}
+_HIDDEN = RUNTIME_FIELDS | {"data.source", "data.more", "encoder.weights", "data.fold"}
 """Fields that do not change the result, or that would publish a path of this machine."""
 
 
@@ -109,7 +110,7 @@ def _to_fill_in() -> str:
 def _data(facts: Facts) -> Iterator[str]:
     splits = [split for split in ("train", "val", "test") if facts.counts(split)]
     if facts.metrics.folds is not None:
-        splits = ["train"]
+        splits = ["test"]  # All images of the source. The training images may include further ones.
     header = [
         "class",
         *("images" if facts.metrics.folds is not None else f"{facts.split_word(s)} images" for s in splits),
@@ -120,30 +121,54 @@ def _data(facts: Facts) -> Iterator[str]:
     yield _table(header, rows)
     data = facts.recipe.data
     if facts.metrics.folds is not None:
-        yield f"Every image was tested by a model that was not trained on it ({facts.metrics.folds.folds} folds)."
+        which = "Every image of this table" if data.more else "Every image"
+        yield f"{which} was tested by a model that was not trained on it ({facts.metrics.folds.folds} folds)."
+    if data.more:
+        yield _further(facts, len(data.more))
     if data.group is not None:
         yield f"Images of the same {_plain(data.group)} were kept in one split."
     if facts.metrics.unreadable:
         yield f"Left out because they could not be read: {amount(len(facts.metrics.unreadable), 'image')}."
 
 
+def _further(facts: Facts, tables: int) -> str:
+    """Return a sentence about the images of ``data.more``. The names of its tables are paths of a machine."""
+    where = amount(tables, "table") + " of further labels"
+    if facts.metrics.folds is None:
+        return f"The training images include those of {where}. None of these is tested."
+    trained, tested = facts.counts("train"), facts.counts("test")
+    counts = {name: trained.get(name, 0) - tested.get(name, 0) for name in facts.classes}
+    shown = ", ".join(f"{number:,} {_plain(name)}" for name, number in counts.items() if number > 0)
+    return f"Further training images, from {where}: {shown or 'none'}. They are never tested."
+
+
 def _training(facts: Facts, base_model: str | None) -> Iterator[str]:
     recipe, metrics = facts.recipe, facts.metrics
     yield "## Training"
-    weights = recipe.encoder.weights
-    if weights == "embedded":
-        yield (
-            "The encoder has the ImageNet weights of EfficientNet-Lite0 that are part of lopsided (Apache-2.0), a port "
-            f"of the weights of the TensorFlow authors. The hub has another port as `{base_model}`."
-        )
-    elif base_model is not None:
-        yield f"The encoder started from `{base_model}`."
-    elif weights not in WEIGHT_NAMES:
-        yield f"The encoder started from the file `{_plain(Path(weights).name)}`."
+    yield from _origin(recipe, base_model)
     yield "Fields of the recipe that differ from the recipe `from-scratch`:"
     yield f"```toml\n{recipe_lines(recipe)}\n```"
     versions = ", ".join(f"{name} {version}" for name, version in metrics.environment.packages.items())
     yield _plain(f"Trained with lopsided {metrics.lopsided} ({versions}), recipe {metrics.recipe[:12]}.")
+
+
+def _origin(recipe: Recipe, base_model: str | None) -> Iterator[str]:
+    """Yield a sentence about the pretrained weights of each encoder. ``base_model`` is that of a single encoder."""
+    names = recipe.encoder.name.split(JOINT)
+    verb = "has" if recipe.is_frozen else "started from"
+    for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
+        which = "The encoder" if len(names) == 1 else f"The encoder `{_code(name)}`"
+        if weights == "embedded":
+            known = name.removeprefix("tf_efficientnet_lite")
+            port = "" if base_model is None else f" The hub has another port as `{base_model}`."
+            yield (
+                f"{which} {verb} the ImageNet weights of EfficientNet-Lite{_code(known)} that are part of lopsided "
+                f"(Apache-2.0), a port of the weights of the TensorFlow authors.{port}"
+            )
+        elif weights == "timm":
+            yield f"{which} {verb} the pretrained weights of timm{'' if base_model is None else f', `{base_model}`'}."
+        elif weights not in WEIGHT_NAMES:
+            yield f"{which} {verb} the weights of the file `{_code(Path(weights).name)}`."
 
 
 def recipe_lines(recipe: Recipe) -> str:
@@ -263,7 +288,7 @@ def _use(facts: Facts, card: Mapping[str, Any], name: str, *, timm: bool) -> Ite
 
 def _licence(recipe: Recipe) -> str:
     text = f"{FILL_IN} the licence of this model."
-    if recipe.encoder.weights == "embedded":
+    if "embedded" in split_weights(recipe.encoder.weights, recipe.encoder.name.split(JOINT)):
         text += " The encoder's pretrained weights are under the Apache License 2.0, whose notice must stay with them."
     return text + f"\n\nThis card was made by lopsided {__version__} from the records of the run."
 

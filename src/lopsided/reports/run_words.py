@@ -160,18 +160,17 @@ def summary(facts: Facts) -> str:
     num = len(parse_views(recipe.encoder.views))
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
+    which = "All tested images" if recipe.data.more else "All images"  # Marked images may be from elsewhere.
     learned = f"{_encoder(recipe)} learned to distinguish {task}: {how}."
     if facts.metrics.folds is not None:
-        return (
-            f"{learned} {fold_words(facts.metrics.folds, facts)} All images are from {source_name(recipe)}{scenario}."
-        )
+        return f"{learned} {fold_words(facts.metrics.folds, facts)} {which} are from {source_name(recipe)}{scenario}."
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
     if facts.metrics.val and not recipe.is_frozen:
         parts.append(f"selected on {amount(sum(facts.counts('val').values()), 'validation image')}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
         parts.append(f"evaluated on {amount(facts.figures.num_images, 'new image')}")
     used = listed(parts) if len(parts) > 1 else parts[0]
-    return f"{learned} The model was {used}. All images are from {source_name(recipe)}{scenario}."
+    return f"{learned} The model was {used}. {which} are from {source_name(recipe)}{scenario}."
 
 
 def fold_words(folds: FoldFacts, facts: Facts) -> str:

@@ -55,7 +55,7 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
     }
     budget = recipe.fine_tune
     if recipe.method == "fine-tune" and (budget.steps or budget.minutes) is None:
-        planned = {"fine-tune": (recipe.encoder_training.epochs, "--epochs")}
+        planned["fine-tune"] = (recipe.encoder_training.epochs, "--epochs")
     for stage, (epochs, flag) in planned.items():
         losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
         if len(losses) == epochs and is_falling(losses):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -450,7 +450,8 @@ class Stages:
             if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
                 loop.check_weights(all_finite(now.values()), index, self.checkpoint)
             self._early = index < deferred_epoch(stage.settings)
-            with loop.averaged(index):
+            # Without a judge nothing reads the average yet, and its statistics cost a pass over all images.
+            with loop.averaged(index) if stage.judge is not None else nullcontext():
                 found = stage.judge() if stage.judge is not None else {}
                 found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
                 facts |= {f"val_{name}": value for name, value in found.items()}
