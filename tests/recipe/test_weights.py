@@ -110,3 +110,10 @@ def test_a_recipe_without_scaling_has_the_hash_of_older_versions() -> None:
     assert "encoder.scaling" not in dict(hashed_fields(recipe))
     frozen = named_recipe("default")
     assert frozen.override(**{"encoder.scaling": "none"}).content_hash() != frozen.content_hash()
+
+
+def test_an_ensemble_of_scaled_features_needs_the_same_pixels_in_every_fold() -> None:
+    fields = {"data.folds": 3, "final": "ensemble", "encoder.name": "resnet18", "encoder.weights": "x.safetensors"}
+    assert named_recipe("default").override(**fields).final == "ensemble"
+    with pytest.raises(InputError, match=r"the pixels of each fold have their own mean\. Use final = \"refit\"\.$"):
+        named_recipe("default").override(**fields, **{"augment.normalisation": "source"})

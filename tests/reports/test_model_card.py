@@ -50,9 +50,10 @@ OURS = "that are part of lopsided (Apache-2.0), a port of the weights of the Ten
         (
             "default",
             {"encoder.name": f"{LITE}1"},
-            "timm/1",
+            "timm/x",
             [
-                f"The encoder has the ImageNet weights of EfficientNet-Lite1 {OURS} The hub has another port as `timm/x`."
+                f"The encoder has the ImageNet weights of EfficientNet-Lite1 {OURS} "
+                "The hub has another port as `timm/x`."
             ],
         ),
         ("fine-tune", {}, None, [f"The encoder started from the ImageNet weights of EfficientNet-Lite0 {OURS}"]),

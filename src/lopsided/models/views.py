@@ -21,7 +21,8 @@ def mean_over_views(images: Tensor, views: Sequence[str], encode: Callable[[Tens
     """
     if len(views) == 1:
         return encode(look(images, views[0]))
-    parts = encode(torch.cat([look(images, view) for view in views])).unflatten(0, (len(views), -1))
+    rows = encode(torch.cat([look(images, view) for view in views]))
+    parts = rows.reshape(len(views), -1, *rows.shape[1:])
     total = parts[0]
     for part in parts[1:]:
         total = total + part
