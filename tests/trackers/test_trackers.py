@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lopsided.errors import InputError, MissingDependencyError
+from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs import tracking
 from lopsided.runs.run import Run, run_recipe, settle
@@ -383,3 +383,13 @@ def test_a_third_tracker_is_one_file_and_one_entry_point(
     assert sum(name == "test_recall/dog" for _, name, _ in rows) == 1
     with pytest.raises(InputError, match=r"^The tracker 'broken' of the package lopsided-csv must be a class derived "):
         catalogue.check(["broken"])
+
+
+def test_a_run_that_cannot_be_continued_leaves_no_tensorboard_that_blocks_its_folder(
+    photos: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(photos, "tensorboard", **{"encoder_training.lr": 1e30})
+    with pytest.raises(RunError, match=r"NaN|finite"):
+        run_recipe(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert run_recipe(recipe_of(photos), tmp_path / "run").finished

@@ -48,6 +48,7 @@ from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
 from lopsided.runs.labels import write_label_check
 from lopsided.runs.tracking import TRACKERS, tracked
+from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
 from lopsided.training.prior import settled_prior
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
@@ -165,6 +166,7 @@ def train_folds(
             tidy(folder)
     except Exception:
         if first and not resume and not (folder / FOLDS).exists():  # There is nothing to continue.
+            shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
             for name in (runs.RECIPE, LOG_NAME, TRACKERS):
                 with suppress(OSError):
                     (folder / name).unlink()

@@ -335,6 +335,7 @@ def _train(
     why: str = "",
 ) -> None:
     from lopsided.runs.tracking import TRACKERS, tracked
+    from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
 
@@ -350,7 +351,8 @@ def _train(
                 _write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:
         if writes and not resume and not Checkpoint(folder).exists():  # The run cannot be continued.
-            shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
+            for name in (CHECKPOINT, TENSORBOARD):
+                shutil.rmtree(folder / name, ignore_errors=True)
             for name in (RECIPE, LOG, TRACKERS):
                 with suppress(OSError):  # The original error matters, not an error of this cleanup.
                     (folder / name).unlink()
