@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.deferred import first_kept
 from lopsided.training.fit import fit
-from lopsided.training.loop import Loop
+from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import LOG_NAME, Reporter
 from training.conftest import stripes, tiny
@@ -174,14 +173,14 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 
 
-ONE_BY_ONE = threading.Lock()
-"""Initial weights come from torch's global generator, which ranks that are threads share."""
+def stages(number: int, settings: dict[str, Any]) -> list[Stage]:
+    """Equal stages. They are made before ranks start: ranks that are threads share torch's global generator."""
+    return [make_stage(rotation=0.0, epochs=2, **settings) for _ in range(number)]
 
 
-def trained(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Tensor]:
+def trained(ranks: Ranks, made: list[Stage]) -> dict[str, Tensor]:
     """Two epochs of batches of 5, 5 and 3 in double precision: all that is saved, and the averaged model."""
-    with ONE_BY_ONE:
-        stage = make_stage(rotation=0.0, epochs=2, **settings)
+    stage = made[ranks.rank]
     stage.sampler = BatchSampler(LABELS, 5, seed=0)
     stage.average = stage.settings.ema
     if stage.settings.reweight_from is not None:
@@ -198,8 +197,8 @@ def trained(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAININGS)
 def test_several_ranks_end_with_the_weights_averages_and_figures_of_one(kind: str) -> None:
-    alone = trained(Ranks(), TRAININGS[kind])
-    first, second, third = in_threads(3, trained, TRAININGS[kind])
+    alone = trained(Ranks(), stages(1, TRAININGS[kind]))
+    first, second, third = in_threads(3, trained, stages(3, TRAININGS[kind]))
     for rank in (first, second, third):
         assert rank.keys() == alone.keys()
         for key, value in alone.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.loop import Stage
 from lopsided.training.mixing import Mixer, cut_box, loaded_positions
 from lopsided.training.shares import cut
 from lopsided.training.step import Step
@@ -24,14 +24,17 @@ from training.test_step import DEVICE, LABELS, images, make_stage
 
 SOFT = [entry.name for entry in catalogue.losses() if entry.soft_labels]
 
-ONE_BY_ONE = threading.Lock()
-"""Initial weights come from torch's global generator, which ranks that are threads share."""
+
+def stages(number: int, loss: str) -> list[Stage]:
+    """Equal stages. They are made before ranks start: ranks that are threads share torch's global generator."""
+    return [make_stage("mlp-16", loss) for _ in range(number)]
 
 
-def mixed_step(ranks: Ranks, mixer: Mixer, chunk_size: int | None, loss: str) -> tuple[Tensor, list[Tensor], Any]:
+def mixed_step(
+    ranks: Ranks, mixer: Mixer, chunk_size: int | None, made: list[Stage]
+) -> tuple[Tensor, list[Tensor], Any]:
     """The loss of a step, the inputs of the encoder by position, and the gradients."""
-    with ONE_BY_ONE:
-        stage = make_stage("mlp-16", loss)
+    stage = made[ranks.rank]
     statistics = BatchStatistics(stage.module, ranks, synchronised=True)
     step = Step(stage, ranks=ranks, device=DEVICE, seed=3, statistics=statistics, mixer=mixer)
     batch = cut(np.arange(13), ranks.size, chunk_size=chunk_size)
@@ -51,7 +54,7 @@ def test_a_step_has_the_loss_of_two_labels_and_mixed_images(loss: str, mixup: fl
     mixer = Mixer(mixup, cutmix, 3)
     mix = mixer.draw((13, 1, 16, 16), "encoder", 0, 4)
     assert 0 < mix.share < 1
-    found, seen, grads = mixed_step(Ranks(), mixer, None, loss)
+    found, seen, grads = mixed_step(Ranks(), mixer, None, stages(1, loss))
     stage = make_stage("mlp-16", loss)
     generator = torch.Generator().manual_seed(derive_seed(3, "augment", "encoder", 0, 4))
     plain = stage.transform(images(), generator, 0, 13)
@@ -82,8 +85,8 @@ def test_a_step_has_the_loss_of_two_labels_and_mixed_images(loss: str, mixup: fl
 @pytest.mark.parametrize(("size", "chunk_size"), [(1, 4), (2, None), (3, 5), (3, 2)])
 def test_ranks_and_chunks_mix_the_images_of_one_process(size: int, chunk_size: int | None) -> None:
     for mixer in (Mixer(0.4, 0.0, 3), Mixer(0.0, 1.0, 3)):
-        loss, seen, grads = mixed_step(Ranks(), mixer, None, "weighted-ce")
-        found = in_threads(size, mixed_step, mixer, chunk_size, "weighted-ce")
+        loss, seen, grads = mixed_step(Ranks(), mixer, None, stages(1, "weighted-ce"))
+        found = in_threads(size, mixed_step, mixer, chunk_size, stages(size, "weighted-ce"))
         assert sorted(position for rank in found for position in rank[1]) == list(range(13))
         for rank in found:
             torch.testing.assert_close(rank[0], loss, rtol=1e-10, atol=1e-12)
