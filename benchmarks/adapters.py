@@ -4,6 +4,7 @@
     python benchmarks/adapters.py run DATA              # 12 seeds of the tops, or 3 draws of the folds of isic
     python benchmarks/adapters.py run tops --seeds 100-105 --record FILE --set adapter.dropout=0.8   # other settings
     python benchmarks/adapters.py summary               # the tables of the records, without computing anything
+    python benchmarks/adapters.py pairs                 # arms against arms, over all proportions of the tops
 
 ``tops`` draws 1,000 images of Fashion-MNIST as ``benchmarks/frozen.py`` does: 700 of them train, and held-out images
 that the run has not drawn are evaluated. ``isic`` evaluates every image once, in five folds by lesion.
@@ -187,13 +188,28 @@ def summary(path: Path) -> str:
     return "\n".join(rows)
 
 
-def _interval(values: list[float]) -> str:
+PAIRS = (("ACL", "CL"), ("ACL +", "CL +"), ("AFCL", "ACL"), ("ACL +", BASE))
+
+
+def pairs(path: Path) -> str:
+    """Return paired differences of arms with 95 % intervals: at each proportion of the tops, and over all of them."""
+    lines = [line for line in read(path) if line["data"] == "tops"]
+    rows = ["| difference | proportions | pairs | UWA | AUROC |", "|---" * 5 + "|"]
+    for one, other in PAIRS:
+        for scenario in (*SCENARIOS, "all"):
+            found = [line["arms"] for line in lines if scenario in ("all", line["scenario"])]
+            cells = [_interval([arms[one][name] - arms[other][name] for arms in found], 2) for name in ("uwa", "auroc")]
+            rows.append(f"| {one} - {other} | {scenario} | {len(found)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _interval(values: list[float], digits: int = 1) -> str:
     if len(values) < 2:
-        return f"{values[0]:+.1f}"
+        return f"{values[0]:+.{digits}f}"
     from scipy.stats import t
 
     half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):+.1f} ± {half:.1f}"
+    return f"{statistics.mean(values):+.{digits}f} ± {half:.{digits}f}"
 
 
 def _seeds(text: str | None, data: str) -> Iterator[int]:
@@ -204,7 +220,7 @@ def _seeds(text: str | None, data: str) -> Iterator[int]:
 def main() -> None:
     """Compute the missing lines of the record, or print its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["features", "run", "summary"])
+    parser.add_argument("what", choices=["features", "run", "summary", "pairs"])
     parser.add_argument("data", choices=["tops", "isic"], nargs="?")
     parser.add_argument("--seeds", help="such as 0-11")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
@@ -212,8 +228,8 @@ def main() -> None:
     parser.add_argument("--features", type=Path, default=Path())
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    if arguments.what == "summary":
-        print(summary(arguments.record))
+    if arguments.what in ("summary", "pairs"):
+        print((summary if arguments.what == "summary" else pairs)(arguments.record))
         return
     if arguments.data is None:
         parser.error("DATA must be tops or isic")
