@@ -30,16 +30,27 @@ _BATCH = 32
 
 
 class Engine:
-    """Computes the features of one model, whose weights must not change while the engine is in use."""
+    """Computes the features of one model, whose weights must not change while the engine is in use.
+
+    A model whose encoder has no layers yet gets them when the engine has to compute features for the first time. Until
+    then the engine has the name that it will have if onnxruntime agrees with torch.
+    """
 
     def __init__(self, model: Model, shape: tuple[int, ...], *, fast: bool = True) -> None:
-        self._model = model
-        self._session = _session(model, shape) if fast else None
+        self._model, self._shape = model, shape
+        self._waits = fast and not model.is_complete and len(shape) == 3 and self._device.type == "cpu"
+        self._session = _session(model, shape) if fast and not self._waits else None
+
+    def complete(self) -> None:
+        """Make the encoder and the session of onnxruntime, if they are not made yet."""
+        self._model.complete()
+        if self._waits:
+            self._waits, self._session = False, _session(self._model, self._shape)
 
     @property
     def name(self) -> str:
         """The library and the device, with the version. Two engines of one name give the same bits on one machine."""
-        if self._session is not None:
+        if self._session is not None or self._waits:
             import onnxruntime
 
             return f"onnxruntime {onnxruntime.__version__} cpu"
@@ -48,6 +59,7 @@ class Engine:
     @property
     def is_fast(self) -> bool:
         """Whether onnxruntime computes the features."""
+        self.complete()
         return self._session is not None
 
     def features(self, batch: Tensor) -> Features:
@@ -85,6 +97,7 @@ class Engine:
 
     def encode(self, batch: Tensor) -> Features:
         """Return the features of the encoder, (n, f), of a batch as it is."""
+        self.complete()
         if self._session is None or batch.dtype != torch.uint8:
             return self._by_torch(batch)
         pixels = batch.contiguous().numpy()  # A view may be another order of the same memory.

@@ -36,6 +36,7 @@ from lopsided.evaluation.decision import HeldBack, decided_unseen, figures_by_ru
 from lopsided.evaluation.folds import named_out_of_fold
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
+from lopsided.inference.readable import ReadableImages
 from lopsided.inference.use import Use, choose_use
 from lopsided.models.names import check_encoder_name
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
@@ -173,7 +174,7 @@ def open_own_split(
     if run.recipe.data.folds is not None and run.recipe.data.fold is None:
         what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
         raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
-    source, _ = open_sources(run.recipe, progress)
+    source, _ = open_sources(run.recipe, progress, ReadableImages())
     source, splits = training_source(source, split_source(run.recipe, source))
     if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
         what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"
@@ -274,7 +275,7 @@ def run_recipe(
     told(lambda: trackers.check(recipe.track))
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
-        sources = sources or open_sources(recipe, progress)
+        sources = sources or open_sources(recipe, progress, ReadableImages())
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
