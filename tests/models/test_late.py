@@ -10,7 +10,9 @@ import torch
 from lopsided.errors import RunError
 from lopsided.inference import engine as engines
 from lopsided.inference.engine import Engine
+from lopsided.inference.feature_cache import empty_cache, list_cache
 from lopsided.inference.features import Extractor
+from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.inference.probabilities import predict_batch
 from lopsided.models import late
 from lopsided.models.encoders import build_encoder
@@ -21,6 +23,13 @@ from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
 
 SHAPE = (3, 32, 32)
 PIXELS = preprocessing_of(EMBEDDED_ENCODER, "embedded")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("LOPSIDED_CACHE", str(folder))
+    return folder
 
 
 def made_late(fast: bool = True) -> Model:
@@ -47,7 +56,9 @@ def test_the_weights_without_layers_are_those_of_the_layers(name: str) -> None:
     found = embedded_state(name, "embedded")
     assert found is not None
     assert found[1] == width
-    own, there = late_encoder(name, found[0], SHAPE, fast=True).state_dict(), encoder.state_dict()
+    weights = late_encoder(name, found[0], SHAPE, fast=True)
+    assert sorted(key for key, _ in weights.named_parameters()) == sorted(key for key, _ in encoder.named_parameters())
+    own, there = weights.state_dict(), encoder.state_dict()
     assert own.keys() == there.keys()
     assert all(own[key].dtype == value.dtype and torch.equal(own[key], value) for key, value in there.items())
 
@@ -76,10 +87,43 @@ def test_the_layers_are_made_when_a_feature_is_needed_and_not_before() -> None:
     assert np.abs(predict_batch(again, photos(1))[1] - found[:1]).max() < 1e-4 * np.abs(found).max()
 
 
-def test_features_of_torch_are_not_kept_as_those_of_onnxruntime(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_graph_that_was_kept_needs_no_layers_and_is_checked_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path))
+    first = Engine(made_late(), SHAPE).features(photos(2))
+    (path,) = (cache / "graphs-1").iterdir()
+    assert list_cache(cache)[-1]["bytes"] == path.stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "build_encoder", None)
+        model = made_late()
+        assert np.array_equal(Engine(model, SHAPE).features(photos(2)), first)
+        assert not model.is_complete
+    content = path.read_bytes()
+    other = first[:1].copy()  # These are not the features of the image of the check.
+    store_graph(path, load_graph(path)[0], other)
+    for changed in (path.read_bytes(), content[:-1] + bytes([content[-1] ^ 1]), content[:1000], b""):
+        path.write_bytes(changed)
+        model = made_late()
+        assert np.array_equal(Engine(model, SHAPE).features(photos(2)), first)
+        assert model.is_complete
+        assert path.read_bytes() == content
+    assert empty_cache(cache) == len(content)
+    assert list_cache(cache) == list(cache.iterdir()) == []
+
+
+def test_other_weights_shapes_and_normalisations_have_other_graphs() -> None:
+    model, changed, scaled = made_late(), made_late(), made_late()
+    with torch.no_grad():
+        changed.encoder.get_parameter("bn1.weight")[0] += 1
+    scaled.mean += 0.1
+    places = [graph_path(one, SHAPE) for one in (model, changed, scaled)] + [graph_path(model, (3, 64, 64))]
+    assert len(set(places)) == 4
+    assert graph_path(made_late(), SHAPE) == places[0]
+    model.complete()
+    assert graph_path(model, SHAPE) is None
+
+
+def test_features_of_torch_are_not_kept_as_those_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_session", lambda *_: None)
     extractor = Extractor(made_late(), card())
     expected = extractor.spaces[0].folder
@@ -100,6 +144,7 @@ def test_a_model_is_loaded_without_its_layers_if_its_weights_fit_them(
         assert not loaded.is_complete
     assert np.array_equal(Engine(loaded, again.shape).features(photos(1)), Engine(model, SHAPE).features(photos(1)))
     whole, _ = load_model(tmp_path, fast=False)
+    assert not whole.is_complete
     whole.complete()
     save_model(tmp_path, whole, card())
     assert torch.equal(load_model(tmp_path)[0].state_dict()["encoder.bn1.weight"], whole.encoder.bn1.weight)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.data.augment import to_float
+from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.model import Model
 from lopsided.models.views import look
@@ -42,10 +44,11 @@ class Engine:
         self._session = _session(model, shape) if fast and not self._waits else None
 
     def complete(self) -> None:
-        """Make the encoder and the session of onnxruntime, if they are not made yet."""
-        self._model.complete()
+        """Make the session of onnxruntime, if it is not made yet, and the layers of the encoder, if it needs them."""
         if self._waits:
-            self._waits, self._session = False, _session(self._model, self._shape)
+            self._waits, self._session = False, _late_session(self._model, self._shape)
+        if self._session is None:
+            self._model.complete()
 
     @property
     def name(self) -> str:
@@ -140,11 +143,36 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             child.training = mode
 
 
-def _session(model: Model, shape: tuple[int, ...]) -> Any:
-    """Return a session of onnxruntime that agrees with torch, or None."""
+def _late_session(model: Model, shape: tuple[int, ...]) -> Any:
+    """Return the session of a model whose encoder has no layers. They are made if the graph is not in the cache."""
+    path = graph_path(model, shape)
+    known = None if path is None else load_graph(path)
+    session = None if known is None else _checked(known[0], shape, known[1])
+    if session is not None:
+        return session
+    model.complete()
+    return _session(model, shape, path)
+
+
+def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> Any:
+    """Return a session of onnxruntime that agrees with torch, or None. The graph is also written to ``path``."""
     convolves = any(isinstance(child, nn.Conv2d) for child in model.encoder.modules())
     if len(shape) != 3 or not convolves or model.classifier.weight.device.type != "cpu":
         return None
+    try:
+        graph = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
+    except Exception:  # Any layer may fail in its own way, and torch can compute any encoder.
+        return None
+    with evaluating(model):
+        expected = model.encode(to_float(torch.from_numpy(_example(shape)))).numpy()
+    session = _checked(graph, shape, expected)
+    if session is not None and path is not None:
+        store_graph(path, graph, expected)
+    return session
+
+
+def _checked(graph: bytes, shape: tuple[int, ...], expected: Features) -> Any:
+    """Return a session of onnxruntime for a graph, or None if its features of one image are not those of torch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -153,16 +181,15 @@ def _session(model: Model, shape: tuple[int, ...]) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # Only fatal errors. The caller sees every other error as an exception.
     try:
-        content = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        example = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
-        (found,) = session.run([OUTPUT], {INPUT: example})
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        (found,) = session.run([OUTPUT], {INPUT: _example(shape)})
     except Exception:  # The exceptions of onnxruntime have no common public class, and torch can compute any encoder.
         return None
-    with evaluating(model):
-        expected = model.encode(to_float(torch.from_numpy(example))).numpy()
-    agree = found.shape == expected.shape and _agrees(found, expected)
-    return session if agree else None
+    return session if found.shape == expected.shape and _agrees(found, expected) else None
+
+
+def _example(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
 
 
 def _agrees(found: Features, expected: Features) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,7 +17,7 @@ from lopsided.inference.engine import Engine, Features
 from lopsided.inference.feature_cache import PACK, Space, cache_limit, cache_root, tidy, trim
 from lopsided.inference.probabilities import gather_rows, share_rows
 from lopsided.inference.small import SmallImages
-from lopsided.models.model import Model, ModelCard
+from lopsided.models.model import Model, ModelCard, weights_hash
 from lopsided.models.views import look
 
 Counted = Callable[[int, int], None]
@@ -155,15 +154,3 @@ def _facts(model: Model, card: ModelCard) -> dict[str, object]:
         "interpolation": card.interpolation,
         "pillow": PIL.__version__,
     }
-
-
-def weights_hash(model: Model) -> str:
-    """Return the SHA-256 of the encoder's weights."""
-    digest = hashlib.sha256()
-    for key, value in sorted(model.encoder.state_dict().items()):
-        if key.endswith("num_batches_tracked"):  # A count of training steps does not change the features.
-            continue
-        array = value.detach().cpu().numpy()
-        digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())  # In the order of the indices, whatever the memory layout is.
-    return digest.hexdigest()

@@ -18,13 +18,16 @@ from lopsided.models.machine import arrange
 from lopsided.models.pretrained import EMBEDDED, EMBEDDED_SHA256, embedded_file, preprocessing_of
 from lopsided.recipe.weights import JOINT, split_weights
 
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "mean", "std")
+"""Names of tensors that are not trained: those of batch norm, and the normalisation of joined encoders."""
+
 
 class LateEncoder(nn.Module):
     """The weights of an encoder, by the names that its layers have. ``make`` returns the encoder with its layers."""
 
-    def __init__(self, state: Mapping[str, Tensor], make: Callable[[], nn.Module]) -> None:
+    def __init__(self, name: str, state: Mapping[str, Tensor], make: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self._make = make
+        self.name, self._make = name, make
         for key, value in state.items():
             *path, name = key.split(".")
             module: nn.Module = self
@@ -32,7 +35,10 @@ class LateEncoder(nn.Module):
                 if part not in module._modules:
                     module.add_module(part, nn.Module())
                 module = module.get_submodule(part)
-            module.register_buffer(name, value)
+            if name in _BUFFERS:
+                module.register_buffer(name, value)
+            else:
+                module.register_parameter(name, nn.Parameter(value))
 
     def made(self) -> nn.Module:
         """Return the encoder with its layers and these weights."""
@@ -43,7 +49,7 @@ class LateEncoder(nn.Module):
 
 def late_encoder(name: str, state: Mapping[str, Tensor], shape: tuple[int, ...], *, fast: bool) -> LateEncoder:
     """Return an encoder with this state for images of this shape on a CPU. See ``arrange`` for ``fast``."""
-    return LateEncoder(state, partial(_make, name, shape, fast))
+    return LateEncoder(name, state, partial(_make, name, shape, fast))
 
 
 def _make(name: str, shape: tuple[int, ...], fast: bool) -> nn.Module:

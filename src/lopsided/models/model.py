@@ -402,6 +402,18 @@ def _check_decision(card: ModelCard, path: Path) -> None:
         raise RunError(f"{path} holds a decision rule for another number of classes than {num}. Train the model again.")
 
 
+def weights_hash(model: Model) -> str:
+    """Return the SHA-256 of the encoder's weights."""
+    digest = hashlib.sha256()
+    for key, value in sorted(model.encoder.state_dict().items()):
+        if key.endswith("num_batches_tracked"):  # A count of training steps does not change the features.
+            continue
+        array = value.detach().cpu().numpy()
+        digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())  # In the order of the indices, whatever the memory layout is.
+    return digest.hexdigest()
+
+
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether no weight is NaN or infinite."""
     values = [value.detach() for value in tensors if value.is_floating_point() and value.numel()]
