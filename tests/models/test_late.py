@@ -9,6 +9,7 @@ import torch
 
 from lopsided.errors import RunError
 from lopsided.inference import engine as engines
+from lopsided.inference import export
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import empty_cache, list_cache
 from lopsided.inference.features import Extractor
@@ -16,6 +17,7 @@ from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.inference.probabilities import predict_batch
 from lopsided.models import late
 from lopsided.models.encoders import build_encoder
+from lopsided.models.fast.small_maps import SmallMapConv2d
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.model import Model, ModelCard, load_model, save_model
@@ -131,6 +133,16 @@ def test_features_of_torch_are_not_kept_as_those_of_onnxruntime(monkeypatch: pyt
     assert extractor.engine.name.startswith("torch ")
     assert extractor.spaces[0].folder != expected
     assert not extractor.complete()
+
+
+def test_an_export_makes_the_layers_before_it_takes_their_fast_paths_away() -> None:
+    model = made_late()
+    export._network(model, card())
+    assert model.is_complete
+    assert not any(isinstance(layer, SmallMapConv2d) for layer in model.modules())
+    made = made_late()
+    made.complete()
+    assert any(isinstance(layer, SmallMapConv2d) for layer in made.modules())
 
 
 def test_a_model_is_loaded_without_its_layers_if_its_weights_fit_them(
