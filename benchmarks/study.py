@@ -8,7 +8,8 @@
 DATA is one of:
 
 tops     Fashion-MNIST tops at 90:10, 95:5 and 98:2: 1,000 images drawn, 700 train, held-out images are evaluated.
-fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's package); its test set is evaluated.
+fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's package): 2,000 training images, 8 of the
+         rarest class; the first 250 images of each class of its test set are evaluated.
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 
@@ -65,7 +66,8 @@ from lopsided.training.regression import fit_regression
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "study.jsonl"
 SCENARIOS = ("90:10", "95:5", "98:2")
 FEW = (10, 20, 40, 80)
-TAIL = 100
+TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 250
+"""Factor of the long tail, its number of training images, and the test images of each class."""
 VIEWS = parse_views("flips")
 EMBEDDED = tuple(named_recipe("thorough").encoder.name.split("+"))
 SMALL, LARGE = 224, named_recipe("thorough").data.image_size
@@ -119,12 +121,13 @@ def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
 def long_tail(source: Source, seed: int) -> tuple[Floats, Floats, Floats]:
     """Return the training rows of a long tail, the test rows, and all rows that some seed up to 2 uses."""
     assert source.splits is not None
-    test = np.flatnonzero(source.splits == "test")
+    test = source.splits == "test"
+    test = np.sort(
+        np.concatenate([np.flatnonzero(test & (source.labels == c))[:TAIL_TEST] for c in range(len(source.classes))])
+    )
     pool = np.flatnonzero(source.splits == "train")
-    drawn = [
-        pool[draw(source.labels[pool], source.classes, parse_scenario(f"long-tail:{TAIL},total=6000"), each)]
-        for each in range(3)
-    ]
+    scenario = parse_scenario(f"long-tail:{TAIL},total={TAIL_TOTAL}")
+    drawn = [pool[draw(source.labels[pool], source.classes, scenario, each)] for each in range(3)]
     return drawn[seed], test, np.unique(np.concatenate([*drawn, test]))
 
 
