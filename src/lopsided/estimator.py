@@ -23,7 +23,7 @@ from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs,
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import HeldBack, at_prevalence
+from lopsided.evaluation.calibration import HeldBack, at_prevalence
 from lopsided.evaluation.folds import named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write

@@ -14,7 +14,7 @@ from PIL import Image
 from lopsided.data.augment import to_float
 from lopsided.data.folds import fold_recipes, whole_recipe
 from lopsided.errors import DataError, InputError, RunError
-from lopsided.evaluation.decision import at_prevalence
+from lopsided.evaluation.calibration import at_prevalence
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.reports.run_page import run_page
 from lopsided.runs import run as runs

@@ -32,14 +32,9 @@ from lopsided.data.prepare import data_seed, list_drawn, split_rule, split_sourc
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
-from lopsided.evaluation.decision import (
-    Calibration,
-    Decision,
-    HeldBack,
-    at_prevalence,
-    explain,
-    figures_by_rule,
-)
+from lopsided.evaluation.by_rule import figures_by_rule
+from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
+from lopsided.evaluation.decision import Decision, explain
 from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.feature_cache import cache_root

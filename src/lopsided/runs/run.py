@@ -32,7 +32,8 @@ from lopsided.data.prepare import open_sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.splits import Leaks
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import HeldBack, decided_unseen, figures_by_rule
+from lopsided.evaluation.by_rule import decided_unseen, figures_by_rule
+from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import named_out_of_fold
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY

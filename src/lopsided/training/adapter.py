@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lopsided.data.inputs import Indices, MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.evaluation.decision import Calibration, HeldBack, fit_calibration, prior_of
+from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
 from lopsided.recipe import EncoderTraining, Recipe

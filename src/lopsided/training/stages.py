@@ -19,7 +19,8 @@ from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, Prepared, 
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import TINY, HeldBack, fit_calibration, resolve
+from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
+from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
