@@ -31,7 +31,7 @@ from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibrati
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
 from lopsided.recipe import EncoderTraining, Recipe
-from lopsided.recipe.schema import TRAINING_FIELDS
+from lopsided.recipe.fields import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
