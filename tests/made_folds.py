@@ -13,7 +13,8 @@ from PIL import Image
 
 from lopsided.evaluation.metrics import evaluate
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Record, cell_key
+from lopsided.runs.keys import cell_key
+from lopsided.runs.records import Record
 from lopsided.runs.run import Run, settle
 from made_runs import colour_of
 

@@ -15,7 +15,8 @@ import pytest
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
-from lopsided.runs.records import Record, read_failures
+from lopsided.runs.record_files import read_failures
+from lopsided.runs.records import Record
 from lopsided.runs.run import Run
 from lopsided.sweeps import ray_engine
 from lopsided.sweeps.engines import LOST, Cell

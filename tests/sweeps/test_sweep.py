@@ -20,7 +20,8 @@ import pytest
 from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Failure, Record, append_failure, append_record, read_failures, read_records
+from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records
+from lopsided.runs.records import Failure, Record
 from lopsided.runs.run import Run, run_recipe
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import LOST, Cell

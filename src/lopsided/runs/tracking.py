@@ -17,7 +17,7 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
-from lopsided.runs.records import coordinates, proportion
+from lopsided.runs.keys import coordinates, proportion
 from lopsided.trackers import Status, TrackedRun, Tracker, catalogue
 from lopsided.trackers.tracker import Epoch
 from lopsided.training.reporter import LOG_NAME, Log, Reporter

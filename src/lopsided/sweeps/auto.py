@@ -17,7 +17,8 @@ from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipes
 from lopsided.runs import run as runs
 from lopsided.runs.folds import place
-from lopsided.runs.records import Record, cell_key, proportion, treatment_of
+from lopsided.runs.keys import cell_key, proportion, treatment_of
+from lopsided.runs.records import Record
 from lopsided.sweeps.answer import Answer, answer
 from lopsided.sweeps.arms import Arm, check_arms, fold_cells
 from lopsided.sweeps.compare import compare

@@ -33,15 +33,8 @@ from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import shown
 from lopsided.runs import run as runs
-from lopsided.runs.records import (
-    Failure,
-    Record,
-    append_failure,
-    append_record,
-    read_failures,
-    read_records,
-    renew_records,
-)
+from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records, renew_records
+from lopsided.runs.records import Failure, Record
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, Engine, LocalEngine
 from lopsided.sweeps.tracking import tracked_sweep
 from lopsided.sweeps.view import View, sweep_view
