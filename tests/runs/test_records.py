@@ -20,10 +20,11 @@ from lopsided.errors import RunError
 from lopsided.evaluation.metrics import evaluate
 from lopsided.recipe import Recipe
 from lopsided.runs import record_files
+from lopsided.runs.folder import Run
 from lopsided.runs.keys import LossTable, data_key, family_of, treatment_of
 from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records, renew_records
 from lopsided.runs.records import Failure, Figures, Fold, Record
-from lopsided.runs.run import Run, settle
+from lopsided.runs.run import settle
 from tiny_command import environment
 from tiny_sweep import record_of
 

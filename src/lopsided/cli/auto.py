@@ -15,7 +15,7 @@ from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.recipe import Recipe
-    from lopsided.runs.run import Run
+    from lopsided.runs.folder import Run
     from lopsided.sweeps.engines import Engine
 
 COMPARISON = "comparison"
@@ -37,7 +37,8 @@ def fit_auto(
 ) -> tuple[Run, bool]:
     """Return the finished run of the chosen arm, and whether it was already finished."""
     from lopsided.recipe import named_recipe
-    from lopsided.runs.run import RECIPE, Run, run_recipe
+    from lopsided.runs.folder import RECIPE, Run
+    from lopsided.runs.run import run_recipe
     from lopsided.sweeps.arms import check_arms, fold_cells, parse_arms
     from lopsided.sweeps.auto import MINUTES, choose, drop_models, hand_over, usual_arms
 

@@ -36,8 +36,8 @@ from lopsided.errors import InputError, RunError
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
     from lopsided.recipe import Recipe
+    from lopsided.runs.folder import Run
     from lopsided.runs.folds import Parallel
-    from lopsided.runs.run import Run
 
 DATA, LOSS, NETWORK, RUN = "Data", "Loss and training", "Network", "Run"
 _OPTIONS = {"encoder.name": "--encoder", "classifier.epochs": "--classifier-epochs", "decision.rule": "--decide"}
@@ -407,7 +407,8 @@ def _fit(
     if parallel is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     from lopsided.progress import reporter
-    from lopsided.runs.run import Run, run_recipe
+    from lopsided.runs.folder import Run
+    from lopsided.runs.run import run_recipe
 
     already = _told(ranks, lambda: resume and (out / "metrics.json").exists() and Run.open(out).finished)
     try:
@@ -519,7 +520,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     if recipe is not None:
         return find_recipe(recipe).to_toml(), ""
     if resume and (out / "recipe.toml").is_file():
-        from lopsided.runs.run import Run
+        from lopsided.runs.folder import Run
 
         return Run.open(out).recipe.to_toml(), ""
     own = next((path for path in changes if path.startswith("fine_tune.")), None)

@@ -40,8 +40,10 @@ from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
-from lopsided.runs import run as runs
+from lopsided.runs import results
+from lopsided.runs.folder import CARD, CHECKPOINT, FEATURES, METRICS, PREDICTIONS, RECIPE, Run
 from lopsided.runs.labels import write_label_check
+from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
 from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
 from lopsided.training.prior import settled_prior
@@ -90,7 +92,7 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
     """
     if recipe.method != "frozen" or has_folds(recipe):
         return None, ""
-    recipe = runs.settle(recipe, data)
+    recipe = settle(recipe, data)
     source = list_drawn(recipe)
     how, counts = split_rule(recipe, source), source.counts()
     rarest = min(counts, key=lambda name: counts[name])
@@ -139,21 +141,19 @@ def train_folds(
     try:
         if first:
             if not resume:
-                files.atomic_write(folder / runs.RECIPE, recipe.to_toml())
+                files.atomic_write(folder / RECIPE, recipe.to_toml())
             for text in [*filter(None, [why]), *_fold_words(recipe, source)]:
                 log.note(text)
         with tracked(folder, recipe, reporter, first=first) as watcher:  # The folds have trackers of their own.
             if watcher is not None and first:
                 watcher.begin(source.classes, [])
             if parallel is not None and first:
-                todo = [(part, where) for part, where in parts if not (folder / where / runs.METRICS).exists()]
+                todo = [(part, where) for part, where in parts if not (folder / where / METRICS).exists()]
                 parallel(folder, todo)
             for number, (part, where) in enumerate([*parts, *alone], start=1):
                 label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
                 below = _Part(log, label, notes=number == 1)
-                runs.run_recipe(
-                    part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out)
-                )
+                run_recipe(part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out))
             if first:
                 size = 1 if ranks is None else ranks.size
                 _Assembly(folder, recipe, source, held_out, numbers, prior, log, size).write()
@@ -162,7 +162,7 @@ def train_folds(
     except Exception:
         if first and not resume and not (folder / FOLDS).exists():  # There is nothing to continue.
             shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
-            for name in (runs.RECIPE, LOG_NAME, TRACKERS):
+            for name in (RECIPE, LOG_NAME, TRACKERS):
                 with suppress(OSError):
                     (folder / name).unlink()
         raise
@@ -172,8 +172,8 @@ def tidy(folder: Path) -> None:
     """Remove models, features and checkpoints of the folds of a finished run. Their figures stay."""
     files.check_no_links(folder / FOLDS)
     for path in (folder / FOLDS).glob("*"):
-        shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
-        for name in ("model.safetensors", runs.CARD, runs.FEATURES):
+        shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
+        for name in ("model.safetensors", CARD, FEATURES):
             with suppress(OSError):
                 (path / name).unlink()
 
@@ -303,20 +303,20 @@ class _Assembly:
         evaluations: dict[str, dict[str, Any] | None] = {
             "val": None,
             "test": self._evaluated(repeats, settled),
-            "held_out": None if further is None else runs.figures_of(further, card, self.recipe.seed),
+            "held_out": None if further is None else results.figures_of(further, card, self.recipe.seed),
         }
         from lopsided.models.model import save_model
 
         card = save_model(self.folder, model, card)
         parts = {"test": test, "held_out": further}
-        runs.write_tables(self.folder, parts, table, self.classes)
+        results.write_tables(self.folder, parts, table, self.classes)
         mean = np.mean([each for each, _ in settled], axis=0)
         for text in write_label_check(self.folder, self.source, mean, repeats[0].features):
             self.log.note(text)
         empty = np.empty(0, dtype=np.int64)
         joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
         counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
-        runs.write_metrics(
+        results.write_metrics(
             self.folder,
             self.recipe,
             self.source,
@@ -345,11 +345,11 @@ class _Assembly:
             run = self._open(place(fold), splits)
             rows = [row for row in run.predictions() if row["split"] == "test"]
             if [row["name"] for row in rows] != [self.source.names[i] for i in splits.test]:
-                raise RunError(f"{run.folder / runs.PREDICTIONS} does not fit its fold. {self._again(fold)}")
+                raise RunError(f"{run.folder / PREDICTIONS} does not fit its fold. {self._again(fold)}")
             try:
                 found = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in self.classes] for row in rows])
             except (KeyError, ValueError, TypeError) as error:
-                text = f"{run.folder / runs.PREDICTIONS} is not a valid table of predictions ({files.reason(error)})."
+                text = f"{run.folder / PREDICTIONS} is not a valid table of predictions ({files.reason(error)})."
                 raise RunError(f"{text} {self._again(fold)}") from None
             p[splits.test] = at_prevalence(found, _prior_of(run), self.prior)
             numbers[splits.test] = fold
@@ -395,11 +395,11 @@ class _Assembly:
         text = compared.default_words("out-of-fold")
         return {"recipe": "default", "splits": {"test": figures}}, [text] if text else []
 
-    def _open(self, where: str, splits: Splits) -> runs.Run:
+    def _open(self, where: str, splits: Splits) -> Run:
         """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""
         from lopsided.training.fit import fingerprint
 
-        run = runs.Run.open(self.folder / where)
+        run = Run.open(self.folder / where)
         source, splits = training_source(self.source, splits)
         if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(source, splits, self.trained_digests):
             what = f"The images, labels or groups have changed since {run.folder} was trained"
@@ -541,7 +541,7 @@ class _Assembly:
         found: dict[str, list[str]] = {}
         total = len(self.numbers) * (self.recipe.data.folds or 0)
         for fold in range(1, 1 + total):
-            for text in (runs.Run.open(self.folder / place(fold)).metrics or {})["warnings"]:
+            for text in (Run.open(self.folder / place(fold)).metrics or {})["warnings"]:
                 if not _OWN_WORDS.search(text):
                     found.setdefault(re.sub(r"[\d.,]+", "0", text), []).append(text)  # Folds differ in numbers.
         for texts in found.values():
@@ -559,7 +559,7 @@ def model_words(ensemble: bool, members: int, parameters: int, size: float) -> s
     )
 
 
-def _prior_of(run: runs.Run) -> tuple[float, ...]:
+def _prior_of(run: Run) -> tuple[float, ...]:
     prior = (run.metrics or {})["decision"]["prior"]
     return tuple(map(float, prior))
 

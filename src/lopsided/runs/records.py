@@ -33,7 +33,7 @@ from lopsided.runs.keys import (
 
 if TYPE_CHECKING:
     from lopsided.recipe import Recipe
-    from lopsided.runs.run import Run
+    from lopsided.runs.folder import Run
 
 FORMAT = 2
 """The version of a line. It increases if an older reader could misread a newer line. Format 1 is still readable."""
