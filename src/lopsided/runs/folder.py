@@ -28,8 +28,15 @@ FORMAT = 1
 """The format version of a run folder. It increases when an older version could misread a newer folder."""
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
+FOLDS, WHOLE = "folds", "all"
+"""The folder of the folds of a run, and in it the folder of the model of all images."""
 MAX_TABLE = 1 << 30
 """Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
+
+
+def place(fold: int | str) -> str:
+    """Return the path of the run of a fold below the folder of its run."""
+    return f"{FOLDS}/{fold}"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from lopsided import files
 from lopsided.data.folds import fold_recipes
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipes
-from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, RECIPE
-from lopsided.runs.folds import place
+from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, RECIPE, place
 from lopsided.runs.keys import cell_key, proportion, treatment_of
 from lopsided.runs.records import Record
 from lopsided.runs.run import settle
