@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopsided.cli import sweeping
+from lopsided.cli.fit_fields import read_changes
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, show, show_json
-from lopsided.cli.sweeping import CHOICE, option
-from lopsided.cli.train import read_changes
+from lopsided.cli.options import Json, Quiet, option
+from lopsided.cli.output import show, show_json
+from lopsided.cli.sweeping import CHOICE
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import sweeping
-from lopsided.cli.output import Json, Quiet, say, show, show_json
-from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK, option, words
+from lopsided.cli.options import Json, Quiet, option, words
+from lopsided.cli.output import say, show, show_json
+from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import rules
+from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet, words
 from lopsided.cli.output import (
-    AllowOutside,
-    Exclude,
-    Include,
-    Json,
-    Quiet,
     Terminal,
     check_out,
     figures_table,
@@ -27,7 +23,7 @@ from lopsided.cli.output import (
     show_json,
     tell_unreadable,
 )
-from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, words
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
