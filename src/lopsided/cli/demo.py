@@ -10,13 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided.cli.options import Json, Quiet
-from lopsided.cli.output import (
-    StoppedError,
-    interval,
-    show,
-    show_json,
-    table,
-)
+from lopsided.cli.output import StoppedError, interval, show, show_json, table
 
 
 def demo(
