@@ -331,23 +331,12 @@ class FoldResults:
         return Leaks(crossing, tuple(duplicates))
 
     def _warnings(self, leaks: Leaks) -> Iterator[str]:
-        from lopsided.training.cautions import FEW_TEST
+        from lopsided.training.cautions import FEW_TEST, few_classes, leak_cautions
 
-        few = [f"{name} ({number})" for name, number in self.source.counts().items() if number < FEW_TEST]
+        few = few_classes(self.source.counts(), FEW_TEST)
         if few:
-            shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more classes" if len(few) > 5 else "")
-            yield f"The data hold fewer than {FEW_TEST} images of {shown}: check how wide the intervals are."
-        if leaks.groups:
-            number = f"{len(leaks.groups):,} groups are" if len(leaks.groups) > 1 else "One group is"
-            text = f"{number} in more than one fold, for example {leaks.groups[0]}: the figures will be too high."
-            yield f"{text} Use folds by group (--split group)."
-        if leaks.duplicates:
-            one, where, other, there = leaks.duplicates[0]
-            number = f"{len(leaks.duplicates):,} images are" if len(leaks.duplicates) > 1 else "One image is"
-            yield (
-                f"{number} byte-identical to an image in another fold, for example {other} in {there} and {one} in "
-                f"{where}: the figures will be too high."
-            )
+            yield f"The data hold fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
+        yield from leak_cautions(leaks, "fold", "Use folds")
         found: dict[str, list[str]] = {}
         total = len(self.numbers) * (self.recipe.data.folds or 0)
         for fold in range(1, 1 + total):
