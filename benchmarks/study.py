@@ -33,7 +33,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.model_selection import StratifiedGroupKFold
 from threadpoolctl import threadpool_limits
 
-from adapters import _interval, cross_entropy, objective
+from adapters import _interval, cross_entropy, head_logits
 from lopsided import files
 from lopsided.data.images import ArrayImages
 from lopsided.data.inputs import StreamedInputs
@@ -51,8 +50,7 @@ from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, open_source
 from lopsided.data.splits import split
 from lopsided.inference.engine import Engine
-from lopsided.models.adapter import Adapter
-from lopsided.models.encoders import build_encoder, seeded_init
+from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model
 from lopsided.models.pretrained import preprocessing_of
@@ -60,7 +58,7 @@ from lopsided.models.scaling import scaled
 from lopsided.models.views import look
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
-from lopsided.training.adapter import Rows, fit_adapter, fit_plain
+from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "study.jsonl"
@@ -181,17 +179,7 @@ def heads(arm: str, rows: Rows, inputs: Floats, seed: int) -> tuple[Floats, Floa
     if arm == "CE":
         found = cross_entropy(rows, recipe, inputs)
         return found, (found + calibrated(inputs)) / 2
-    recipe = recipe.override(**{"encoder_training.loss": arm.lower()})
-    section = recipe.adapter
-    with seeded_init(seed, "adapter"):
-        adapter = Adapter(
-            inputs.shape[1], heads=section.heads, hidden=section.hidden, out=section.out,
-            input_dropout=section.input_dropout, dropout=section.dropout,
-        )  # fmt: skip
-    joined = fit_adapter(adapter, rows, recipe, partial(objective, recipe), device=torch.device("cpu"))
-    with torch.no_grad():
-        outputs = adapter.eval()(torch.from_numpy(inputs)).double().numpy()
-    own = joined.linear(outputs)
+    own = head_logits(rows, recipe.override(**{"encoder_training.loss": arm.lower()}), inputs)
     return own, (own + calibrated(inputs)) / 2
 
 

@@ -11,7 +11,7 @@ from lopsided.data.prepare import list_drawn
 from lopsided.data.sources import Source
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
-from lopsided.runs import run as runs
+from lopsided.runs.run import settle
 
 DEFAULT, THOROUGH = "default", "thorough"
 SMALL, MANY = 112, 3000
@@ -28,7 +28,7 @@ def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
 
     ``base`` holds the fields of the data.
     """
-    source = list_drawn(runs.settle(base, data))
+    source = list_drawn(settle(base, data))
     side = _usual_side(source)
     plain = f"the images have only {side} pixels" if side <= SMALL else ""
     if base.data.channels == 1:  # Joined encoders take three channels.
