@@ -3,6 +3,7 @@
     python benchmarks/evidence.py table        # every arm on every data set: UWA, AUROC, minutes, memory
     python benchmarks/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
     python benchmarks/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
+    python benchmarks/evidence.py page         # write all tables of docs/which-recipe.md anew
 
 It computes nothing that is not in ``docs/records``: ``study.jsonl`` (benchmarks/study.py), ``methods.jsonl`` and
 ``methods_isic.jsonl`` (benchmarks/arms.py), ``fine_tune.jsonl`` (benchmarks/fine_tune.py) and ``costs.jsonl``
@@ -21,16 +22,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import arms as methods
 import costs
 import fine_tune
 import study
+from lopsided import files
 from lopsided.evaluation.intervals import Figure, mean_interval
 from lopsided.evaluation.resampled import fold_overlap
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "which-recipe.md"
 FIGURE = DOCS / "figures" / "costs.svg"
 PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
 SCRATCH = ("weighted-ce", "cl", "afcl")
@@ -51,6 +53,13 @@ SETTINGS = (
     "isic by fold",
     *(f"isic {n} rare" for n in study.FEW),
 )
+
+
+PANELS = {
+    "Fashion-MNIST tops, 98:2": ["tops 98:2"],
+    "ISIC, melanoma against dermatofibroma": ["isic", "isic by fold"],
+}
+"""The panels of the figure, and the settings that each shows."""
 
 
 @dataclass(frozen=True)
@@ -182,14 +191,7 @@ def draw_figure(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(1, 2, figsize=(11, 5))
-    for axis, (title, settings) in zip(
-        axes,
-        {
-            "Fashion-MNIST tops, 98:2": ["tops 98:2"],
-            "ISIC, melanoma against dermatofibroma": ["isic", "isic by fold"],
-        }.items(),
-        strict=True,
-    ):
+    for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
         points = _points(settings)
         for group, colour in GROUPS.items():
             own = [point for point in points if point[0] == group]
@@ -223,13 +225,36 @@ def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
     return points
 
 
+def blocks() -> dict[str, str]:
+    """Return the tables of docs/which-recipe.md by the names that the page gives them."""
+    return {
+        "short": study.short(study.RECORD),
+        "against": against(),
+        "study": study.summary(study.RECORD),
+        "methods": methods.table(methods.read(methods.RECORD)),
+        "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
+        "all": table(),
+    }
+
+
+def with_blocks(text: str) -> str:
+    """Return a page with its tables computed anew."""
+    for name, content in blocks().items():
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        _, _, after = rest.partition(f"<!-- end {name} -->")
+        text = f"{before}<!-- {name} -->\n{content}\n<!-- end {name} -->{after}"
+    return text
+
+
 def main() -> None:
-    """Print a table or draw the figure."""
+    """Print a table, draw the figure, or renew the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "against", "figure"])
-    what: Any = parser.parse_args().what
+    parser.add_argument("what", choices=["table", "against", "figure", "page"])
+    what = parser.parse_args().what
     if what == "figure":
         draw_figure(FIGURE)
+    elif what == "page":
+        files.atomic_write(PAGE, with_blocks(PAGE.read_text(encoding="utf-8")))
     else:
         print(table() if what == "table" else against())
 
