@@ -107,8 +107,9 @@ def test_what_cannot_be_exported_is_refused_in_one_sentence(call: Call, run: Pat
 def test_a_tracker_that_is_unknown_or_not_installed_ends_fit_before_training(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--track", "wandb")
-    assert (ended.code, ended.err) == (2, "lopsided: a tracker must be one of tensorboard, mlflow, got 'wandb'.\n")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--track", "neptune")
+    names = "tensorboard, mlflow, wandb"
+    assert (ended.code, ended.err) == (2, f"lopsided: a tracker must be one of {names}, got 'neptune'.\n")
     from lopsided.trackers.mlflow import MLflow
 
     monkeypatch.setattr(MLflow, "needs", ("no_such_module",))
