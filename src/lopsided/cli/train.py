@@ -26,12 +26,13 @@ from lopsided.cli.output import (
     fold_words,
     interval,
     say,
+    shortened,
     show,
     show_json,
     table,
 )
 from lopsided.cli.sweeping import Address, EngineName, Track, Workers, make_engine, option, refuse
-from lopsided.errors import InputError, RunError
+from lopsided.errors import InputError, RunError, sentence
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
@@ -515,6 +516,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training of an encoder, it is ``from-scratch``.
     """
     from lopsided.recipe import FROZEN, find_recipe, is_idle
+    from lopsided.recipe.weights import JOINT
 
     if recipe is not None:
         return find_recipe(recipe).to_toml(), ""
@@ -529,6 +531,10 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training = next((path for path in changes if is_idle(path, str(frozen))), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
         training = "encoder.name"
+        if JOINT in str(changes["encoder.name"]):
+            got = f"{shortened(str(changes['encoder.name']))} without weights"
+            do = "Give the weights of each with + between them, such as --weights embedded+timm."
+            raise InputError(sentence("joined encoders must have pretrained weights", got, do))
     if frozen not in FROZEN:
         training = "method"
     if training is not None:
