@@ -104,8 +104,8 @@ def test_joined_encoders_without_weights_are_one_true_sentence(photos: Path, cal
         assert (ended.code, ended.err) == (2, f"lopsided: {must} {do}\n")
     ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, "--weights", "embedded")
     assert ended.code == 2
-    assert ended.err.splitlines()[-1].startswith("lopsided: encoder.name must be one of tf_efficientnet_lite0, ")
-    assert ended.err.endswith("got 'resnet18'. Set encoder.name, or use other weights.\n")
+    assert ended.err.splitlines()[-1].startswith("lopsided: --encoder must be one of tf_efficientnet_lite0, ")
+    assert ended.err.endswith("got 'resnet18'. Set --encoder, or use other weights.\n")
     assert not (tmp_path / "run").exists()
 
 

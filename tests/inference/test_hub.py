@@ -95,6 +95,7 @@ def test_the_folder_holds_the_rule_the_licence_of_the_weights_and_no_code(tmp_pa
         hub.export_hub(model, card, tmp_path / "no" / "hub", "")
 
 
+DISTILLED = "deit_tiny_distilled_patch16_224"  # It has two linear layers.
 PARTS: dict[str, dict[str, Any]] = {
     "joined": {
         "encoder": "test_resnet+test_efficientnet", "image_size": 32, "channels": 3, "scaling": "root",
@@ -153,7 +154,7 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
         ({"scaling": "root"}, "scaled features", ["1-test_vit"]),
         ({"views": ("hflip",)}, "the views hflip", ["1-test_vit"]),
         ({"encoder": "test_resnet+resnet18.a1_in1k"}, "joined encoders", ["1-test_resnet", "2-resnet18"]),
-        ({"encoder": "test_vit2"}, "a linear layer on the features of test_vit2", ["1-test_vit2"]),
+        ({"encoder": DISTILLED}, f"a linear layer on the features of {DISTILLED}", [f"1-{DISTILLED}"]),
         ({}, "", []),
     ],
 )
