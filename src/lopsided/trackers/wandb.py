@@ -64,7 +64,7 @@ class WandB(Tracker):
         with quiet():
             import wandb
 
-            mode = _mode(wandb.setup().settings)
+            mode: Any = _mode(wandb.setup().settings)
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or PROJECT,
                 dir=str(folder),
@@ -127,7 +127,7 @@ def _remove_replaced(folder: Path, name: str) -> None:
             shutil.rmtree(found, ignore_errors=True)
 
 
-def _place_in_group(run: TrackedRun, name: str) -> dict[str, str]:
+def _place_in_group(run: TrackedRun, name: str) -> dict[str, Any]:
     """Return group and type. A parent and its children have the same group; a run without children has none."""
     if run.parent_folder is not None and run.parent is not None:
         kind = "fold" if run.folder.parent.name == "folds" else "cell"
