@@ -101,7 +101,7 @@ def test_bad_input_is_one_sentence(
     out = tmp_path / "found.csv"
     (tmp_path / "empty").mkdir()
     cases = [
-        ((frozen, tmp_path / "empty", "--class", "dog"), "a folder to predict on must hold images, got none below "),
+        ((frozen, tmp_path / "empty", "--class", "dog"), "a folder of images must hold at least one, got none below "),
         ((frozen, photos, "--class", "dog"), "the pool must hold images that are not labelled yet, got 38, each "),
         ((frozen, pool, "--class", "dogs"), "--class must be one of cat, dog, got 'dogs'. Did you mean dog?"),
         (

@@ -48,7 +48,7 @@ class WandB(Tracker):
     def start(self, run: TrackedRun) -> str:
         """Create a run, or continue the run with this key.
 
-        ``wandb sync`` replaces a run by a later offline run of the same name. So a run that continues offline gets all
+        ``wandb sync`` replaces a run by a later offline run with the same id. So a run that continues offline gets all
         its epochs again, and the folder that it replaces is removed unless it was sent already.
         """
         for name, value in _VARIABLES.items():
