@@ -254,6 +254,16 @@ def test_a_run_that_continues_replaces_its_offline_run_in_wandb_unless_that_was_
     assert elsewhere.is_dir()
 
 
+def test_a_sweep_and_its_cells_are_a_group_in_wandb_and_a_run_alone_is_none(tmp_path: Path) -> None:
+    from lopsided.trackers.wandb import _place_in_group
+
+    sweep = TrackedRun("sweep", tmp_path / "sweep", parameters={"cells": 2})
+    cell = TrackedRun("cell", sweep.folder / "cells" / "a", recipe="x", parent="id", parent_folder=sweep.folder)
+    assert _place_in_group(sweep, "id") == {"group": "sweep id", "job_type": "sweep"}
+    assert _place_in_group(cell, "other") == {"group": "sweep id", "job_type": "cell"}
+    assert _place_in_group(TrackedRun("run", tmp_path / "run", parameters={"data.folds": None}, recipe="x"), "id") == {}
+
+
 @pytest.mark.usefixtures("no_login")
 def test_wandb_is_offline_without_a_login_and_as_the_user_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
