@@ -357,6 +357,10 @@ def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> N
     assert (model.card_.encoder, model.card_.features) == ("identity", 6)
     same = TwoStageClassifier(recipe="default", settings={"regression.strength": 0.1}, random_state=0)
     assert_array_equal(same.fit(x, y).predict_proba(x), model.predict_proba(x))
+    views = LopsidedClassifier("thorough", settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
+    assert_array_equal(views.predict_proba(x), model.predict_proba(x))  # Encoders and views are for images.
+    with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
+        LopsidedClassifier(views="flip").fit(x, y)
 
 
 @pytest.mark.slow

@@ -92,6 +92,20 @@ def test_a_named_recipe_needs_no_reason_and_refuses_options_without_an_effect(
     assert not (tmp_path / "run").exists()
 
 
+def test_joined_encoders_without_weights_are_one_true_sentence(photos: Path, call: Call, tmp_path: Path) -> None:
+    two = "tf_efficientnet_lite0+resnet18"
+    for flags in ([], ["--weights", "none"]):
+        ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, *flags)
+        must = f"joined encoders must have pretrained weights, got {two} without weights."
+        do = "Give the weights of each with + between them, such as --weights embedded+timm."
+        assert (ended.code, ended.err) == (2, f"lopsided: {must} {do}\n")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, "--weights", "embedded")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("lopsided: --encoder must be one of tf_efficientnet_lite0, ")
+    assert ended.err.endswith("got 'resnet18'. Set --encoder, or use other weights.\n")
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:

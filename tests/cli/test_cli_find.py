@@ -96,11 +96,14 @@ def test_a_pool_is_cached_if_its_features_fill_little_of_the_cache(images: int, 
     assert is_cached(images, views, 1280) == cached
 
 
-def test_bad_input_is_one_sentence(call: Call, frozen: Path, model: Path, pool: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(
+    call: Call, frozen: Path, model: Path, photos: Path, pool: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "found.csv"
     (tmp_path / "empty").mkdir()
     cases = [
-        ((frozen, tmp_path / "empty", "--class", "dog"), "a folder to predict on must hold images, got none below "),
+        ((frozen, tmp_path / "empty", "--class", "dog"), "a folder of images must hold at least one, got none below "),
+        ((frozen, photos, "--class", "dog"), "the pool must hold images that are not labelled yet, got 38, each "),
         ((frozen, pool, "--class", "dogs"), "--class must be one of cat, dog, got 'dogs'. Did you mean dog?"),
         (
             (frozen, pool, "--class", "dog", "--by", "luck"),

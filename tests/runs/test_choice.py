@@ -52,9 +52,7 @@ def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> No
     assert choose_recipe(named_recipe("default"), str(folder))[0] == "thorough"
 
 
-def test_many_images_get_the_default_because_of_the_time(
-    photographs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_images_get_the_default_because_of_the_time(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "MANY", 7)
     monkeypatch.setattr(choice, "SECONDS", 900.0)
     monkeypatch.setattr(choice.os, "cpu_count", lambda: 2)

@@ -407,3 +407,19 @@ def test_given_splits_and_long_computations_have_no_folds_by_default(tmp_path: P
     folds, why = default_folds(named_recipe("default"), str(tmp_path / "large.csv"))
     assert folds is None
     assert why.startswith("One split, although 'b' has only 100 images, because folds would take about ")
+
+
+@pytest.mark.parametrize("calibration", ["none", "temperature"])
+def test_the_prior_of_folds_counts_further_labels_only_if_nothing_moves_the_probabilities(
+    calibration: str, photos: Path, tmp_path: Path
+) -> None:
+    write_photos(tmp_path / "pool", {"cat": 1, "dog": 8}, start=500)
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(tmp_path.glob("pool/*/*.png"))]
+    (tmp_path / "marks.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    changes = {"data.folds": 2, "final": "refit", "encoder_training.epochs": 1, "compare_default": False}
+    changes |= {"data.more": [str(tmp_path / "marks.csv")], "decision.calibration": calibration}
+    run = run_recipe(recipe_of(photos, **changes), tmp_path / "run")
+    counts = [31, 17] if calibration == "none" else [30, 9]
+    assert open_model(run.folder, "cpu")[1].prior == pytest.approx([number / sum(counts) for number in counts])
+    assert run.metrics is not None
+    assert run.metrics["decision"]["prior"] == pytest.approx([number / sum(counts) for number in counts])

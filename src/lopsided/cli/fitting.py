@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lopsided.cli.output import StoppedError, say
+from lopsided.cli.output import StoppedError, say, shortened
 from lopsided.cli.sweeping import Work, refuse
-from lopsided.errors import InputError
+from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
@@ -172,6 +172,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training of an encoder, it is ``from-scratch``.
     """
     from lopsided.recipe import FROZEN, find_recipe, is_idle
+    from lopsided.recipe.weights import JOINT
 
     if recipe is not None:
         return find_recipe(recipe).to_toml(), ""
@@ -186,6 +187,11 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training = next((path for path in changes if is_idle(path, str(frozen))), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
         training = "encoder.name"
+        name = str(changes.get("encoder.name", ""))
+        if JOINT in name:
+            do = "Give the weights of each with + between them, such as --weights embedded+timm."
+            got = f"{shortened(name)} without weights"
+            raise InputError(sentence("joined encoders must have pretrained weights", got, do))
     if frozen not in FROZEN:
         training = "method"
     if training is not None:

@@ -55,8 +55,8 @@ Track = Annotated[
     list[str] | None,
     option(
         WORK,
-        "Show the course in another program: tensorboard, mlflow, or one of these with a colon and a folder. Can be "
-        "repeated.",
+        "Show the course in another program: tensorboard, mlflow, wandb, or one of these with a colon and a folder. "
+        "Can be repeated.",
         "--track",
         metavar="TRACKER",
         autocompletion=complete_tracker,

@@ -310,6 +310,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         base = find_recipe(self.recipe)
         if kind == "vector" and base.is_frozen:  # Vectors are features already.
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
+            changes.setdefault("encoder.views", "none")  # Those of the recipe are meant for images.
         return base.override(**plain_numbers(changes))
 
     def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:

@@ -98,7 +98,7 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
-    elif (weights == "embedded" or recipe.encoder.is_joined) and scale != "weights":
+    elif (weights == "embedded" or (recipe.encoder.is_joined and recipe.is_frozen)) and scale != "weights":
         what = 'encoder.weights = "embedded"' if weights == "embedded" else "joined encoders"
         yield sentence(f'augment.normalisation must be "weights" with {what}', f'"{scale}"')
 

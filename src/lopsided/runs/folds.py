@@ -100,7 +100,8 @@ def train_folds(
     first = ranks is None or ranks.first
     files.check_no_links(folder / FOLDS)
     numbers = _numbers(recipe, source)
-    prior = settled_prior(recipe, list(source.counts().values()))
+    further = 0 if source.more is None else list(source.more.counts().values())
+    prior = settled_prior(recipe, list(source.counts().values()), further)
     _check_rule(recipe, source, prior)
     log = Log(folder if first else None, reporter if first else None)
     parts = [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
