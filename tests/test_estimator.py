@@ -357,6 +357,10 @@ def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> N
     assert (model.card_.encoder, model.card_.features) == ("identity", 6)
     same = TwoStageClassifier(recipe="default", settings={"regression.strength": 0.1}, random_state=0)
     assert_array_equal(same.fit(x, y).predict_proba(x), model.predict_proba(x))
+    views = LopsidedClassifier("thorough", settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
+    assert_array_equal(views.predict_proba(x), model.predict_proba(x))  # Encoders and views are for images.
+    with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
+        LopsidedClassifier(views="flip").fit(x, y)
 
 
 @pytest.mark.slow
@@ -378,12 +382,12 @@ def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Pat
 
 
 def test_groups_go_to_the_inner_folds_and_must_fit_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopsided.training import stages
+    from lopsided.training import frozen
 
     x, y = blobs()
     seen = []
-    right = stages.fit_regression
-    monkeypatch.setattr(stages, "fit_regression", lambda *a, **k: seen.append(k["groups"]) or right(*a, **k))
+    right = frozen.fit_regression
+    monkeypatch.setattr(frozen, "fit_regression", lambda *a, **k: seen.append(k["groups"]) or right(*a, **k))
     groups = np.arange(len(y)) // 2
     LopsidedClassifier(random_state=0).fit(x, y, groups=groups)
     assert_array_equal(seen[0], groups.astype(str))

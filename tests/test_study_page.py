@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
+import importlib
+import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "which-recipe.md"
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments", "block"),
-    [("study.py", ["short"], "short"), ("study.py", ["summary"], "study"), ("arms.py", [], "methods")],
-)
-def test_the_table_of_the_page_is_that_of_the_records(
-    script: str, arguments: list[str], block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-    runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
-    shown = capsys.readouterr().out
-    page = (ROOT / "docs" / "which-recipe.md").read_text(encoding="utf-8")
-    table = page.partition(f"<!-- {block} -->\n")[2].partition(f"<!-- end {block} -->")[0]
-    assert shown.count("\n") > 3
-    assert table == shown
+    return importlib.import_module("evidence")
+
+
+def test_the_tables_of_the_page_are_those_of_the_records(evidence: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    names = re.findall(r"<!-- (\w+) -->\n(?=\|)", page)
+    assert sorted(names) == sorted(evidence.blocks())
+    assert all(table.count("\n") > 3 for table in evidence.blocks().values())
+    assert evidence.with_blocks(page) == page
+
+
+def test_a_table_that_is_not_that_of_the_records_is_replaced(evidence: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert evidence.with_blocks(page.replace("| default |", "| other |", 1)) == page
+
+
+def test_an_interval_against_losses_from_scratch_is_adjusted_for_the_number_of_rows(evidence: ModuleType) -> None:
+    rows = [row.split(" | ") for row in evidence.against().splitlines()[2:]]
+    first = next(row for row in rows if row[:3] == ["| tops 90:10", "thorough", "cl"])
+    lines = [line for line in evidence.gather() if line.setting == "tops 90:10"]
+    uwa = {arm: {line.draw: line.uwa for line in lines if line.arm == arm} for arm in ("thorough", "cl")}
+    gains = [uwa["thorough"][draw] - value for draw, value in uwa["cl"].items()]
+    from scipy.stats import t, tstd
+
+    half = t.ppf(1 - 0.025 / len(rows), len(gains) - 1) * tstd(gains) / len(gains) ** 0.5
+    assert first[4] == f"{sum(gains) / len(gains):+.1f} ± {half:.1f}"

@@ -16,7 +16,7 @@ from lopsided.recipe import named_recipe
 from lopsided.reports.find_page import find_page
 from lopsided.runs.features import fill_cache
 from lopsided.runs.find import find_in_pool, is_cached
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from lopsided.sweeps.ray_map import make_scorer
 from tiny import write_photos
 from tiny_command import Call
@@ -30,7 +30,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     run = tmp_path_factory.mktemp("frozen") / "run"
-    assert cli.run(["fit", str(photos), "--out", str(run), "--quiet", "--folds", "1", "--device", "cpu"]) == 0
+    small = ["--recipe", "default", "--quiet", "--folds", "1", "--device", "cpu"]
+    assert cli.run(["fit", str(photos), "--out", str(run), *small]) == 0
     return run
 
 
@@ -95,11 +96,14 @@ def test_a_pool_is_cached_if_its_features_fill_little_of_the_cache(images: int, 
     assert is_cached(images, views, 1280) == cached
 
 
-def test_bad_input_is_one_sentence(call: Call, frozen: Path, model: Path, pool: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(
+    call: Call, frozen: Path, model: Path, photos: Path, pool: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "found.csv"
     (tmp_path / "empty").mkdir()
     cases = [
-        ((frozen, tmp_path / "empty", "--class", "dog"), "a folder to predict on must hold images, got none below "),
+        ((frozen, tmp_path / "empty", "--class", "dog"), "a folder of images must hold at least one, got none below "),
+        ((frozen, photos, "--class", "dog"), "the pool must hold images that are not labelled yet, got 38, each "),
         ((frozen, pool, "--class", "dogs"), "--class must be one of cat, dog, got 'dogs'. Did you mean dog?"),
         (
             (frozen, pool, "--class", "dog", "--by", "luck"),
@@ -149,7 +153,7 @@ def test_fit_takes_the_marks_as_further_training_images(call: Call, photos: Path
     rows = [(pool / "dog" / f"{i}.png", "dog", "yes") for i in (300, 301)]
     rows += [(pool / "cat" / "300.png", "cat", "no"), (pool / "cat" / "301.png", "", "skip")]
     marks.write_text("path,label,mark\n" + "".join(f"{path},{label},{mark}\n" for path, label, mark in rows))
-    arguments = ("fit", photos, "--more", marks, "--folds", "2", "--device", "cpu")
+    arguments = ("fit", photos, "--recipe", "default", "--more", marks, "--folds", "2", "--device", "cpu")
     ended = call(*arguments, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "paths must stay below the folder of the table" in ended.err

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from safetensors.torch import save_file
 
-from lopsided.runs.run import Run
+from lopsided.models.encoders import build_encoder
+from lopsided.runs.folder import Run
 from tiny_command import SMALL, Call, names_below
 
 
@@ -87,6 +89,32 @@ def test_a_hub_folder_is_loaded_by_timm(call: Call, photos: Path, tmp_path: Path
     assert said["found"] == pytest.approx(json.loads(predicted)["probabilities"], abs=1e-5)
 
 
+@pytest.mark.slow
+def test_the_hub_folder_of_a_frozen_encoder_holds_its_parts_and_says_why(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    encoder, _ = build_encoder("test_resnet", image_size=16)
+    save_file(encoder.state_dict(), tmp_path / "own.safetensors")
+    network = ["--encoder", "test_resnet", "--weights", tmp_path / "own.safetensors", "--image-size", "16"]
+    fitted = call("fit", photos, "--out", tmp_path / "run", *network, "--folds", "1", "--device", "cpu", "--quiet")
+    assert fitted.code == 0
+    ended = call("export", tmp_path / "run", "--to", "hub-folder")
+    assert ended.code == 0
+    assert ended.err.startswith(
+        "timm cannot represent scaled features as one model, so the folder holds its parts and an ONNX file. "
+    )
+    assert "timm gives the features of each encoder on 5 images (largest relative difference " in ended.out
+    assert ", and onnxruntime the probabilities (largest difference " in ended.out
+    assert names_below(tmp_path / "run" / "hub") == [
+        "README.md", "classifier.safetensors", "encoders/1-test_resnet/config.json",
+        "encoders/1-test_resnet/model.safetensors", "lopsided.json", "model.onnx",
+    ]  # fmt: skip
+    card = ModelCard.load(tmp_path / "run" / "hub" / "README.md")
+    assert (card.data.library_name, card.data.tags[-2:]) == ("onnx", ["timm", "onnx"])
+    assert "The encoder has the weights of the file `own.safetensors`." in card.content
+    assert str(tmp_path) not in card.content + (tmp_path / "run" / "hub" / "lopsided.json").read_text()
+
+
 def test_what_cannot_be_exported_is_refused_in_one_sentence(call: Call, run: Path, tmp_path: Path) -> None:
     assert call("export", run, "--to", "coreml").err == (
         "lopsided: --to must be one of onnx, card, hub-folder, got coreml.\n"
@@ -107,8 +135,9 @@ def test_what_cannot_be_exported_is_refused_in_one_sentence(call: Call, run: Pat
 def test_a_tracker_that_is_unknown_or_not_installed_ends_fit_before_training(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--track", "wandb")
-    assert (ended.code, ended.err) == (2, "lopsided: a tracker must be one of tensorboard, mlflow, got 'wandb'.\n")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--track", "neptune")
+    names = "tensorboard, mlflow, wandb"
+    assert (ended.code, ended.err) == (2, f"lopsided: a tracker must be one of {names}, got 'neptune'.\n")
     from lopsided.trackers.mlflow import MLflow
 
     monkeypatch.setattr(MLflow, "needs", ("no_such_module",))

@@ -22,7 +22,7 @@ from lopsided.inference.neighbours import Known, spread
 from lopsided.inference.packs import Pack, Scorer, Scores, packs
 from lopsided.inference.pool import find_images
 from lopsided.inference.predict import answers_of, predict_images
-from lopsided.runs.run import open_model
+from lopsided.runs.reopen import open_model
 from tiny import write_model, write_photos
 
 
@@ -169,6 +169,20 @@ def test_nothing_readable_is_an_error_and_leaves_no_journal(tmp_path: Path) -> N
 
     with pytest.raises(DataError, match=r"^No image is readable: 3 failed, the first pool/0000000\.png \(cut off\)\.$"):
         search(tmp_path / "found.csv", 3, broken)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_of_labelled_images_alone_is_one_sentence_and_no_empty_page(tmp_path: Path) -> None:
+    def labelled(parts: Iterable[Pack]) -> Iterator[Scores]:
+        for pack in parts:
+            reasons = ("cut off", *[""] * (len(pack.paths) - 1))
+            yield Scores(pack, reasons, ("", *["a"] * (len(pack.paths) - 1)), np.full((len(pack.paths), 2), 0.5))
+
+    paths = [Path(f"pool/{i}.png") for i in range(4)]
+    with pytest.raises(DataError) as caught:
+        Search(Question(1), frozenset({"a"})).run(lambda: iter(paths), 4, tmp_path / "found.csv", labelled)
+    must = "the pool must hold images that are not labelled yet"
+    assert str(caught.value) == f"{must}, got 3, each byte-identical to a labelled image. Give other images."
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from lopsided.inference.predict import (
     write_predictions,
 )
 from lopsided.inference.probabilities import predict
-from lopsided.runs.run import open_model
+from lopsided.runs.reopen import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
 
@@ -72,7 +72,7 @@ def test_a_path_that_does_not_exist_and_a_folder_without_images_are_named(tmp_pa
     ):
         find_images([tmp_path / "gone"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"^a folder to predict on must hold images, got none below .*empty\.$"):
+    with pytest.raises(DataError, match=r"^a folder of images must hold at least one, got none below .*empty\.$"):
         find_images([tmp_path / "empty"])
 
 

@@ -49,6 +49,12 @@ def test_only_the_paths_among_weights_are_changed() -> None:
             "encoders can be joined.",
         ),
         (
+            "from-scratch",
+            {"encoder.name": TWO, "encoder.weights": "embedded+w.safetensors"},
+            'encoder.name must be one encoder with method "two-stage", got tf_efficientnet_lite0+resnet18. Only frozen '
+            "encoders can be joined.",
+        ),
+        (
             "default",
             {"encoder.name": TWO, "encoder.weights": "embedded+w.safetensors", "augment.normalisation": "half"},
             'augment.normalisation must be "weights" with joined encoders, got "half".',

@@ -14,14 +14,16 @@ from PIL import Image
 from lopsided.data.augment import to_float
 from lopsided.data.folds import fold_recipes, whole_recipe
 from lopsided.errors import DataError, InputError, RunError
-from lopsided.evaluation.decision import at_prevalence
+from lopsided.evaluation.calibration import at_prevalence
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.reports.run_page import run_page
-from lopsided.runs import run as runs
+from lopsided.runs import results
+from lopsided.runs.folder import Run
 from lopsided.runs.folds import default_folds
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.records import Record
-from lopsided.runs.run import Run, open_model, open_own_split, open_use, run_recipe
+from lopsided.runs.reopen import open_model, open_own_split, open_use
+from lopsided.runs.run import run_recipe
 from lopsided.training import default_run
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
@@ -233,13 +235,13 @@ def test_a_run_that_is_interrupted_anywhere_ends_with_the_same_bytes(
 def test_a_run_that_dies_while_it_writes_its_results_ends_with_the_same_bytes(
     tmp_path: Path, photos: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = runs.write_metrics
+    written = results.write_metrics
     for name in ("write_tables", "write_metrics"):
         with monkeypatch.context() as patch:
-            patch.setattr(runs, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(results, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 run_recipe(recipe_of(photos), tmp_path / "run", resume=True)
-    assert runs.write_metrics is written
+    assert results.write_metrics is written
     run_recipe(recipe_of(photos), tmp_path / "run", resume=True)
     assert files_of(tmp_path / "run") == files_of(trained.folder)
 
@@ -405,3 +407,19 @@ def test_given_splits_and_long_computations_have_no_folds_by_default(tmp_path: P
     folds, why = default_folds(named_recipe("default"), str(tmp_path / "large.csv"))
     assert folds is None
     assert why.startswith("One split, although 'b' has only 100 images, because folds would take about ")
+
+
+@pytest.mark.parametrize("calibration", ["none", "temperature"])
+def test_the_prior_of_folds_counts_further_labels_only_if_nothing_moves_the_probabilities(
+    calibration: str, photos: Path, tmp_path: Path
+) -> None:
+    write_photos(tmp_path / "pool", {"cat": 1, "dog": 8}, start=500)
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(tmp_path.glob("pool/*/*.png"))]
+    (tmp_path / "marks.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    changes = {"data.folds": 2, "final": "refit", "encoder_training.epochs": 1, "compare_default": False}
+    changes |= {"data.more": [str(tmp_path / "marks.csv")], "decision.calibration": calibration}
+    run = run_recipe(recipe_of(photos, **changes), tmp_path / "run")
+    counts = [31, 17] if calibration == "none" else [30, 9]
+    assert open_model(run.folder, "cpu")[1].prior == pytest.approx([number / sum(counts) for number in counts])
+    assert run.metrics is not None
+    assert run.metrics["decision"]["prior"] == pytest.approx([number / sum(counts) for number in counts])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from lopsided import __version__
 from lopsided.cli import run as run_command
@@ -18,7 +19,9 @@ from lopsided.errors import MissingDependencyError, RunError
 from lopsided.inference.neighbours import Known
 from lopsided.inference.packs import Pack, Scorer, Scores, packs
 from lopsided.inference.pool import find_images
-from lopsided.runs.run import open_model
+from lopsided.models.encoders import build_encoder
+from lopsided.recipe import named_recipe
+from lopsided.runs.reopen import open_model
 from lopsided.sweeps import ray_engine, ray_map
 from lopsided.sweeps.ray_map import RayMap, make_scorer, score_row
 from ray_nodes import cluster, with_ray
@@ -99,6 +102,22 @@ def test_two_nodes_of_which_one_is_killed_give_the_answers_of_one_machine(
         for row, same in zip(csv.DictReader(one), csv.DictReader(other), strict=True):
             assert row["path"] == same["path"]
             assert float(row["p:dog"]) == pytest.approx(float(same["p:dog"]), abs=1e-6)
+    find = ["find", str(model), str(pool), "--class", "dog", "--top", "7", "--no-page", "--quiet", "--out"]
+    far_away = ["--engine", "ray", "--address", cluster.address]
+    assert run_command([*find, str(tmp_path / "one.csv")]) == 0
+    assert run_command([*find, str(tmp_path / "many.csv"), *far_away]) == 0
+    assert (tmp_path / "many.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+    encoder, _ = build_encoder("test_resnet", image_size=16)
+    save_file(encoder.state_dict(), tmp_path / "encoder.safetensors")
+    changes = {"encoder.name": "test_resnet", "encoder.weights": str(tmp_path / "encoder.safetensors")}
+    changes["data.image_size"] = 16
+    (tmp_path / "recipe.toml").write_text(named_recipe("default").override(**changes).to_toml())
+    labelled = write_photos(tmp_path / "labelled", {"cat": 5, "dog": 4}, start=700)
+    fill = ["cache", "--fill", str(labelled), "--recipe", str(tmp_path / "recipe.toml"), "--json", "--quiet"]
+    capsys.readouterr()
+    for arguments, computed in ((far_away, 9), ([], 0)):
+        assert run_command([*fill, *arguments]) == 0
+        assert json.loads(capsys.readouterr().out)["computed"] == computed
     opened = open_model(model, "cpu")
     sides = np.eye(2, opened[1].features, dtype=np.float32)
     scorer = Scorer(*opened, known=Known(sides[:1], sides[1:]))

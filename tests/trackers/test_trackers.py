@@ -1,4 +1,4 @@
-"""What trackers wrote, read back with TensorBoard's and MLflow's own readers."""
+"""What trackers wrote, read back with TensorBoard's and MLflow's own readers, and from W&B's offline files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ import pytest
 from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs import tracking
-from lopsided.runs.run import Run, run_recipe, settle
+from lopsided.runs.folder import Run
+from lopsided.runs.run import run_recipe, settle
 from lopsided.sweeps.engines import Cell, Ended, train_cell
 from lopsided.sweeps.sweep import Record, run_sweep
 from lopsided.trackers import TrackedRun, Tracker, catalogue
 from lopsided.trackers.mlflow import MLflow
+from lopsided.trackers.tracker import Epoch
+from lopsided.trackers.wandb import WandB
 from lopsided.training import checkpoint
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
+from wandb_files import read_runs
 
 SMALL = {
     "encoder.name": "mlp-8",
@@ -176,6 +180,113 @@ def test_folds_are_child_runs_and_sub_folders(photos: Path, tmp_path: Path) -> N
     assert [step for step, _ in scalars(boards / "fold-2")["classifier/loss"]] == [2]
 
 
+@pytest.fixture
+def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is logged in to W&B, and nothing says where and how it writes."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "no-settings"))
+    monkeypatch.setenv("WANDB__DISABLE_STATS", "true")  # No look at processors and disks, which a test does not need.
+
+
+@pytest.mark.usefixtures("no_login")
+def test_a_run_with_folds_is_a_group_of_offline_runs_in_wandb(photos: Path, tmp_path: Path) -> None:
+    changes = {"data.folds": 2, "final": "refit", "encoder_training.epochs": 1, "classifier.epochs": 1}
+    run = run_recipe(recipe_of(photos, f"wandb:{tmp_path / 'out'}", **changes), tmp_path / "run")
+    found = read_runs(tmp_path / "out" / "wandb")
+    assert set(found) == {"run", "fold 1", "fold 2", "all"}
+    assert {each.group for each in found.values()} == {found["run"].group}
+    assert found["run"].group.startswith("run ")
+    assert {name: each.kind for name, each in found.items()} == {
+        "run": "folds", "fold 1": "fold", "fold 2": "fold", "all": "fold",
+    }  # fmt: skip
+    assert {(each.project, each.exit_code) for each in found.values()} == {("lopsided", 0)}
+    assert found["run"].config["encoder"]["name"] == "mlp-8"
+    fold = Run.open(run.folder / "folds" / "2")
+    epochs = logged(fold)
+    assert [epoch["stage"] for epoch in epochs] == ["encoder", "classifier"]
+    for step, epoch in enumerate(epochs, start=1):
+        assert found["fold 2"].points(f"{epoch['stage']}/loss") == [(step, pytest.approx(epoch["loss"]))]
+    for row, label in enumerate(("cat", "dog")):
+        expected = [(step, pytest.approx(epoch["val_recall"][row])) for step, epoch in enumerate(epochs, start=1)]
+        assert found["fold 2"].points(f"val_recall/{label}") == expected
+    assert run.metrics is not None
+    uwa, dog = run.metrics["test"]["figures"]["uwa"], run.metrics["test"]["per_class"][1]["recall"]["value"]
+    assert found["run"].summary["test/uwa_low"] == pytest.approx(uwa["low"])
+    assert found["run"].summary["test_recall/dog"] == pytest.approx(dog)
+    files = {"recipe.toml", "metrics.json", "predictions.csv", "log.jsonl"}
+    assert found["run"].files >= files | {"model.json", "model.safetensors"}
+    assert found["fold 2"].files >= files
+    assert "model.safetensors" not in found["fold 2"].files
+    copies = list((tmp_path / "out" / "wandb").glob("offline-run-*/files/metrics.json"))
+    assert (run.folder / "metrics.json").read_bytes() in [copy.read_bytes() for copy in copies]
+
+
+@pytest.mark.usefixtures("no_login")
+def test_a_run_that_continues_replaces_its_offline_run_in_wandb_unless_that_was_sent(tmp_path: Path) -> None:
+    def start(key: str | None, *history: Epoch) -> tuple[WandB, str]:
+        tracker = WandB(str(tmp_path))
+        return tracker, tracker.start(TrackedRun("run", tmp_path / "run", recipe="x", key=key, history=history))
+
+    tracker, key = start(None)
+    for step in (1, 2):
+        tracker.epoch(step, "encoder", {"loss": 1 / step})
+        tracker.recall(step, "val", {"dog": step / 4})
+    tracker.end(2, "interrupted", {})
+    assert read_runs(tmp_path)["run"].exit_code == 255
+    tracker, again = start(key, Epoch(1, "encoder", {"loss": 1.0}, {"dog": 0.25}))
+    tracker.epoch(2, "encoder", {"loss": 0.25})
+    tracker.end(2, "finished", {"test/uwa": 0.5})
+    assert again == key
+    found = read_runs(tmp_path)["run"]
+    assert found.points("encoder/loss") == [(1, 1.0), (2, 0.25)]
+    assert found.points("val_recall/dog") == [(1, 0.25)]
+    assert (found.summary["test/uwa"], found.exit_code) == (0.5, 0)
+    (sent,) = tmp_path.glob("wandb/offline-run-*")
+    (sent / f"run-{key}.wandb.synced").touch()
+    sent = sent.rename(sent.with_name(f"offline-run-20200101_000000-{key}"))
+    elsewhere = tmp_path / "wandb" / "offline-run-20200101_000000-other"
+    elsewhere.mkdir()
+    start("../" + key)[0].end(0, "failed", {})
+    start(key)[0].end(0, "failed", {})
+    assert sent.is_dir()
+    assert elsewhere.is_dir()
+
+
+def test_a_sweep_and_its_cells_are_a_group_in_wandb_and_a_run_alone_is_none(tmp_path: Path) -> None:
+    from lopsided.trackers.wandb import _place_in_group
+
+    sweep = TrackedRun("sweep", tmp_path / "sweep", parameters={"cells": 2})
+    cell = TrackedRun("cell", sweep.folder / "cells" / "a", recipe="x", parent="id", parent_folder=sweep.folder)
+    assert _place_in_group(sweep, "id") == {"group": "sweep id", "job_type": "sweep"}
+    assert _place_in_group(cell, "other") == {"group": "sweep id", "job_type": "cell"}
+    assert _place_in_group(TrackedRun("run", tmp_path / "run", parameters={"data.folds": None}, recipe="x"), "id") == {}
+
+
+@pytest.mark.usefixtures("no_login")
+def test_wandb_is_offline_without_a_login_and_as_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lopsided.trackers.wandb import _mode
+
+    class Settings:
+        mode, base_url = "online", "https://figures.example.org"
+
+    assert _mode(Settings) == "offline"
+    (tmp_path / "netrc").write_text("machine figures.example.org login user password key\n")
+    (tmp_path / "other").write_text("machine example.org login user password key\n")
+    for name, mode in (("netrc", "online"), ("other", "offline")):
+        (tmp_path / name).chmod(0o600)
+        monkeypatch.setenv("NETRC", str(tmp_path / name))
+        assert _mode(Settings) == mode
+    monkeypatch.setenv("WANDB_API_KEY", "key")
+    assert _mode(Settings) == "online"
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setattr(Settings, "mode", "disabled")  # As ``wandb disabled`` sets it.
+    assert _mode(Settings) == "disabled"
+
+
 class Inline:
     """An engine that trains the cells in this process."""
 
@@ -220,7 +331,7 @@ def test_cells_of_a_sweep_are_child_runs_and_a_later_command_adds_to_the_same_pa
     assert "uwa/mine" in parent.data.metrics
 
 
-@pytest.mark.parametrize("tracker", ["mlflow", "tensorboard"])
+@pytest.mark.parametrize("tracker", ["mlflow", "tensorboard", "wandb"])
 def test_a_folder_that_cannot_be_written_is_one_warning_and_the_run_is_the_same(
     tracker: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,7 +399,7 @@ def test_an_unknown_tracker_a_missing_package_and_a_server_are_refused_before_an
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        InputError, match=r"^a tracker must be one of tensorboard, mlflow, got 'mlfow'\. Did you mean m"
+        InputError, match=r"^a tracker must be one of tensorboard, mlflow, wandb, got 'mlfow'\. Did you mean m"
     ):
         run_recipe(recipe_of(photos, "mlfow"), tmp_path / "run")
     with pytest.raises(InputError, match=r"a folder or sqlite:///FILE, got 'https://.*Set MLFLOW_TRACKING_URI"):
@@ -312,11 +423,15 @@ def test_a_recipe_refuses_what_is_no_tracker(text: str) -> None:
 def test_settling_makes_places_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    texts = ["tensorboard", "tensorboard:logs", "mlflow", "mlflow:mlruns", "mlflow:sqlite:///a.db"]
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    texts = ["tensorboard", "tensorboard:logs", "mlflow", "mlflow:mlruns", "mlflow:sqlite:///a.db", "wandb", "wandb:b"]
     expected = ("tensorboard", f"tensorboard:{tmp_path}/logs", f"mlflow:{tmp_path}/mlruns")
-    assert settle(Recipe().override(track=texts), "x").track == (*expected, f"mlflow:sqlite:///{tmp_path}/a.db")
+    others = (f"mlflow:sqlite:///{tmp_path}/a.db", f"wandb:{tmp_path}", f"wandb:{tmp_path}/b")
+    assert settle(Recipe().override(track=texts), "x").track == (*expected, *others)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@localhost:1")
-    assert settle(Recipe().override(track=["mlflow"]), "x").track == ("mlflow",)  # No secret gets into a file.
+    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
+    own = ("mlflow", "wandb")
+    assert settle(Recipe().override(track=own), "x").track == own  # No secret gets into a file.
 
 
 def test_a_key_of_a_damaged_run_folder_does_not_lead_tensorboard_elsewhere(tmp_path: Path) -> None:
@@ -370,7 +485,7 @@ def test_a_third_tracker_is_one_file_and_one_entry_point(
     (info / "entry_points.txt").write_text(f"[lopsided.trackers]\n{' = '.join(point)}\nbroken = csvtracker:csv\n")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(checkpoint, "TIMES_AS_LONG", 0.0)
-    assert catalogue.names() == ["tensorboard", "mlflow", "broken", "csv"]
+    assert catalogue.names() == ["tensorboard", "mlflow", "wandb", "broken", "csv"]
     recipe = recipe_of(photos, "csv")
     with pytest.raises(OSError, match="broken"):
         run_recipe(recipe, tmp_path / "run", reporter=Stop("encoder", OSError("broken")))

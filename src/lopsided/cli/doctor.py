@@ -20,6 +20,7 @@ EXTRAS = {
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
     "tensorboard": ("lopsided[tensorboard]", ("tensorboard",), "tracking with TensorBoard"),
+    "wandb": ("lopsided[wandb]", ("wandb",), "tracking with Weights & Biases"),
 }
 """Optional features: the package to install, the required modules, and the purpose."""
 _PACKAGES = {"mlflow": "mlflow-skinny"}

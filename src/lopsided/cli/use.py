@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import rules
+from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet, words
 from lopsided.cli.output import (
-    AllowOutside,
-    Exclude,
-    Include,
-    Json,
-    Quiet,
     Terminal,
     check_out,
     figures_table,
@@ -27,7 +23,7 @@ from lopsided.cli.output import (
     show_json,
     tell_unreadable,
 )
-from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, words
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -114,7 +110,7 @@ def evaluate(
     from lopsided.evaluation.decision import explain
     from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, open_own_split, open_use, trained_on
+    from lopsided.runs.reopen import open_model, open_own_split, open_use, trained_on
 
     check_out(out, *([] if data is None else [data]))
     wanted = _views_of(views)
@@ -227,7 +223,7 @@ def predict(
     from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, open_use
+    from lopsided.runs.reopen import open_model, open_use
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
@@ -310,6 +306,10 @@ def export(
 
     hub-folder: weights, a config without code, and the card, in a folder that
     timm loads. The export is checked: timm must give the logits of the model.
+    A model that timm cannot represent, such as one of joined encoders or with
+    views, becomes a folder of parts: one folder for timm per encoder, the
+    classifier, and the whole model as an ONNX file. timm must then give the
+    features, and onnxruntime the probabilities of the model.
 
     \b
     Examples:
@@ -331,7 +331,7 @@ def export(
 
 def _export_onnx(run: Path, out: Path | None, wanted: tuple[str, ...] | None, quiet: bool, as_json: bool) -> None:
     from lopsided.inference.export import export_onnx
-    from lopsided.runs.run import open_model
+    from lopsided.runs.reopen import open_model
 
     target = run / "model.onnx" if out is None else out
     model, card = open_model(run)
@@ -378,7 +378,7 @@ def _export_card(run: Path, out: Path | None, quiet: bool, as_json: bool) -> Non
     from lopsided.inference.hub import README, base_model
     from lopsided.reports.model_card import FILL_IN, model_card
     from lopsided.reports.run_data import open_finished
-    from lopsided.runs.run import open_model
+    from lopsided.runs.reopen import open_model
 
     open_finished(run)  # Before torch is imported, which takes seconds.
     target = run / README if out is None else out
@@ -396,10 +396,10 @@ def _export_card(run: Path, out: Path | None, quiet: bool, as_json: bool) -> Non
 
 
 def _export_hub(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
-    from lopsided.inference.hub import base_model, check_folder, check_hub, export_hub
+    from lopsided.inference.hub import base_model, beyond_timm, check_folder, check_hub, export_hub, part_names
     from lopsided.reports.model_card import model_card
     from lopsided.reports.run_data import open_finished
-    from lopsided.runs.run import open_model
+    from lopsided.runs.reopen import open_model
 
     open_finished(run)
     target = run / "hub" if out is None else out
@@ -407,17 +407,28 @@ def _export_hub(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None
     model, card = open_model(run, "cpu")
     check_hub(card)
     name = target.absolute().name
-    text = model_card(run, card.model_dump(mode="json"), base_model=base_model(card), timm=True, name=name)
-    if not quiet:
+    parts = part_names(card)
+    facts = card.model_dump(mode="json")
+    text = model_card(run, facts, base_model=base_model(card), timm=True, name=name, parts=parts)
+    if not quiet and parts:
+        what = (
+            f"timm cannot represent {beyond_timm(card)} as one model, so the folder holds its parts and an ONNX file."
+        )
+        say(f"{what} Exporting and checking takes up to a minute.")
+    elif not quiet:
         say("exporting and checking; this takes a few seconds")
     result = export_hub(model, card, target, text)
     if as_json:
         show_json(result)
     else:
+        what = "features of each encoder" if parts else "logits of the model"
+        checked = f"timm gives the {what} on {result['checked']} images"
+        checked += f" (largest relative difference {result['difference']:.1g})"
+        if parts:
+            checked += f", and onnxruntime the probabilities (largest difference {result['onnx_difference']:.1g})"
         show(
-            f"Written to {target}: {', '.join(result['files'])}. timm gives the logits of the model on "
-            f"{result['checked']} images (largest relative difference {result['difference']:.1g}). Complete README.md "
-            "before you share the folder."
+            f"Written to {target}: {', '.join(result['files'])}. {checked}. Complete README.md before you share the "
+            "folder."
         )
 
 

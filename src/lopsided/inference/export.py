@@ -39,15 +39,20 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
     that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
     image file to the input (docs/onnx.md).
     """
-    _require("onnxscript")
-    network = _network(model, card)
-    content = _to_onnx(network, card)
-    difference = _check(network, content, card)
+    content, difference = make_onnx(model, card)
     target = Path(out)
     if not target.parent.is_dir():
         raise InputError(sentence("--out must be in an existing folder", f"{target}"))
     files.atomic_write(target, content)
     return {"file": str(target), "bytes": len(content), "checked": list(CHECKED_SIZES), "difference": difference}
+
+
+def make_onnx(model: Model, card: ModelCard, to: str = "onnx") -> tuple[bytes, float]:
+    """Return the bytes of an ONNX file, and the largest difference of a probability that its check found."""
+    _require(to, "onnxscript")
+    network = _network(model, card)
+    content = _to_onnx(network, card)
+    return content, _check(network, content, card)
 
 
 def facts(card: ModelCard) -> dict[str, str]:
@@ -84,14 +89,14 @@ def facts(card: ModelCard) -> dict[str, str]:
     }
 
 
-def _require(*modules: str) -> None:
+def _require(to: str, *modules: str) -> None:
     from importlib.util import find_spec
 
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         do = "Run pip install 'lopsided[onnx]'."
         raise MissingDependencyError(
-            f"export --to onnx needs {', '.join(modules)}. Not installed: {', '.join(missing)}. {do}"
+            f"export --to {to} needs {', '.join(modules)}. Not installed: {', '.join(missing)}. {do}"
         )
 
 

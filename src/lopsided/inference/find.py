@@ -178,6 +178,11 @@ class Search:
             path, reason = (result.first_unreadable or [("", "no image")])[0]
             journal.remove()
             raise DataError(f"No image is readable: {result.unreadable:,} failed, the first {path} ({reason}).")
+        if result.images == result.unreadable + result.known:
+            journal.remove()
+            must = "the pool must hold images that are not labelled yet"
+            got = f"{result.known:,}, each byte-identical to a labelled image"
+            raise DataError(sentence(must, got, "Give other images."))
         result.rows = self._ordered(features)
         return result
 

@@ -1,8 +1,11 @@
 """Export a model as a folder that timm and the Hugging Face hub read: weights, a config without code, and a card.
 
-timm can represent a timm encoder with one linear layer on its features, at a fixed preprocessing. The linear layer of a
-model contains its calibration, so that the softmax of timm's logits gives calibrated probabilities. timm knows no
-decision rule: ``lopsided.json`` holds it, and the card states it.
+timm can represent a timm encoder with one linear layer on its features, at a fixed preprocessing. Such a model is one
+folder of timm. The linear layer of a model contains its calibration, so that the softmax of timm's logits gives
+calibrated probabilities. timm knows no decision rule: ``lopsided.json`` holds it, and the card states it.
+
+Other models, such as those of joined encoders, are a folder of parts: a folder of timm for each encoder, the
+classifier, and one ONNX file that holds everything.
 """
 
 from __future__ import annotations
@@ -12,15 +15,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided import files
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.recipe import WEIGHT_NAMES
 from lopsided.recipe.views import PLAIN, name_views
-from lopsided.recipe.weights import JOINT
+from lopsided.recipe.weights import JOINT, change_files, split_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,35 +30,42 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 CONFIG, WEIGHTS, README, OWN = "config.json", "model.safetensors", "README.md", "lopsided.json"
+ENCODERS, CLASSIFIER, ONNX = "encoders", "classifier.safetensors", "model.onnx"
 TOLERANCE = 1e-4
-"""Largest allowed difference of a logit between timm and the model, relative to the largest logit."""
+"""Largest allowed difference of a logit or a feature between timm and the model, relative to the largest one."""
 CHECKED = 5
 """Random images with which an export is checked."""
 _INSTEAD = "Use --to onnx, which can represent every model."
 
 
 def check_hub(card: ModelCard) -> None:
-    """Raise an error of one sentence if timm cannot represent a model."""
+    """Raise an error of one sentence if timm has no encoder of this kind."""
     from lopsided.models.encoders import is_mlp
 
-    what = more = ""
-    plain = "--set encoder.scaling=none" if card.views == PLAIN else "--views none --set encoder.scaling=none"
-    if card.members > 1:
-        what, more = f"an ensemble of {card.members} encoders", " Or train one model with --final refit."
-    elif card.adapter is not None:
-        what = "heads between the encoder and the classifier"
-    elif card.head != "linear":
-        what = f"a {card.head} classifier"
-    elif is_mlp(card.encoder) or card.kind != "image":
-        what = f"the encoder {card.encoder}, which is not a model of timm"
-    elif JOINT in card.encoder:
-        what, more = "joined encoders", " Or train with --recipe default --set encoder.scaling=none."
-    elif card.scaling != "none":
-        what, more = "scaled features", f" Or train with {plain}."
-    elif card.views != PLAIN:
-        what, more = f"the views {name_views(card.views)}", f" Or train with {plain}."
-    if what:
-        raise InputError(f"timm cannot represent {what}. {_INSTEAD}{more}")
+    if is_mlp(card.encoder) or card.kind != "image":
+        raise InputError(f"timm cannot represent the encoder {card.encoder}, which is not a model of timm. {_INSTEAD}")
+
+
+def beyond_timm(card: ModelCard) -> str:
+    """Return what one model of timm cannot represent of a model; empty if it can represent all of it."""
+    kinds = {
+        f"an ensemble of {card.members} encoders": card.members > 1,
+        "joined encoders": JOINT in card.encoder,
+        "heads between the encoder and the classifier": card.adapter is not None,
+        "scaled features": card.scaling != "none",
+        f"the views {name_views(card.views)}": card.views != PLAIN,
+        f"a {card.head} classifier": card.head != "linear",
+    }
+    found = next((kind for kind, there in kinds.items() if there), "")
+    return found or ("" if _has_linear_layer(card) else f"a linear layer on the features of {card.encoder}")
+
+
+def part_names(card: ModelCard) -> list[str]:
+    """Return the names of the folders of the encoders, in the order of their features; none for a model of timm."""
+    if not beyond_timm(card):
+        return []
+    names = card.encoder.split(JOINT) * card.members
+    return [f"{place}-{name.partition('.')[0]}" for place, name in enumerate(names, start=1)]
 
 
 def check_folder(out: Path) -> None:
@@ -79,8 +88,12 @@ def base_model(card: ModelCard) -> str | None:
 
 
 def export_hub(model: Model, card: ModelCard, out: str | os.PathLike[str], readme: str) -> dict[str, Any]:
-    """Write the folder and return the result of its check: timm must give the logits of the model."""
-    from safetensors.torch import save
+    """Write the folder and return the result of its check.
+
+    timm must give the logits of the model, or, in a folder of parts, the features of each encoder. onnxruntime must
+    then give the probabilities of the model, too.
+    """
+    import torch
 
     from lopsided.models.fast.small_maps import use_fast_paths
 
@@ -90,18 +103,14 @@ def export_hub(model: Model, card: ModelCard, out: str | os.PathLike[str], readm
     model.complete()
     use_fast_paths(model, enabled=False)  # timm has no fast paths, and their names of weights are the same.
     model = model.cpu().eval()
-    config = config_of(card)
-    state = _state(model, card, config)
-    weights = save(state, metadata={"format": "pt"})
+    parts = part_names(card)
     with files.disk_errors(target):
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.absolute().parent))
         try:
-            (scratch / WEIGHTS).write_bytes(weights)
-            _write_json(scratch / CONFIG, config)
-            _write_json(scratch / OWN, _own(card, weights))
+            with torch.no_grad():
+                found = _write_parts(model, card, scratch, parts) if parts else _write_whole(model, card, scratch)
             (scratch / README).write_text(readme, encoding="utf-8")
             _copy_licence(card, scratch)
-            difference = _check(model, card, scratch)
             scratch.chmod(0o777 & ~_umask())  # A temporary folder is for its owner alone.
             if target.is_dir():
                 target.rmdir()
@@ -109,26 +118,78 @@ def export_hub(model: Model, card: ModelCard, out: str | os.PathLike[str], readm
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-    names = sorted(path.name for path in target.iterdir())
-    return {"folder": str(target), "files": names, "checked": CHECKED, "difference": difference}
+    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+    return {"folder": str(target), "files": names, "checked": CHECKED, **found}
 
 
-def config_of(card: ModelCard) -> dict[str, Any]:
-    """Return the content of ``config.json``, in timm's form."""
+def _write_whole(model: Model, card: ModelCard, folder: Path) -> dict[str, Any]:
+    """Write a model that timm can represent."""
+    config = config_of(card)
+    name = config["pretrained_cfg"]["classifier"]
+    state = _state(model.encoder) | {f"{name}.{key}": value for key, value in _state(model.classifier).items()}
+    _write_json(folder / OWN, _own(card, _write_timm(folder, config, state)))
+    images = _random_images(card)
+    return {"difference": _difference(model(images), _run_timm(folder, images), "logits")}
+
+
+def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Write the encoders as models of timm, what follows them, and the whole model as ONNX."""
+    import torch
+    from safetensors.torch import save
+
+    from lopsided.inference.export import make_onnx
+
+    content, onnx_difference = make_onnx(model, card, "hub-folder")
+    (folder / ONNX).write_bytes(content)
+    _write_json(folder / OWN, _own(card, content))
+    rest = _state(model.classifier)
+    if model.adapter is not None:
+        rest |= {f"adapter.{key}": value for key, value in _state(model.adapter).items()}
+    (folder / CLASSIFIER).write_bytes(save(rest, metadata={"format": "pt"}))
+    images, features = _random_images(card), []
+    for name, (encoder, mean, std) in zip(names, _encoders(model, card), strict=True):
+        place = folder / ENCODERS / name
+        place.mkdir(parents=True)
+        config = config_of(card, name=name.partition("-")[2], mean=mean, std=std)
+        _write_timm(place, config, _state(encoder))
+        features.append(_run_timm(place, images))
+    difference = _difference(model.encode(images), torch.cat(features, dim=1), "features")
+    return {"encoders": list(names), "difference": difference, "onnx_difference": onnx_difference}
+
+
+def _encoders(model: Model, card: ModelCard) -> Iterator[tuple[nn.Module, list[float], list[float]]]:
+    """Yield the encoders of a model in the order of their features, each with mean and std of its pixels in [0, 1]."""
+    import torch
+
+    from lopsided.models.ensemble import Ensemble
+
+    if not isinstance(model.encoder, Ensemble):
+        yield model.encoder, list(card.mean), list(card.std)
+        return
+    mean, std = torch.tensor(card.mean, dtype=torch.float64), torch.tensor(card.std, dtype=torch.float64)
+    for encoder, own_mean, own_std in zip(model.encoder.members, model.encoder.mean, model.encoder.std, strict=True):
+        yield encoder, (mean + std * own_mean.double()).tolist(), (std * own_std.double()).tolist()
+
+
+def config_of(
+    card: ModelCard, *, name: str = "", mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> dict[str, Any]:
+    """Return the content of ``config.json``, in timm's form: of the whole model, or of one encoder of this name."""
     from lopsided.models.encoders import timm_config
 
-    usual = timm_config(card.encoder)
+    architecture = name or card.encoder.partition(".")[0]
+    usual = timm_config(architecture if name else card.encoder)
     first, classifier, fixed = None, None, False
     if usual is not None:
         first, classifier, fixed = usual.first_conv, usual.classifier, usual.fixed_input_size
     arguments: dict[str, Any] = {} if card.channels == 3 else {"in_chans": card.channels}
     if fixed:
         arguments["img_size"] = list(card.shape[1:])
+    num_classes = 0 if name else len(card.classes)
     return {
-        "architecture": card.encoder.partition(".")[0],
-        "num_classes": len(card.classes),
-        "num_features": card.features,
-        "label_names": list(card.classes),
+        "architecture": architecture,
+        "num_classes": num_classes,
+        **({} if name else {"num_features": card.features, "label_names": list(card.classes)}),
         **({"model_args": arguments} if arguments else {}),
         "pretrained_cfg": {
             "tag": "lopsided",
@@ -138,9 +199,9 @@ def config_of(card: ModelCard) -> dict[str, Any]:
             "interpolation": card.interpolation,
             "crop_pct": 1.0,
             "crop_mode": "squash",  # The whole image is resized to a square.
-            "mean": list(card.mean),
-            "std": list(card.std),
-            "num_classes": len(card.classes),
+            "mean": list(mean or card.mean),
+            "std": list(std or card.std),
+            "num_classes": num_classes,
             "pool_size": None,
             "first_conv": first,
             "classifier": classifier,
@@ -148,31 +209,44 @@ def config_of(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _state(model: Model, card: ModelCard, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights with the key names of timm, classifier included. Raise if timm's model has another head."""
+def _has_linear_layer(card: ModelCard) -> bool:
+    """Whether timm's model has one linear layer on the features of its encoder, and nothing else."""
+    config = config_of(card)
     name = config["pretrained_cfg"]["classifier"]
-    state = {key: value.detach().cpu().contiguous() for key, value in model.encoder.state_dict().items()}
-    if isinstance(name, str):
-        state |= {f"{name}.weight": model.classifier.weight.detach(), f"{name}.bias": model.classifier.bias.detach()}
-        expected = _build(config).state_dict()
-        if {key: value.shape for key, value in expected.items()} == {key: value.shape for key, value in state.items()}:
-            return state
-    raise InputError(f"timm's {card.encoder} has no single linear layer on its features. {_INSTEAD}")
+    whole, bare = (
+        {key: value.shape for key, value in _build({**config, "num_classes": number}).state_dict().items()}
+        for number in (len(card.classes), 0)
+    )
+    layer = {f"{name}.weight": (len(card.classes), card.features), f"{name}.bias": (len(card.classes),)}
+    return isinstance(name, str) and whole == bare | layer
 
 
-def _build(config: Mapping[str, Any]) -> nn.Module:
+def _build(config: Mapping[str, Any], **others: Any) -> nn.Module:
     import timm
 
-    arguments = config.get("model_args", {})
+    arguments = {**config.get("model_args", {}), **others}
     found: nn.Module = timm.create_model(config["architecture"], num_classes=config["num_classes"], **arguments)
     return found
+
+
+def _state(network: nn.Module) -> dict[str, Tensor]:
+    return {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
+
+
+def _write_timm(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> bytes:
+    """Write a folder of timm. Return the bytes of the weights."""
+    from safetensors.torch import save
+
+    content = save(dict(state), metadata={"format": "pt"})
+    (folder / WEIGHTS).write_bytes(content)
+    _write_json(folder / CONFIG, config)
+    return content
 
 
 def _own(card: ModelCard, weights: bytes) -> dict[str, Any]:
     """Return what timm's config has no place for: decision rule, prior and calibration. No path of this machine."""
     content: dict[str, Any] = card.model_dump(mode="json")
-    if card.encoder_weights not in WEIGHT_NAMES:
-        content["encoder_weights"] = Path(card.encoder_weights).name
+    content["encoder_weights"] = change_files(card.encoder, card.encoder_weights, lambda path: Path(path).name)
     return content | {"sha256": hashlib.sha256(weights).hexdigest()}
 
 
@@ -182,36 +256,40 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _copy_licence(card: ModelCard, folder: Path) -> None:
     """Copy the licence of the embedded weights, which it asks for."""
-    if card.encoder_weights == "embedded":
+    if "embedded" in split_weights(card.encoder_weights, card.encoder.split(JOINT)):
         from lopsided.models.pretrained import embedded_file
 
         path = next(embedded_file().parent.glob("LICENSE-*.txt"))
         shutil.copyfile(path, folder / path.name)
 
 
-def _check(model: Model, card: ModelCard, folder: Path) -> float:
-    """Load the folder with timm. Return the largest relative difference of a logit; raise if it is too large."""
-    import timm
+def _random_images(card: ModelCard) -> Tensor:
+    import torch
+
+    return torch.rand(CHECKED, *card.shape, generator=torch.Generator().manual_seed(0))
+
+
+def _run_timm(folder: Path, images: Tensor) -> Tensor:
+    """Return what timm makes of images in [0, 1], with the config and the weights in a folder."""
     import torch
     from safetensors.torch import load_file
 
     config = json.loads((folder / CONFIG).read_bytes())
-    loaded = timm.create_model(
-        config["architecture"],
-        pretrained=False,
-        pretrained_cfg=config["pretrained_cfg"],
-        num_classes=config["num_classes"],
-        **config.get("model_args", {}),
-    ).eval()
+    facts = config["pretrained_cfg"]
+    loaded = _build(config, pretrained=False, pretrained_cfg=facts).eval()
     loaded.load_state_dict(load_file(folder / WEIGHTS))  # timm's own loading of a folder could also read a pickle.
-    images = torch.rand(CHECKED, *card.shape, generator=torch.Generator().manual_seed(0))
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (card.mean, card.std))
+    mean, std = (torch.tensor(facts[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
-        expected, found = model(images), loaded((images - mean) / std)
+        found: Tensor = loaded((images - mean) / std)
+    return found
+
+
+def _difference(expected: Tensor, found: Tensor, what: str) -> float:
+    """Return the largest difference, relative to the largest number; raise if it is too large."""
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
     if not difference <= TOLERANCE:  # Written so that NaN fails.
         got = f"a difference of {difference:.2g}"
-        raise RunError(sentence(f"timm must give the logits of the model within {TOLERANCE:g}", got, _INSTEAD))
+        raise RunError(sentence(f"timm must give the {what} of the model within {TOLERANCE:g}", got, _INSTEAD))
     return difference
 
 

@@ -40,7 +40,7 @@ def find_images(
                 twins.add(str(path))
     for path in given:
         if path.is_dir() and next(walk_images(path), None) is None:
-            raise DataError(sentence("a folder to predict on must hold images", f"none below {path}"))
+            raise DataError(sentence("a folder of images must hold at least one", f"none below {path}"))
         if is_table(path) and next(_table_paths(path, allow_outside), None) is None:
             raise DataError(sentence("a table must name at least one image", f"no rows in {path}"))
     if not number:

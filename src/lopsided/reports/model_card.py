@@ -11,6 +11,7 @@ from lopsided import __version__
 from lopsided.evaluation.decision import explain
 from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
 from lopsided.recipe.weights import JOINT, split_weights
+from lopsided.reports.card_use import code, use
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
 from lopsided.reports.wording import amount, clean, interval, number
@@ -37,12 +38,19 @@ _HIDDEN = RUNTIME_FIELDS | {"data.source", "data.more", "encoder.weights", "data
 
 
 def model_card(
-    folder: Path, facts: Mapping[str, Any], *, base_model: str | None = None, timm: bool = False, name: str = ""
+    folder: Path,
+    facts: Mapping[str, Any],
+    *,
+    base_model: str | None = None,
+    timm: bool = False,
+    name: str = "",
+    parts: Sequence[str] = (),
 ) -> str:
     """Return the card of a finished run. ``facts`` are those in ``model.json``.
 
     ``base_model`` is the name on the hub of the weights that the encoder started from. ``timm`` says that the card
-    belongs to a folder that timm loads, and ``name`` is the name of this folder.
+    belongs to a folder that timm loads, and ``name`` is the name of this folder. If it is a folder of parts, ``parts``
+    are the folders of its encoders.
     """
     run, metrics = open_finished(folder)
     split = next(iter(metrics.judged()), None)
@@ -56,18 +64,18 @@ def model_card(
         *_results(known),
         *_decision(known),
         *_limits(known),
-        *_use(known, facts, name or folder.absolute().name, timm=timm),
+        *use(facts, name or folder.absolute().name, parts, timm=timm),
         "## Licence",
         _licence(run.recipe),
     ]
     return (
-        f"{_metadata(known, base_model, timm=timm, name=name or folder.absolute().name)}\n"
+        f"{_metadata(known, base_model, timm=timm, parts=parts, name=name or folder.absolute().name)}\n"
         + "\n\n".join(sections)
         + "\n"
     )
 
 
-def _metadata(facts: Facts, base_model: str | None, *, timm: bool, name: str) -> str:
+def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequence[str], name: str) -> str:
     """Return the YAML between the lines ``---``."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -88,8 +96,10 @@ def _metadata(facts: Facts, base_model: str | None, *, timm: bool, name: str) ->
                         metric_args={"low": round(figure.low or 0.0, 4), "high": round(figure.high or 0.0, 4)},
                     )
                 )
-    content: dict[str, Any] = {"library_name": "timm" if timm else "lopsided", "pipeline_tag": "image-classification"}
-    content["tags"] = ["image-classification", "class-imbalance", "lopsided", *(["timm"] if timm else [])]
+    library = "onnx" if parts else "timm" if timm else "lopsided"
+    content: dict[str, Any] = {"library_name": library, "pipeline_tag": "image-classification"}
+    others = ["timm", "onnx"] if parts else ["timm"] if timm else []
+    content["tags"] = ["image-classification", "class-imbalance", "lopsided", *others]
     if base_model is not None:
         content["base_model"] = base_model
     if results:
@@ -157,18 +167,18 @@ def _origin(recipe: Recipe, base_model: str | None) -> Iterator[str]:
     names = recipe.encoder.name.split(JOINT)
     verb = "has" if recipe.is_frozen else "started from"
     for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
-        which = "The encoder" if len(names) == 1 else f"The encoder `{_code(name)}`"
+        which = "The encoder" if len(names) == 1 else f"The encoder `{code(name)}`"
         if weights == "embedded":
             known = name.removeprefix("tf_efficientnet_lite")
             port = "" if base_model is None else f" The hub has another port as `{base_model}`."
             yield (
-                f"{which} {verb} the ImageNet weights of EfficientNet-Lite{_code(known)} that are part of lopsided "
+                f"{which} {verb} the ImageNet weights of EfficientNet-Lite{code(known)} that are part of lopsided "
                 f"(Apache-2.0), a port of the weights of the TensorFlow authors.{port}"
             )
         elif weights == "timm":
             yield f"{which} {verb} the pretrained weights of timm{'' if base_model is None else f', `{base_model}`'}."
         elif weights not in WEIGHT_NAMES:
-            yield f"{which} {verb} the weights of the file `{_code(Path(weights).name)}`."
+            yield f"{which} {verb} the weights of the file `{code(Path(weights).name)}`."
 
 
 def recipe_lines(recipe: Recipe) -> str:
@@ -254,38 +264,6 @@ def _limits(facts: Facts) -> Iterator[str]:
     yield "\n".join(f"- {item}" for item in items)
 
 
-def _use(facts: Facts, card: Mapping[str, Any], name: str, *, timm: bool) -> Iterator[str]:
-    yield "## How to use it"
-    shape, grey = card["shape"], card["channels"] == 1
-    if timm:
-        mode = "L" if grey else "RGB"
-        yield "With timm 1.0.16 or later:"
-        yield (
-            "```python\n"
-            "import timm\nimport torch\nfrom PIL import Image\n\n"
-            f'model = timm.create_model("local-dir:{_code(name)}", pretrained=True).eval()  # or "hf-hub:OWNER/NAME"\n'
-            "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
-            f'image = Image.open("image.png").convert("{mode}")\n'
-            "with torch.no_grad():\n"
-            "    probabilities = model(transform(image).unsqueeze(0)).softmax(dim=1)[0]\n"
-            'print(dict(zip(model.pretrained_cfg["label_names"], probabilities.tolist())))\n'
-            "```"
-        )
-        yield (
-            "timm gives probabilities and no decision. `lopsided.json` holds the decision rule and the class shares. "
-            "The calibration is part of the weights."
-        )
-    else:
-        yield "With lopsided, from the run folder:"
-        yield "```\nlopsided predict RUN images/ --out answers.csv\nlopsided export RUN --to onnx\n```"
-    size = f"{shape[2]} x {shape[1]} pixels" if len(shape) == 3 else "their own size"
-    colour = "grey" if grey else "colour"
-    yield (
-        f"Inputs are {colour} images of {size}: the whole image is resized ({card['interpolation']}, antialiased), "
-        "upright by its EXIF orientation, with white behind transparent parts."
-    )
-
-
 def _licence(recipe: Recipe) -> str:
     text = f"{FILL_IN} the licence of this model."
     if "embedded" in split_weights(recipe.encoder.weights, recipe.encoder.name.split(JOINT)):
@@ -301,11 +279,6 @@ def _plain(text: str) -> str:
     """
     text = " ".join(clean(text).split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*|\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text)
-
-
-def _code(text: str) -> str:
-    """Return an untrusted text for a string literal in an example."""
-    return re.sub(r'["\\`\n]', "_", clean(text))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -76,7 +76,6 @@ def _mapped(window: list[Pack], reference: Any) -> Iterator[Scores]:
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=1,
-        scheduling_strategy="SPREAD",
     )
     for number, row in enumerate(rows.iter_rows()):
         if row["error"]:

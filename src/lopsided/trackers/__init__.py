@@ -1,4 +1,4 @@
-"""Trackers: they show the course of runs in other programs, such as TensorBoard and MLflow."""
+"""Trackers: they show the course of runs in other programs, such as TensorBoard, MLflow and Weights & Biases."""
 
 from lopsided.trackers.tracker import Status, TrackedRun, Tracker
 

@@ -19,6 +19,7 @@ GROUP = "lopsided.trackers"
 BUILT_IN = {
     "tensorboard": "lopsided.trackers.tensorboard:TensorBoard",
     "mlflow": "lopsided.trackers.mlflow:MLflow",
+    "wandb": "lopsided.trackers.wandb:WandB",
 }
 
 

@@ -7,18 +7,15 @@ of a server can only come from that variable: a recipe of someone else must not 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lopsided.errors import InputError, sentence
-from lopsided.trackers.tracker import Status, TrackedRun, Tracker
+from lopsided.trackers.tracker import Status, TrackedRun, Tracker, quiet
 
 EXPERIMENT = "lopsided"
 """The name of the experiment, unless MLFLOW_EXPERIMENT_NAME gives another."""
@@ -59,7 +56,7 @@ class MLflow(Tracker):
     def start(self, run: TrackedRun) -> str:
         """Create a run, or continue the run with this key."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # lopsided needs no network.
-        with _quiet():
+        with quiet():
             from mlflow.exceptions import MlflowException
             from mlflow.tracking import MlflowClient
 
@@ -98,14 +95,14 @@ class MLflow(Tracker):
 
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Copy the files."""
-        with _quiet():
+        with quiet():
             for path in paths:
                 self._client.log_artifact(self._run, str(path))
 
     def end(self, step: int, status: Status, figures: Mapping[str, float]) -> None:
         """Write the results and the status."""
         self._log(step, figures)
-        with _quiet():
+        with quiet():
             self._client.set_terminated(self._run, status=_STATUS[status])
 
     def _create(self, run: TrackedRun) -> None:
@@ -131,7 +128,7 @@ class MLflow(Tracker):
         now = int(1000 * time.time())
         points = [(self._name(name), value) for name, value in figures.items()]
         new = [Metric(name, value, now, step) for name, value in points if (name, step) not in self._there]
-        with _quiet():
+        with quiet():
             if new:
                 self._client.log_batch(self._run, metrics=new)
 
@@ -160,16 +157,3 @@ def _experiment(client: Any, files: str | None) -> str:
             if found is None:
                 raise
     return str(found.experiment_id)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what MLflow says about its own parts, which a user of lopsided cannot act on."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

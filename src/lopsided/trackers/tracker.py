@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -83,3 +86,16 @@ class Tracker:
 
     def end(self, step: int, status: Status, figures: Mapping[str, float]) -> None:
         """End the run. ``figures`` are its results, such as ``test/uwa``; empty if it did not finish."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress what another program says about its own parts, which a user of lopsided cannot act on."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

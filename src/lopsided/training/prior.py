@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.evaluation.decision import prior_of
+from lopsided.evaluation.calibration import prior_of
 from lopsided.recipe import Classifier, EncoderTraining, Recipe
 
 
@@ -71,6 +71,12 @@ def bias_between(carried: Sequence[float], prior: Sequence[float]) -> npt.NDArra
     return np.where(seen, np.log(np.where(seen, new, 1.0)) - np.log(np.where(seen, old, 1.0)), 0.0)
 
 
-def settled_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
-    """Return the prior that probabilities carry at the end of training, which moves them unless calibration is none."""
-    return carried_prior(recipe, counts) if recipe.decision.calibration == "none" else prior_of(counts)
+def settled_prior(recipe: Recipe, counts: npt.ArrayLike, further: npt.ArrayLike = 0) -> tuple[float, ...]:
+    """Return the prior that probabilities carry at the end of training, given the images of each class.
+
+    Training moves probabilities to the shares of ``counts``, which has no images of further labels. With calibration
+    none they stay where they are, so that the ``further`` images count, too.
+    """
+    if recipe.decision.calibration == "none":
+        return carried_prior(recipe, np.asarray(counts) + np.asarray(further))
+    return prior_of(counts)
