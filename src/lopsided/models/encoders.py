@@ -148,8 +148,7 @@ def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
 def import_timm() -> ModuleType:
     """Return timm. It is not allowed to import W&B, which it does where that is installed.
 
-    That import takes longer than timm's own, and it replaces ``sys.stdout``. Training scripts of timm need it; its models
-    do not.
+    That import takes a second and patches ``sys.stdout``. Training scripts of timm need it, but its models do not.
     """
     if "timm" in sys.modules or "wandb" in sys.modules:
         import timm
