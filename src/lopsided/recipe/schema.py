@@ -30,7 +30,7 @@ from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.second_stage import RETRAINED, Kind, second_stage_conflicts
 from lopsided.recipe.section import Section
 from lopsided.recipe.training import USUAL_BETA, training_conflicts
-from lopsided.recipe.upgrade import upgraded
+from lopsided.recipe.upgrade import DECISION, upgraded
 from lopsided.recipe.views import name_views, parse_views
 from lopsided.recipe.weights import JOINT, is_weights, joined_conflicts
 
@@ -663,9 +663,19 @@ class Recipe(Section):
 
 def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Yield dotted name and value of each field that a hash may cover, without ``LATER_FIELDS`` at their default."""
-    for path, field, value in recipe.leaves():
-        if path not in LATER_FIELDS or value != field.default:
+    before = earlier_values(recipe)
+    for path, _, value in recipe.leaves():
+        if path not in LATER_FIELDS or value != before[path]:
             yield path, value
+
+
+def earlier_values(recipe: Recipe) -> dict[str, Any]:
+    """Return what each field of a recipe stands for in a file of an earlier version, which lacks it: its default.
+
+    Earlier versions decided differently, before a recipe stated it.
+    """
+    decision = {f"decision.{name}": value for name, value in DECISION.items()}
+    return {path: field.default for path, field, _ in words.leaves(recipe)} | decision
 
 
 def named_recipes() -> dict[str, str]:
