@@ -148,6 +148,10 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
         (("--folds", "3", "--set", "data.fold=1"), "A comparison cannot set data.fold. Use --folds and --repeats."),
         (("--folds", "3", "--arms", "defalt"), "Did you mean default?"),
         (
+            ("--folds", "3", "--arms", "default,ce", "--set", "encoder.name=mlp"),
+            "arm 'default': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
+        ),
+        (
             ("--folds", "7"),
             "the number of folds must be from 2 to the number of images of every class, got 7 for 6 images of 'dog' in "
             "photos. Use at most 6, or add images.",

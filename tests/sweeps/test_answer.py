@@ -81,8 +81,8 @@ def test_the_answer_names_the_best_the_close_and_the_lower_arms() -> None:
         "lower."
     )
     assert second == (
-        "Take small: it is the cheapest arm within one standard error of the best arm (1.0 minutes per fold; big needs "
-        "10.0)."
+        "Take small: it is the cheapest arm within one standard error of the best arm (60 s per fold; big needs 10.0 "
+        "minutes)."
     )
     assert third.startswith("big and small differ by 0.1 points. It would take ")
     assert third.endswith(" to tell them apart. More repeats of the same images would not be enough.")
@@ -93,7 +93,7 @@ def test_a_cheaper_arm_that_is_more_than_one_standard_error_below_is_not_taken()
     found = answer(comparison, None)
     assert (found.best, found.chosen) == ("big", "big")
     assert found.sentences()[1] == (
-        "Take big: no cheaper arm lies within one standard error of it (10.0 minutes per fold)."
+        "Take big: no arm within one standard error of it is clearly cheaper (10.0 minutes per fold)."
     )
 
 

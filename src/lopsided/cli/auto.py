@@ -66,17 +66,18 @@ def fit_auto(
 
             from lopsided.sweeps.view import sweep_view
 
-            slots = make().slots if engine in (None, "local") else 1  # A cluster is asked only once it is used.
-            choice = choose(
-                arms,
-                base,
-                folder,
-                engine=make,
-                slots=slots,
-                minutes=MINUTES if minutes is None else minutes,
-                view=lambda: sweep_view(quiet=quiet),
-                about=about,
-            )
+            make()  # Wrong options are reported before a cluster is asked.
+            with sweeping.connected(engine, address):
+                choice = choose(
+                    arms,
+                    base,
+                    folder,
+                    engine=make,
+                    slots=make().slots,
+                    minutes=MINUTES if minutes is None else minutes,
+                    view=lambda: sweep_view(quiet=quiet),
+                    about=about,
+                )
             why = " ".join(choice.sentences())
             if not quiet:
                 for text in choice.sentences():

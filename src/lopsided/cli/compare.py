@@ -139,6 +139,7 @@ def compare(
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
     chosen = parse_arms(arms or [usual], sets, late)
     recipes = check_arms(chosen, base)
+    check_encoders(recipes)
     if baseline is not None and baseline not in recipes:
         must = f"--baseline must be one of the arms, {', '.join(recipes)}"
         raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
@@ -234,6 +235,18 @@ def about_comparison(
     before = there["arms"] if isinstance(there.get("arms"), list) else []
     arms = [*recipes, *(arm for arm in before if isinstance(arm, str) and arm not in recipes)]
     return {"kind": KIND, "arms": arms, "settings": settings, "changes": changes, "scenarios": scenarios}
+
+
+def check_encoders(recipes: Mapping[str, Recipe]) -> None:
+    """Check the encoders of all arms, before every cell of an arm fails on its encoder."""
+    from lopsided.recipe.words import shown
+    from lopsided.runs.run import check_encoder
+
+    for arm, recipe in recipes.items():
+        try:
+            check_encoder(recipe)
+        except InputError as error:
+            raise InputError(f"arm {shown(arm)}: {error}") from None
 
 
 def check_images(out: Path, source: Source, base: Recipe) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,6 +127,17 @@ def make_engine(name: str, address: str | None, workers: int | None, threads: in
         refuse({"--workers": workers}, "is for --engine local", "--engine ray")
         return RayEngine(address or "auto", threads=threads or 1)
     raise InputError(sentence("--engine must be one of local, ray", repr(name)))
+
+
+@contextmanager
+def connected(name: str | None, address: str | None) -> Iterator[None]:
+    """Keep one connection to a cluster for all engines inside the block, because each connection takes seconds."""
+    with ExitStack() as closing:
+        if name == "ray":
+            from lopsided.sweeps.ray_engine import connect
+
+            connect(address or "auto", closing)
+        yield
 
 
 def cluster_mapper(name: str | None, address: str | None, run: Path, *, keep: bool = False) -> Elsewhere | None:
