@@ -157,4 +157,4 @@ def test_the_table_has_log_loss_with_three_digits_and_minutes_of_a_fold() -> Non
     rows = list(block.rows(comparison))
     assert rows[0][place].startswith("0.295 ±")
     assert rows[2][place].startswith("+0.050 ±")
-    assert notes(comparison)[0] == "Minutes of a fold: ce 1.0, cl 1.0."
+    assert notes(comparison)[0] == "Time of a fold: ce 60 s, cl 60 s."

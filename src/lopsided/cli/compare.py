@@ -14,7 +14,7 @@ import typer
 
 from lopsided.cli import sweeping
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, show, show_json
+from lopsided.cli.output import Json, Quiet, say, show, show_json
 from lopsided.cli.sweeping import CHOICE, option
 from lopsided.cli.train import read_changes
 from lopsided.errors import InputError, sentence
@@ -156,6 +156,8 @@ def compare(
     about = about_comparison(out, source, base, recipes, planned) | {"baseline": baseline}
     about |= {} if images is None else {"images": images}
     worker = sweeping.make_engine(engine or "local", address, workers, threads)
+    if not quiet:
+        say_mixed_groups(base, opened)
     failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)
     _show(_compare(out, planned, baseline, source), failed, out, as_json=as_json)
     if failed:
@@ -252,13 +254,16 @@ def check_encoders(recipes: Mapping[str, Recipe]) -> None:
 def check_images(out: Path, source: Source, base: Recipe) -> str:
     """Return a digest of the names, labels and groups of the images. Raise an error if the folder has another one.
 
-    Folds of other images cannot be compared. The number of folds is checked, too, before any cell fails on it.
+    Folds of other images cannot be compared. The number of folds and the rule are checked, too, before any cell fails
+    on them.
     """
     from lopsided.data.folds import fold_numbers
     from lopsided.data.prepare import data_seed, split_rule
     from lopsided.recipe.words import shown
+    from lopsided.runs.folds import check_rule
     from lopsided.sweeps.sweep import about_sweep
 
+    check_rule(base, source)
     if base.data.scenario is None:
         how = split_rule(base, source)
         fold_numbers(source, how=how, folds=base.data.folds or 0, seed=data_seed(base))
@@ -270,6 +275,15 @@ def check_images(out: Path, source: Source, base: Recipe) -> str:
         what = f"{out} has folds of other images than {shown(source.name)} has now"
         raise InputError(f"{what}: names, labels or groups differ. Choose another folder.")
     return digest
+
+
+def say_mixed_groups(base: Recipe, source: Source) -> None:
+    """Print a note if folds by group have groups with images of several classes."""
+    from lopsided.data.prepare import split_rule
+    from lopsided.runs.folds import mixed_group_words
+
+    for text in mixed_group_words(source) if split_rule(base, source) == "group" else ():
+        say(text)
 
 
 def _check_kind_of_runs(out: Path, records: Sequence[Record], folds: int | None) -> None:

@@ -272,7 +272,7 @@ def fit(
         if minutes is not None and not auto:
             raise InputError("--minutes is the time of a comparison, but --auto is missing. Add --auto.")
         if auto:
-            _check_auto(recipe, loss, folds, repeats, ranks)
+            _check_auto({"--recipe": recipe, "--loss": loss}, folds, repeats, asked, ranks)
             from lopsided.cli.auto import fit_auto
 
             with _naming_flags(fields):
@@ -300,11 +300,16 @@ def fit(
 
 
 def _check_auto(
-    recipe: str | None, loss: str | None, folds: int | None, repeats: int | None, ranks: Ranks | None
+    choices: Mapping[str, str | None],
+    folds: int | None,
+    repeats: int | None,
+    changes: Mapping[str, Any],
+    ranks: Ranks | None,
 ) -> None:
     """Raise an error for options that --auto decides itself."""
-    refuse({"--recipe": recipe, "--loss": loss}, "chooses what to train", "--auto")
+    refuse(choices, "chooses what to train", "--auto")
     refuse({"--folds 1": folds == 1 or None}, "trains one split", "--auto")
+    refuse({"--test": changes.get("data.test") or None}, "is a share of one split", "--auto")
     refuse({"--repeats": repeats}, "repeats the folds of one recipe", "--auto")
     if ranks is not None:
         raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")

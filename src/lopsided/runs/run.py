@@ -287,7 +287,7 @@ def run_recipe(
                     _train(folder, recipe, *sources, resume=resumes, **watched)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
-        finish_left(folder, recipe)
+        finish_left(folder, recipe, reporter)
         if folds.has_folds(recipe):
             folds.tidy(folder)
     metrics = told(lambda: Run.open(folder).metrics)
