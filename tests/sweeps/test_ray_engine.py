@@ -205,7 +205,7 @@ class TestCommands:
         folds = tmp_path / "far" / "folds"
 
         def kill() -> None:
-            os.kill(wait_until(lambda: worker_of(folds / "1") or worker_of(folds / "2")), signal.SIGKILL)
+            os.kill(wait_until(lambda: worker_of(folds / "1") or worker_of(folds / "2"), 600.0), signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
