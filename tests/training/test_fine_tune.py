@@ -409,7 +409,7 @@ def test_the_note_about_minutes_gives_the_number_to_repeat() -> None:
 
 
 def test_epochs_are_known_only_without_another_budget() -> None:
-    from lopsided.runs.records import epochs_of
+    from lopsided.runs.keys import epochs_of
     from lopsided.training.cautions import falling_cautions
 
     history = [{"stage": "fine-tune", "epoch": i + 1, "loss": 5.0 - i} for i in range(5)]

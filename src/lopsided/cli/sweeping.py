@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
+from lopsided.cli.options import option, words
 from lopsided.cli.output import StoppedError
 from lopsided.errors import DataError, InputError, sentence
 
@@ -25,17 +24,6 @@ if TYPE_CHECKING:
 CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
 PLAIN_WIDTH = 160
 """The width of the output, in columns, if it is not a terminal."""
-
-
-def option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """Return an option that is listed in a panel of the help."""
-    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
-
-
-def words(*choices: str) -> Any:
-    """Return a shell completion with these words."""
-    return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
 def complete_tracker(incomplete: str) -> list[str]:
@@ -85,6 +73,28 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
             raise InputError(f"{name} {what} and cannot be used with {other}. Remove one of the two options.")
 
 
+class Work(NamedTuple):
+    """The options of a command that say where folds are trained."""
+
+    workers: int | None = None
+    engine: str | None = None
+    address: str | None = None
+
+    def make(self) -> Engine:
+        """Return the engine."""
+        return make_engine(self.engine or "local", self.address, self.workers, None)
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Keep one connection to a cluster for all engines inside the block, because each connection takes seconds."""
+        with ExitStack() as closing:
+            if self.engine == "ray":
+                from lopsided.sweeps.ray_engine import connect
+
+                connect(self.address or "auto", closing)
+            yield
+
+
 def check_data(base: Recipe) -> str:
     """Check images and weights once, before every cell of a sweep fails on them. Return the name of the source."""
     return open_data(base).name
@@ -127,17 +137,6 @@ def make_engine(name: str, address: str | None, workers: int | None, threads: in
         refuse({"--workers": workers}, "is for --engine local", "--engine ray")
         return RayEngine(address or "auto", threads=threads or 1)
     raise InputError(sentence("--engine must be one of local, ray", repr(name)))
-
-
-@contextmanager
-def connected(name: str | None, address: str | None) -> Iterator[None]:
-    """Keep one connection to a cluster for all engines inside the block, because each connection takes seconds."""
-    with ExitStack() as closing:
-        if name == "ray":
-            from lopsided.sweeps.ray_engine import connect
-
-            connect(address or "auto", closing)
-        yield
 
 
 def cluster_mapper(name: str | None, address: str | None, run: Path, *, keep: bool = False) -> Elsewhere | None:
