@@ -6,6 +6,7 @@
     lopsided compare ... --scenario 95:5 --arms weighted-ce,cl,afcl --out CMP         # 95:5, too
     python benchmarks/arms.py CMP          # copy the records of the comparison to docs/records/methods.jsonl
     python benchmarks/arms.py              # print the table of the records
+    python benchmarks/arms.py --pairs      # the paper's family against CL, on the same seeds
     lopsided compare --recipe benchmarks/arms/isic.toml --folds 5 --arms default,ce,weighted-ce,cl,afcl --out ISIC
     python benchmarks/arms.py --isic ISIC  # the same for docs/records/methods_isic.jsonl
     python benchmarks/arms.py --isic
@@ -78,6 +79,20 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def pairs_table(lines: list[dict[str, Any]]) -> str:
+    """Return the differences of FCL, ACL and AFCL to CL, paired by seed, with Student's 95 % interval."""
+    rows = ["| proportions | difference | pairs | UWA | AUROC |", "|---" * 5 + "|"]
+    found = {(line["scenario"], line["arm"], line["seed"]): figures(line) for line in lines}
+    for scenario in sorted({line["scenario"] for line in lines}):
+        for arm in ("fcl", "acl", "afcl"):
+            seeds = [seed for where, name, seed in found if (where, name) == (scenario, arm)]
+            both = [(found[scenario, arm, s], found[scenario, "cl", s]) for s in seeds if (scenario, "cl", s) in found]
+            if len(both) > 1:
+                shown = [_interval([one[name] - two[name] for one, two in both]) for name in ("balanced", "auroc")]
+                rows.append(f"| {scenario} | {arm.upper()} - CL | {len(both)} | {' | '.join(shown)} |")
+    return "\n".join(rows)
+
+
 def isic_table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm on the folds of ISIC 2018, and the differences to ``default``, corrected for folds."""
     rows = ["| arm | folds | balanced | minus default | plain | AUROC | minus default | minutes |", "|---" * 8 + "|"]
@@ -109,12 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison")
     parser.add_argument("--isic", action="store_true", help="the record of the comparison on ISIC 2018")
+    parser.add_argument("--pairs", action="store_true", help="only FCL, ACL and AFCL against CL")
     given = parser.parse_args()
     record = RECORD_ISIC if given.isic else RECORD
     if given.comparison is not None:
         found = read(given.comparison / "records.jsonl")
         files.atomic_write(record, "".join(json.dumps(line) + "\n" for line in found))
-    print(isic_table(read(record)) if given.isic else table(read(record)))
+    shown = isic_table if given.isic else pairs_table if given.pairs else table
+    print(shown(read(record)))
 
 
 if __name__ == "__main__":

@@ -232,6 +232,7 @@ def blocks() -> dict[str, str]:
         "against": against(),
         "study": study.summary(study.RECORD),
         "methods": methods.table(methods.read(methods.RECORD)),
+        "eta": methods.pairs_table(methods.read(methods.RECORD)),
         "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
         "all": table(),
     }
