@@ -294,9 +294,8 @@ def test_any_kind_of_loss_gives_an_ordinary_model(
 
 
 def test_the_first_classifier_is_the_regression_of_the_default(photos: Path, weights: Path) -> None:
-    """With a rate of almost zero, the model is that of the recipe default without scaling, whatever the batches are."""
+    """With a rate of almost zero, the model is that of the recipe default, whatever the batches are."""
     common = {
-        "encoder.scaling": "none",
         "encoder.name": SMALL,
         "encoder.weights": str(weights),
         "threads": 1,
@@ -309,6 +308,17 @@ def test_the_first_classifier_is_the_regression_of_the_default(photos: Path, wei
         fitted = fit(recipe, open_source(photos))
         assert fitted.test is not None
         assert np.abs(fitted.test.probabilities - default.test.probabilities).max() < 1e-4
+
+
+def test_validation_images_are_judged_by_scaled_features_whichever_blocks_are_trained(
+    photos: Path, weights: Path
+) -> None:
+    losses = []
+    for changes in ({"fine_tune.blocks": 2}, {"fine_tune.blocks": "all", "fine_tune.views": None}):
+        recipe = small(weights, **{"encoder_training.lr": 1e-12, "data.val": 0.3, **changes})
+        assert recipe.encoder.scaling == "root"
+        losses.append(fit(recipe, open_source(photos)).history[-1]["val_log_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
 
 
 def test_the_prior_is_that_of_the_batches_or_of_the_last_regression(weights: Path) -> None:

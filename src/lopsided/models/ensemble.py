@@ -52,13 +52,13 @@ def average(
     with torch.no_grad():
         encoder.mean.copy_(torch.stack([model.mean.flatten().cpu() for model, _ in models]))
         encoder.std.copy_(torch.stack([model.std.flatten().cpu() for model, _ in models]))
-        # Scaled features have length 1 together. Only frozen encoders, which are all the same, have such features.
-        share = num**-0.5 if card.scaling == "root" else 1 / num
-        classifier.weight.copy_(torch.cat([model.classifier.weight.cpu() for model, _ in models], dim=1) * share)
+        classifier.weight.copy_(torch.cat([model.classifier.weight.cpu() for model, _ in models], dim=1) / num)
         own = torch.stack([model.classifier.bias.cpu() for model, _ in models])
         classifier.bias.copy_((own + offsets).mean(dim=0))
     plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
     unset = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
     card = card.model_copy(update={**plain, **unset, "features": classifier.in_features})
-    joined = Model(encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling)
+    joined = Model(
+        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num
+    )  # fmt: skip
     return joined.to(first.classifier.weight.device).eval(), card

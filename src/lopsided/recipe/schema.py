@@ -254,7 +254,7 @@ class Encoder(Section):
     )
     scaling: Literal["none", "root"] = _field(
         "none",
-        "Scaling of the features of a frozen encoder; root: the square root of each feature, then length 1. Vectors "
+        "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1. Vectors "
         "are not scaled.",
     )
 
@@ -833,10 +833,6 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.final == "ensemble" and recipe.method != "frozen" and not _can_ensemble(recipe):
         what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.classifier_loss.name}"
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
-    if recipe.final == "ensemble" and recipe.encoder.scaling != "none" and recipe.augment.normalisation == "source":
-        # Joined features have length 1 together, which is right only if those of all members are the same.
-        what = 'final cannot be "ensemble" with encoder.scaling and augment.normalisation = "source"'
-        yield f'{what}: the pixels of each fold have their own mean. Use final = "refit".'
     if data.split == "given":
         do = "Use another split, or leave out folds."
         yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'

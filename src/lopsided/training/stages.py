@@ -506,7 +506,7 @@ class Stages:
         module, heads = self._module(name, needs)
 
         def output(x: Tensor) -> Tensor:
-            features = encode(x)
+            features = self.model.scale(encode(x))
             rows = torch.cat([head(features) for head in heads], dim=1) if len(heads) > 1 else heads[0](features)
             return rows if views == 1 else rows.view(len(rows) // views, views, -1)
 
@@ -577,7 +577,8 @@ class Stages:
 
         def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
             with torch.no_grad():
-                return self.model.encode(self._augment(x, generator, start=start, total=total))
+                images = self._augment(x, generator, start=start, total=total)
+                return self.model.scale(self.model.encode(images))
 
         def judge() -> Judged:
             assert val is not None
