@@ -254,8 +254,8 @@ class Encoder(Section):
     )
     scaling: Literal["none", "root"] = _field(
         "none",
-        "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1. Vectors "
-        "are not scaled.",
+        "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1. "
+        "Vectors are not scaled.",
     )
 
     @property
