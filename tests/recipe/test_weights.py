@@ -115,6 +115,6 @@ def test_a_recipe_without_scaling_has_the_hash_of_older_versions() -> None:
 @pytest.mark.parametrize("normalisation", ["weights", "source"])
 def test_models_of_scaled_features_can_be_an_ensemble(normalisation: str) -> None:
     fields = {"data.folds": 3, "final": "ensemble", "encoder.name": "resnet18", "encoder.weights": "x.safetensors"}
-    for name in ("default", "fine-tune"):
-        changed = {**fields, "encoder.scaling": "root", "augment.normalisation": normalisation}
-        assert named_recipe(name).override(**changed).final == "ensemble"
+    changed = {**fields, "encoder.scaling": "root", "augment.normalisation": normalisation}
+    for name, alone in (("default", {}), ("fine-tune", {"fine_tune.blend": 0.0})):
+        assert named_recipe(name).override(**changed, **alone).final == "ensemble"

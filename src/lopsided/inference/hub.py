@@ -42,7 +42,8 @@ def check_hub(card: ModelCard) -> None:
     what = more = ""
     plain = "--set encoder.scaling=none" if card.views == PLAIN else "--views none --set encoder.scaling=none"
     if card.members > 1:
-        what, more = f"an ensemble of {card.members} encoders", " Or train one model with --final refit."
+        what = f"an ensemble of {card.members} encoders"
+        more = " Or train one encoder, with --final refit or --set fine_tune.blend=0."
     elif card.adapter is not None:
         what = "heads between the encoder and the classifier"
     elif card.head != "linear":

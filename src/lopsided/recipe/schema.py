@@ -62,7 +62,7 @@ TRAINING_FIELDS = tuple(
 """Fields of the training of an encoder that are off by default."""
 LATER_FIELDS = frozenset(
     {"data.include", "data.exclude", "data.more", "data.folds", "data.repeats", "data.fold", "final", *TRAINING_FIELDS}
-    | {"encoder.views", "encoder.scaling", "classifier.kind", "classifier.tau"}
+    | {"encoder.views", "encoder.scaling", "classifier.kind", "classifier.tau", "fine_tune.blend"}
 )
 """Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 USUAL_VIEWS = 4
@@ -420,6 +420,11 @@ class FineTune(Section):
         0.99,
         "Share of the old average in the moving average of the weights, which becomes the model; 0: the last weights.",
     )
+    blend: Share = _field(
+        0.0,
+        "Weight of the regression on the pretrained features in the average of its logits with those of a regression "
+        "on the features of the trained encoder; 0: the trained encoder alone.",
+    )
     steps: Count | None = _field(None, "Number of training steps, instead of encoder_training.epochs.")
     minutes: Positive | None = _field(
         None,
@@ -628,7 +633,13 @@ class Recipe(Section):
     def first_stage(self) -> Recipe:
         """Return the recipe of the first stage alone, whose classifier is the one that is trained with the encoder."""
         section = self.classifier.model_copy(update={"kind": "linear", "tau": None})
-        return self.model_copy(update={"classifier": section})
+        tuned = self.fine_tune.model_copy(update={"blend": 0.0})
+        return self.model_copy(update={"classifier": section, "fine_tune": tuned})
+
+    @property
+    def blends(self) -> bool:
+        """Whether the model averages a fine-tuned and a pretrained encoder."""
+        return self.method == "fine-tune" and self.fine_tune.blend > 0
 
     @property
     def is_frozen(self) -> bool:
@@ -817,7 +828,7 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
 
 def _can_ensemble(recipe: Recipe) -> bool:
     """Return whether an ensemble is possible and useful: each member must be an encoder and a linear layer."""
-    return not recipe.is_frozen and recipe.classifier_loss.entry.head == "linear"
+    return not recipe.is_frozen and recipe.classifier_loss.entry.head == "linear" and not recipe.blends
 
 
 def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
@@ -832,6 +843,7 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.final == "ensemble" and recipe.method != "frozen" and not _can_ensemble(recipe):
         what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.classifier_loss.name}"
+        what = "fine_tune.blend, which gives each model two encoders" if recipe.blends else what
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
     if data.split == "given":
         do = "Use another split, or leave out folds."
@@ -900,6 +912,10 @@ def _fine_tune_conflicts(recipe: Recipe) -> Iterator[str]:
         yield "fine_tune.steps and fine_tune.minutes cannot both be set. Remove one of them."
     if recipe.encoder_training.batch_size < 2:
         yield sentence('encoder_training.batch_size must be >= 2 with method "fine-tune"', 1)
+    kind = recipe.classifier.kind
+    if recipe.blends and kind != "linear":
+        do = 'Set fine_tune.blend = 0, or classifier.kind = "linear".'
+        yield sentence(f'fine_tune.blend must be 0 with classifier.kind = "{kind}"', section.blend, do)
     if section.blocks == "all":
         if section.views is not None:
             do = "Set fine_tune.blocks to a number, or remove the field."

@@ -28,6 +28,7 @@ from lopsided.losses.deferred import ReweightedObjective
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import build_encoder, seeded_init
+from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead, ProjectionHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, all_finite
@@ -90,16 +91,7 @@ class Stages:
         if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
             raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
         channels = 1 if vector else prepared.shape[0]
-        encoder, features = build_encoder(
-            recipe.encoder.name,
-            channels=channels,
-            image_size=None if vector else (prepared.shape[1], prepared.shape[2]),
-            in_features=prepared.shape[0] if vector else None,
-            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
-            seed=recipe.seed,
-        )
-        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
-            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        encoder, features = self._encoder(fresh=fresh)
         heads = self._heads()
         adapter = None if heads is None else self._adapter(heads, features)
         with seeded_init(recipe.seed, "classifier"):
@@ -127,6 +119,21 @@ class Stages:
             views=views,
             scaling=scaling,
         )
+
+    def _encoder(self, *, fresh: bool) -> tuple[nn.Module, int]:
+        """Return the encoder as it is before training, and the number of its features."""
+        recipe, shape, vector = self.recipe, self.prepared.shape, self.prepared.kind == "vector"
+        encoder, features = build_encoder(
+            recipe.encoder.name,
+            channels=1 if vector else shape[0],
+            image_size=None if vector else (shape[1], shape[2]),
+            in_features=shape[0] if vector else None,
+            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
+            seed=recipe.seed,
+        )
+        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
+            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        return encoder, features
 
     def _head(self, loss: LossSettings, features: int) -> ClassifierHead:
         return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
@@ -193,6 +200,10 @@ class Stages:
                 else:
                     stage = self._encoder_stage() if state.stage == "encoder" else self._end_to_end()
                     self._run_stage(stage, state, tensors)
+            if recipe.blends:
+                self._blend()
+            elif state.stage == "fine-tune" and "logits" not in recipe.encoder_training.loss.entry.needs:
+                self._regress(cached=False)
             state.seconds = perf_counter() - self._begin
         if recipe.method == "two-stage" or recipe.retrains:
             if state.stage != "classifier":
@@ -267,7 +278,7 @@ class Stages:
         return self._extractor
 
     def _fine_tune(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Fit the regression and train the encoder or its last blocks. Without logits, fit the regression again."""
+        """Fit the regression and train the encoder or its last blocks."""
         recipe, section, counts = self.recipe, self.recipe.fine_tune, self.prepared.counts()
         if self.prepared.kind == "vector":
             raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe default or from-scratch.')
@@ -295,8 +306,32 @@ class Stages:
         stage.warmup = round(section.warmup * steps)
         self._run_stage(stage, state, tensors)
         self.model.encoder.requires_grad_(True)
-        if "logits" not in recipe.encoder_training.loss.entry.needs:
-            self._regress(cached=False)
+
+    def _blend(self) -> None:
+        """Average the logits of a regression on the features of the trained encoder and of the pretrained encoder.
+
+        The features of the trained encoder separate the images that it was trained on, so inner folds cannot choose the
+        strength of their regression. It is that of the other regression.
+        """
+        tuned, prepared, share = self.model, self.prepared, self.recipe.fine_tune.blend
+        encoder, features = self._encoder(fresh=True)
+        head = self._head(self.recipe.classifier.loss, features)
+        frozen = Model(
+            encoder, head, prepared.mean, prepared.std, views=tuned.views, scaling=tuned.scaling
+        ).to(self.device)  # fmt: skip
+        if self.recipe.fast:
+            arrange(frozen.encoder, self.device, prepared.shape)
+        self.model, self._engine, self._extractor = frozen, None, None
+        strength = self._regress()
+        self.model, self._engine, self._extractor = tuned, None, None
+        self._regress(cached=False, strength=strength)
+        both = [(frozen, self.card), (tuned, self.card)]
+        self.model, self.card = average(both, shares=(share, 1 - share))
+        self._engine = self._extractor = None
+        self.log.note(
+            f"The model averages the logits of two regressions: on the features of the pretrained encoder (weight "
+            f"{share:g}) and of the trained encoder (weight {1 - share:g})."
+        )
 
     def _fine_tune_stage(self, sampler: BatchSampler) -> Stage:
         """Return the stage that trains the encoder, or its last blocks on the activations of the others."""
@@ -322,10 +357,11 @@ class Stages:
             average=section.average,
         )
 
-    def _regress(self, *, cached: bool = True) -> None:
+    def _regress(self, *, cached: bool = True, strength: float | None = None) -> float:
         """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
 
-        ``cached`` is false for an encoder that no other run has.
+        ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. Return the
+        strength of the regression.
         """
         settings, train = self.recipe.regression, self.prepared.train
         features = self._training_features(cached=cached)
@@ -338,7 +374,7 @@ class Stages:
                 self.num_classes,
                 groups=train.groups,
                 weighted=self.recipe.classifier.loss.name == "weighted-ce",
-                strength=settings.strength,
+                strength=settings.strength if strength is None else strength,
                 folds=settings.folds,
                 seed=self.recipe.seed,
             )
@@ -348,7 +384,10 @@ class Stages:
         state = self.ranks.spread(fit)
         self.model.classifier.load_state_dict(state)
         for fitted in found:
-            self._tell_choice(fitted)
+            if strength is None:
+                self._tell_choice(fitted)
+        chosen: float = self.ranks.told(lambda: found[0].strength)
+        return chosen
 
     def _tell_choice(self, fitted: Regression) -> None:
         self.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
