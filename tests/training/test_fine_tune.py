@@ -345,7 +345,7 @@ def test_a_blend_averages_the_regressions_on_the_pretrained_and_the_trained_enco
     found = predict(model, card, source.images.take(fitted.splits.test))
     assert np.abs(found - fitted.test.probabilities).max() < 1e-4
     # By hand: one regression on the scaled features of each encoder, both of the same strength.
-    images = torch.from_numpy(source.images.load(np.arange(len(source)), 32, 3))
+    images = source.images.load(np.arange(len(source)), 32, 3)
     train, logits = fitted.splits.train, np.zeros((len(fitted.splits.test), 2))
     for member, share in zip(model.encoder.members, (0.25, 0.75), strict=True):
         alone = Model(member, ClassifierHead(card.features // 2, 2), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3), scaling="root")
