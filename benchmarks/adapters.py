@@ -110,6 +110,20 @@ def objective(recipe: Recipe, labels: np.ndarray) -> Objective:
     return loss.entry.load()(torch.from_numpy(np.bincount(labels)), recipe.adapter.out, **loss.parameters)
 
 
+def head_logits(rows: Rows, recipe: Recipe, inputs: np.ndarray) -> np.ndarray:
+    """Return the logits of heads with the loss of the recipe for the features ``inputs``."""
+    section = recipe.adapter
+    with seeded_init(recipe.seed, "adapter"):
+        adapter = Adapter(
+            inputs.shape[1], heads=section.heads, hidden=section.hidden, out=section.out,
+            input_dropout=section.input_dropout, dropout=section.dropout,
+        )  # fmt: skip
+    joined = fit_adapter(adapter, rows, recipe, partial(objective, recipe), device=CPU)
+    with torch.no_grad():
+        outputs = adapter.eval()(torch.from_numpy(inputs)).double().numpy()
+    return joined.linear(outputs)
+
+
 def arms(rows: Rows, inputs: np.ndarray, seed: int, changes: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the logits of each arm for the features ``inputs``."""
     recipe = named_recipe("adapter").override(**{"seed": seed} | changes)
@@ -117,17 +131,7 @@ def arms(rows: Rows, inputs: np.ndarray, seed: int, changes: dict[str, Any]) -> 
     found = {BASE: inputs @ fitted.weight.T + fitted.bias, f"{BASE}, calibrated": calibrated(inputs)}
     found["CE"] = cross_entropy(rows, recipe, inputs)
     for loss in ("cl", "acl", "afcl"):
-        one = recipe.override(**{"encoder_training.loss": loss})
-        section = one.adapter
-        with seeded_init(seed, "adapter"):
-            adapter = Adapter(
-                inputs.shape[1], heads=section.heads, hidden=section.hidden, out=section.out,
-                input_dropout=section.input_dropout, dropout=section.dropout,
-            )  # fmt: skip
-        joined = fit_adapter(adapter, rows, one, partial(objective, one), device=CPU)
-        with torch.no_grad():
-            outputs = adapter.eval()(torch.from_numpy(inputs)).double().numpy()
-        found[loss.upper()] = joined.linear(outputs)
+        found[loss.upper()] = head_logits(rows, recipe.override(**{"encoder_training.loss": loss}), inputs)
         found[f"{loss.upper()} +"] = (found[loss.upper()] + calibrated(inputs)) / 2
     return found
 

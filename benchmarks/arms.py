@@ -1,10 +1,17 @@
-"""The methods of the field on Fashion-MNIST tops, ResNet-18 from scratch, equal numbers of epochs.
+"""The methods of the field, ResNet-18 from scratch, equal numbers of epochs: Fashion-MNIST tops, and ISIC 2018.
 
     lopsided compare --recipe benchmarks/arms/base.toml --baseline weighted-ce --scenario 90:10,98:2 --seeds 6 \\
       --arms weighted-ce,ce,focal,logit-adjusted,class-balanced,label-aware-smoothing,ldam,cl,fcl,acl,afcl --out CMP
     lopsided compare ... --arms benchmarks/arms/bcl.toml,benchmarks/arms/ce-drw.toml     # and the other files there
+    lopsided compare ... --scenario 95:5 --arms weighted-ce,cl,afcl --out CMP         # 95:5, too
     python benchmarks/arms.py CMP          # copy the records of the comparison to docs/records/methods.jsonl
     python benchmarks/arms.py              # print the table of the records
+    lopsided compare --recipe benchmarks/arms/isic.toml --folds 5 --arms default,ce,weighted-ce,cl,afcl --out ISIC
+    python benchmarks/arms.py --isic ISIC  # the same for docs/records/methods_isic.jsonl
+    python benchmarks/arms.py --isic
+
+To add to a record whose folder is gone, make a folder with the record as ``records.jsonl`` and {"format": 1} as
+``sweep.json``: finished runs are then not trained again.
 
 All arms train for 20 epochs: 16 and 4 if there are two stages. SupMin, SupProto and BCL see two views of each image,
 and SAM computes two gradients, so these take twice the time. 700 of the 1,000 images that a scenario draws train and
@@ -15,30 +22,35 @@ seed, with Student's interval, not corrected for the number of arms.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 from adapters import _interval
 from lopsided import files
+from lopsided.evaluation.intervals import mean_interval
+from lopsided.evaluation.resampled import fold_overlap
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "methods.jsonl"
+RECORD_ISIC = RECORD.with_name("methods_isic.jsonl")
+ISIC_IMAGES = 1228
 BASE = "weighted-ce"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a record, by arm, scenario and seed."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for line in lines:
         line["arm"] = Path(line["arm"]).stem
-    return sorted(lines, key=lambda line: (line["scenario"], line["arm"], line["seed"]))
+    return sorted(lines, key=lambda line: (line["scenario"] or "", line["arm"], line["seed"], line["fold"] or 0))
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
-    """Return the figures of the held-out images in percent, and the minutes of the run."""
-    held, rules = line["held_out"], dict(line["held_out"]["rules"])
+    """Return the figures of the held-out images, or of the fold, in percent, and the minutes of the run."""
+    held = line["held_out"] or line["test"]
+    rules = dict(held["rules"])
     shares = {"balanced": rules["balanced"], "plain": rules["plain"], "auroc": held["auroc"]}
     return {**{name: 100 * value for name, value in shares.items()}, "minutes": line["seconds"] / 60}
 
@@ -66,12 +78,43 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def isic_table(lines: list[dict[str, Any]]) -> str:
+    """Return a row for each arm on the folds of ISIC 2018, and the differences to ``default``, corrected for folds."""
+    rows = ["| arm | folds | balanced | minus default | plain | AUROC | minus default | minutes |", "|---" * 8 + "|"]
+    arms: dict[str, dict[int, dict[str, float]]] = {}
+    overlap = fold_overlap(
+        [line["test"]["images"] for line in lines], [ISIC_IMAGES - line["test"]["images"] for line in lines]
+    )
+    for line in lines:
+        arms.setdefault(line["arm"], {})[line["fold"]] = figures(line)
+    for arm, runs in sorted(
+        arms.items(), key=lambda item: -statistics.mean(run["balanced"] for run in item[1].values())
+    ):
+        cells = [arm, str(len(runs))]
+        for name in ("balanced", "plain", "auroc"):
+            cells.append(f"{statistics.mean(run[name] for run in runs.values()):.1f}")
+            pairs = [run[name] - arms["default"][fold][name] for fold, run in runs.items() if fold in arms["default"]]
+            if name != "plain":
+                found = mean_interval(pairs, overlap=overlap) if len(pairs) > 1 else None
+                cells.append(
+                    "" if arm == "default" or found is None else f"{found.value:+.1f} ± {found.high - found.value:.1f}"
+                )
+        cells.append(f"{statistics.median(run['minutes'] for run in runs.values()):.1f}")
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Copy the records of a comparison, if one is given, and print the table."""
-    if len(sys.argv) > 1:
-        found = read(Path(sys.argv[1]) / "records.jsonl")
-        files.atomic_write(RECORD, "".join(json.dumps(line) + "\n" for line in found))
-    print(table(read(RECORD)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison")
+    parser.add_argument("--isic", action="store_true", help="the record of the comparison on ISIC 2018")
+    given = parser.parse_args()
+    record = RECORD_ISIC if given.isic else RECORD
+    if given.comparison is not None:
+        found = read(given.comparison / "records.jsonl")
+        files.atomic_write(record, "".join(json.dumps(line) + "\n" for line in found))
+    print(isic_table(read(record)) if given.isic else table(read(record)))
 
 
 if __name__ == "__main__":

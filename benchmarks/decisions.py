@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.evaluation.decision import HeldBack, fit_calibration, prior_of, resolve
+from lopsided.evaluation.calibration import HeldBack, fit_calibration, prior_of
+from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.intervals import mean_interval, paired_difference
 from thresholds import highest_uwa
 

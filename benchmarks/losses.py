@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lopsided.losses import AsymmetricFocalContrastiveLoss, asymmetric_focal_contrastive_loss
+from memory import peak_of
 
 SIZES = (128, 1024, 4096, 8192, 16384, 65536)
 SETTINGS = {"CL": (0.0, 0.0), "AFCL(300, 7)": (300.0, 7.0)}
@@ -142,16 +143,7 @@ def measure_memory(name: str, n: int, setting: str) -> None:
     """In the child process: load what is loaded once, then measure one call."""
     method(name, 64, setting)()
     run = method(name, n, setting)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what stands now
-    before = status("VmRSS")
-    run()
-    print((status("VmHWM") - before) / 1024)
-
-
-def status(key: str) -> int:
-    """A figure of this process, in KiB, as Linux keeps it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    print(peak_of(run))
 
 
 def times(n: int, setting: str, seconds: float) -> dict[str, list[float]]:

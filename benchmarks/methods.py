@@ -41,6 +41,7 @@ from lopsided.losses import (
     supervised_minority_loss,
     supervised_prototypes_loss,
 )
+from memory import peak_of
 
 SIZES = (128, 1024, 8192)
 CLASSES, WIDTH, TEMPERATURE = 100, 128, 0.07
@@ -196,17 +197,7 @@ def peak_memory(name: str, n: int, which: str) -> float:
 def measure_memory(name: str, n: int, which: str) -> float:
     """In the child process: load what is loaded once, then measure one call."""
     runs(name, 64)[which]()
-    run = runs(name, n)[which]
-    Path("/proc/self/clear_refs").write_text("5")  # The peak starts again from what stands now.
-    before = status("VmRSS")
-    run()
-    return (status("VmHWM") - before) / 1024
-
-
-def status(key: str) -> int:
-    """A figure of this process, in KiB, as Linux keeps it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    return peak_of(runs(name, n)[which])
 
 
 def main() -> None:

@@ -47,6 +47,7 @@ from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.loop import Stage
 from lopsided.training.shares import cut
 from lopsided.training.step import Step
+from memory import start_peak, status
 
 CHUNK, SIZES = 512, (512, 2048, 8192, 32768)
 WIDTH = 128
@@ -117,19 +118,12 @@ def work(ranks: Ranks, batch: int, chunk: int | None, steps: int, queue: int) ->
                 torch.randn(queue, WIDTH, generator=generator), torch.randint(0, 2, (queue,), generator=generator)
             )
         losses.clear()
-        Path("/proc/self/clear_refs").write_text("5")
-        before = status("VmRSS")
+        before = start_peak()
         for _ in range(steps):
             watched(once, whole)(np.arange(batch))
     medians = [statistics.median(column) for column in (*zip(*whole, strict=True), *zip(*losses, strict=True))]
     names = ("seconds", "cpu_seconds", "loss_seconds", "loss_cpu_seconds")
     return {**dict(zip(names, medians, strict=True)), "peak_mib": (status("VmHWM") - before) / 1024}
-
-
-def status(key: str) -> int:
-    """A figure of this process, in KiB, as Linux keeps it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def measure(batch: int, size: int = 1, *, chunk: int | None = CHUNK, steps: int = 3, queue: int = 0) -> dict[str, Any]:

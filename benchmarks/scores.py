@@ -40,6 +40,7 @@ from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.loop import Stage
 from lopsided.training.reporter import Log
 from lopsided.training.selection import probe_rows
+from lopsided.training.stage_kinds import classifier_stage, encoder_stage, end_to_end_stage
 from lopsided.training.stages import Stages
 
 Floats = npt.NDArray[np.float64]
@@ -165,7 +166,7 @@ class _Watched(Stages):
     def logits(self, part: Part) -> Floats:
         """Return the logits of a part by the model as it is."""
         with evaluating(self.model):
-            logits: Floats = self.model.classifier(self._features(part.inputs)).double().numpy()
+            logits: Floats = self.model.classifier(self.features(part.inputs)).double().numpy()
         return logits
 
     def distances(self, val: Part) -> Floats:
@@ -173,8 +174,8 @@ class _Watched(Stages):
         train = self.prepared.train
         rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
         with evaluating(self.model):
-            known = normalize(self._features(train.inputs, rows).double(), dim=1)
-            queries = normalize(self._features(val.inputs).double(), dim=1)
+            known = normalize(self.features(train.inputs, rows).double(), dim=1)
+            queries = normalize(self.features(val.inputs).double(), dim=1)
         labels = torch.from_numpy(train.labels[rows])
         means = torch.stack([known[labels == c].mean(dim=0) for c in range(self.num_classes)])
         return -torch.cdist(queries, means).square().numpy()
@@ -219,7 +220,7 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
     content: dict[str, Any] = {"counts": stages.prepared.counts(), "val_labels": val.labels}
     content["held_labels"] = parts["held"].labels
     if recipe.method == "end-to-end":
-        scores, weights, average = stages.watch(stages._end_to_end(), lambda: stages.logits(val))
+        scores, weights, average = stages.watch(end_to_end_stage(stages), lambda: stages.logits(val))
         content["val_logits"] = np.stack(scores).astype(np.float32)
         chosen = select(scores, val.labels, stages.prepared.counts())
         for rule, epoch in chosen.items():
@@ -231,7 +232,7 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
         content["held_ema"] = stages.logits(parts["held"]).astype(np.float32)
         content["val_ema"] = stages.logits(val).astype(np.float32)
         return content
-    stage = stages._encoder_stage()
+    stage = encoder_stage(stages)
     scores, weights, average = stages.watch(stage, lambda: stages.distances(val))
     content["val_distances"] = np.stack(scores).astype(np.float32)
     chosen = select(scores, val.labels, scale=True)
@@ -239,8 +240,8 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
     for rule, encoder in [*((rule, weights[epoch]) for rule, epoch in chosen.items()), ("ema", average)]:
         restore(stage.module, encoder)
         restore(stages.model.classifier, fresh)
-        second = stages._classifier_stage()
-        val_features = stages._features(val.inputs)
+        second = classifier_stage(stages)
+        val_features = stages.features(val.inputs)
 
         def logits(head: nn.Module = second.module, rows: Tensor = val_features) -> Floats:
             with torch.no_grad():

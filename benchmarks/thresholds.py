@@ -20,7 +20,8 @@ import numpy as np
 from scipy.stats import norm
 
 from lopsided.evaluation import decision
-from lopsided.evaluation.decision import Calibration, HeldBack, fit_calibration, resolve
+from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration
+from lopsided.evaluation.decision import resolve
 
 APART, SHARE = 2.1, 0.1
 RARE = (5, 10, 20, 30, 100)

@@ -52,6 +52,7 @@ from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
+from memory import peak_of
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
 CPU = torch.device("cpu")
@@ -187,16 +188,7 @@ def measure_memory(question: str, method: str, *facts: str) -> None:
         run = whole_methods(epochs=2, classifier_epochs=1)[method]
     else:
         run = decode_methods([Path(path) for path in Path(facts[0]).iterdir()])[method]
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
-    run()
-    print((status("VmHWM") - before) / 1024)
-
-
-def status(key: str) -> int:
-    """A figure of this process, in KiB, as Linux keeps it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    print(peak_of(run))
 
 
 class PerImage(Dataset[tuple[Tensor, int]]):
@@ -372,7 +364,8 @@ PARALLEL = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
 sys.path.insert(0, sys.argv[2])
-from training import our_step, status
+from memory import status
+from training import our_step
 before = status("VmRSS")
 step = our_step("resnet18", 1, 28, 128)
 step()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lopsided.runs.records import Figures, Fold, LossTable, Record
+from lopsided.runs.keys import LossTable
+from lopsided.runs.records import Figures, Fold, Record
 
 
 def run(arm: str, seed: int, uwa: float, scenario: str | None = "90:10", **changes: Any) -> Record:

@@ -13,8 +13,10 @@ from PIL import Image
 
 from lopsided.evaluation.metrics import evaluate
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Record, cell_key
-from lopsided.runs.run import Run, settle
+from lopsided.runs.folder import Run
+from lopsided.runs.keys import cell_key
+from lopsided.runs.records import Record
+from lopsided.runs.run import settle
 from made_runs import colour_of
 
 CLASSES = ("common", "rare")

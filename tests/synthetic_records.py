@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from lopsided.paper.protocol import Setting, base_recipe, published
-from lopsided.runs.records import Figures, LossTable, Record, epochs_of, family_of
+from lopsided.runs.keys import LossTable, epochs_of, family_of
+from lopsided.runs.records import Figures, Record
 from lopsided.seeds import derive_seed
 
 PAPER = {fashion: base_recipe("eta" if fashion else "isic") for fashion in (True, False)}

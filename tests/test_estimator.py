@@ -378,12 +378,12 @@ def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Pat
 
 
 def test_groups_go_to_the_inner_folds_and_must_fit_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopsided.training import stages
+    from lopsided.training import frozen
 
     x, y = blobs()
     seen = []
-    right = stages.fit_regression
-    monkeypatch.setattr(stages, "fit_regression", lambda *a, **k: seen.append(k["groups"]) or right(*a, **k))
+    right = frozen.fit_regression
+    monkeypatch.setattr(frozen, "fit_regression", lambda *a, **k: seen.append(k["groups"]) or right(*a, **k))
     groups = np.arange(len(y)) // 2
     LopsidedClassifier(random_state=0).fit(x, y, groups=groups)
     assert_array_equal(seen[0], groups.astype(str))

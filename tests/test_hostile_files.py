@@ -30,8 +30,9 @@ from lopsided.errors import DataError, InputError, LopsidedError, RunError
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import Recipe
 from lopsided.reports.run_page import run_page
-from lopsided.runs.records import read_failures, read_records
-from lopsided.runs.run import Run, open_model
+from lopsided.runs.folder import Run
+from lopsided.runs.record_files import read_failures, read_records
+from lopsided.runs.reopen import open_model
 from lopsided.sweeps.sweep import check_sweep
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME, Checkpoint, restore_training
 from made_runs import make_run

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Failure, Figures, Record, proportion, treatment_of
+from lopsided.runs.keys import proportion, treatment_of
+from lopsided.runs.records import Failure, Figures, Record
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, LocalEngine, train_cell
 from lopsided.sweeps.sweep import View
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from lopsided.sweeps import auto
 from tiny import write_photos
 from tiny_command import Call, command_here, names_below

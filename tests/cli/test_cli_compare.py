@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
-from lopsided.runs.records import Failure, LossTable, append_record, read_records
+from lopsided.runs.keys import LossTable
+from lopsided.runs.record_files import append_record, read_records
+from lopsided.runs.records import Failure
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import Cell
 from made_arms import run

@@ -1,4 +1,4 @@
-"""What ``lopsided fit`` does when nobody says otherwise: the embedded encoder, frozen."""
+"""``lopsided fit`` with an embedded encoder, frozen. tests/runs/test_choice.py: which recipe it takes by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from tiny import write_photos
 from tiny_command import Call
 
@@ -21,7 +21,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     run = tmp_path_factory.mktemp("frozen") / "run"
-    assert cli.run(["fit", str(photos), "--out", str(run), "--quiet", "--test", "0.3", "--device", "cpu"]) == 0
+    small = ["--recipe", "default", "--quiet", "--test", "0.3", "--device", "cpu"]
+    assert cli.run(["fit", str(photos), "--out", str(run), *small]) == 0
     return run
 
 
@@ -29,14 +30,10 @@ def notes(run: Path) -> list[str]:
     return [event["text"] for event in Run.open(run).events() if event["event"] == "note"]
 
 
-def test_without_a_recipe_fit_takes_the_default_and_gives_the_reason(frozen: Path) -> None:
+def test_the_default_fits_a_regression_on_the_embedded_encoder(frozen: Path) -> None:
     metrics = json.loads((frozen / "metrics.json").read_text())
     assert (metrics["method"], metrics["loss"], metrics["val"]) == ("frozen", "ce", None)
     assert metrics["test"]["figures"]["uwa"]["value"] > 0.9
-    assert notes(frozen)[0] == (
-        "Recipe: default, because no recipe was named and the images have only 12 pixels: a pretrained encoder that is "
-        "not trained. Use --recipe fine-tune or from-scratch to train an encoder."
-    )
     card = json.loads((frozen / "model.json").read_text())
     assert (card["encoder"], card["encoder_weights"], card["image_size"]) == ("tf_efficientnet_lite0", "embedded", 224)
     assert card["scaling"] == "root"

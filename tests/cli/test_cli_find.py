@@ -16,7 +16,7 @@ from lopsided.recipe import named_recipe
 from lopsided.reports.find_page import find_page
 from lopsided.runs.features import fill_cache
 from lopsided.runs.find import find_in_pool, is_cached
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from lopsided.sweeps.ray_map import make_scorer
 from tiny import write_photos
 from tiny_command import Call
@@ -30,7 +30,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     run = tmp_path_factory.mktemp("frozen") / "run"
-    assert cli.run(["fit", str(photos), "--out", str(run), "--quiet", "--folds", "1", "--device", "cpu"]) == 0
+    small = ["--recipe", "default", "--quiet", "--folds", "1", "--device", "cpu"]
+    assert cli.run(["fit", str(photos), "--out", str(run), *small]) == 0
     return run
 
 
@@ -149,7 +150,7 @@ def test_fit_takes_the_marks_as_further_training_images(call: Call, photos: Path
     rows = [(pool / "dog" / f"{i}.png", "dog", "yes") for i in (300, 301)]
     rows += [(pool / "cat" / "300.png", "cat", "no"), (pool / "cat" / "301.png", "", "skip")]
     marks.write_text("path,label,mark\n" + "".join(f"{path},{label},{mark}\n" for path, label, mark in rows))
-    arguments = ("fit", photos, "--more", marks, "--folds", "2", "--device", "cpu")
+    arguments = ("fit", photos, "--recipe", "default", "--more", marks, "--folds", "2", "--device", "cpu")
     ended = call(*arguments, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "paths must stay below the folder of the table" in ended.err

@@ -14,7 +14,7 @@ from lopsided import cli
 from lopsided.evaluation.metrics import unweighted_accuracy
 from lopsided.models.machine import threads
 from lopsided.recipe import Recipe
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from tiny_command import SMALL, Call, command_here, names_below, start
 
 FILES = [
@@ -387,7 +387,7 @@ def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
     monkeypatch.setattr(runs, "open_sources", stop)
     assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted. Nothing was written.\n"
     monkeypatch.undo()
-    monkeypatch.setattr(runs, "_write_results", stop)
+    monkeypatch.setattr(runs, "write_results", stop)
     told = call("fit", photos, "--out", out, *SMALL, "--quiet")
     assert told.code == 130
     assert told.err.splitlines()[-1] == f"lopsided: interrupted. Continue with: lopsided fit --out '{out}' --resume"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from tiny import write_photos
 from tiny_command import Call
 

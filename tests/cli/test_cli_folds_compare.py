@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
-from lopsided.runs.records import Fold, append_record, read_records
+from lopsided.runs.record_files import append_record, read_records
+from lopsided.runs.records import Fold
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import Cell
 from made_arms import run

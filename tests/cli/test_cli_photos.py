@@ -16,7 +16,7 @@ from PIL import Image
 
 from lopsided.cli import output
 from lopsided.recipe import Recipe
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from tiny import write_photos
 from tiny_command import SMALL, Call, environment
 

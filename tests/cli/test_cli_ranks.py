@@ -14,7 +14,7 @@ import pytest
 
 from lopsided import cli
 from lopsided.distributed import Ranks
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from lopsided.training import loop
 from tiny import write_photos
 from tiny_command import SMALL, Ended, environment, names_below

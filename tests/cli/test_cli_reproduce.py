@@ -13,7 +13,8 @@ import pytest
 
 from cli.test_cli_bad_input import assert_refused
 from lopsided.paper.protocol import CL, Setting, base_recipe
-from lopsided.runs.records import LossTable, Record, epochs_of, family_of
+from lopsided.runs.keys import LossTable, epochs_of, family_of
+from lopsided.runs.records import Record
 from synthetic_records import make_records
 from tiny import write_photos
 from tiny_command import Call, Ended, command, command_here, names_below, start
@@ -457,7 +458,8 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
 
 
 def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lopsided.runs.records import Failure, LossTable
+    from lopsided.runs.keys import LossTable
+    from lopsided.runs.records import Failure
     from lopsided.sweeps import sweep
 
     failure = Failure("0123", "98:2", LossTable("cl"), 3, "it broke.")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
 from tiny_command import SMALL, Call, names_below
 
 

@@ -14,7 +14,7 @@ from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import How
 from lopsided.errors import DataError, InputError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.records import cell_key, data_key
+from lopsided.runs.keys import cell_key, data_key
 
 
 def source_of(labels: Sequence[int], groups: Sequence[str] | None = None) -> Source:

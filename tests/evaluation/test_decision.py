@@ -9,18 +9,13 @@ import pytest
 from scipy.stats import beta, norm
 
 from lopsided.errors import InputError
+from lopsided.evaluation.by_rule import crossed, figures_by_rule
+from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, fit_calibration, prior_of
 from lopsided.evaluation.decision import (
-    Calibration,
     Decision,
-    HeldBack,
-    at_prevalence,
-    crossed,
     decide,
     explain,
-    figures_by_rule,
-    fit_calibration,
     images_for_recall,
-    prior_of,
     recall_confidence,
     resolve,
     through,

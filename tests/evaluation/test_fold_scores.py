@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lopsided.evaluation.decision import HeldBack
+from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 

@@ -21,7 +21,7 @@ from lopsided.models.heads import ClassifierHead, CosineHead
 from lopsided.models.model import Model, ModelCard, with_views
 from lopsided.models.views import look
 from lopsided.recipe.views import VIEWS
-from lopsided.runs.run import open_model
+from lopsided.runs.reopen import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
 pytestmark = pytest.mark.slow

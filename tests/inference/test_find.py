@@ -22,7 +22,7 @@ from lopsided.inference.neighbours import Known, spread
 from lopsided.inference.packs import Pack, Scorer, Scores, packs
 from lopsided.inference.pool import find_images
 from lopsided.inference.predict import answers_of, predict_images
-from lopsided.runs.run import open_model
+from lopsided.runs.reopen import open_model
 from tiny import write_model, write_photos
 
 

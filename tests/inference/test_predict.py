@@ -19,7 +19,7 @@ from lopsided.inference.predict import (
     write_predictions,
 )
 from lopsided.inference.probabilities import predict
-from lopsided.runs.run import open_model
+from lopsided.runs.reopen import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
 

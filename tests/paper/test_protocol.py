@@ -24,7 +24,7 @@ from lopsided.paper.protocol import (
     published_beside,
 )
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.records import cell_key
+from lopsided.runs.keys import cell_key
 from tiny_command import environment
 
 SCENARIOS = ("50:50", "55:45", "60:40", "65:35", "70:30", "75:25", "80:20", "85:15", "90:10", "95:5", "98:2")

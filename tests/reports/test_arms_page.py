@@ -12,7 +12,8 @@ import pytest
 from lopsided.errors import RunError
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
-from lopsided.runs.records import Failure, LossTable, Record
+from lopsided.runs.keys import LossTable
+from lopsided.runs.records import Failure, Record
 from made_arms import runs
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.fold_data import OutOfFold, read_out_of_fold
-from lopsided.runs.records import read_records
+from lopsided.runs.record_files import read_records
 from lopsided.sweeps.compare import name_arms
 from made_folds import make_comparison
 

@@ -14,14 +14,16 @@ from PIL import Image
 from lopsided.data.augment import to_float
 from lopsided.data.folds import fold_recipes, whole_recipe
 from lopsided.errors import DataError, InputError, RunError
-from lopsided.evaluation.decision import at_prevalence
+from lopsided.evaluation.calibration import at_prevalence
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.reports.run_page import run_page
-from lopsided.runs import run as runs
+from lopsided.runs import results
+from lopsided.runs.folder import Run
 from lopsided.runs.folds import default_folds
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.records import Record
-from lopsided.runs.run import Run, open_model, open_own_split, open_use, run_recipe
+from lopsided.runs.reopen import open_model, open_own_split, open_use
+from lopsided.runs.run import run_recipe
 from lopsided.training import default_run
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
@@ -233,13 +235,13 @@ def test_a_run_that_is_interrupted_anywhere_ends_with_the_same_bytes(
 def test_a_run_that_dies_while_it_writes_its_results_ends_with_the_same_bytes(
     tmp_path: Path, photos: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = runs.write_metrics
+    written = results.write_metrics
     for name in ("write_tables", "write_metrics"):
         with monkeypatch.context() as patch:
-            patch.setattr(runs, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(results, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 run_recipe(recipe_of(photos), tmp_path / "run", resume=True)
-    assert runs.write_metrics is written
+    assert results.write_metrics is written
     run_recipe(recipe_of(photos), tmp_path / "run", resume=True)
     assert files_of(tmp_path / "run") == files_of(trained.folder)
 

@@ -14,8 +14,9 @@ from lopsided.evaluation.labels import check_labels
 from lopsided.recipe import Recipe
 from lopsided.reports.run_page import run_page
 from lopsided.runs import labels as own
+from lopsided.runs.folder import Run
 from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table, write_label_check
-from lopsided.runs.run import Run, run_recipe
+from lopsided.runs.run import run_recipe
 from made_runs import make_run, read_rows
 from tiny import write_photos
 

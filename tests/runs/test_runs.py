@@ -11,7 +11,9 @@ import torch
 from lopsided.data.prepare import open_drawn
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.recipe import Recipe
-from lopsided.runs.run import Run, open_model, run_recipe, settle, trained_on
+from lopsided.runs.folder import Run
+from lopsided.runs.reopen import open_model, trained_on
+from lopsided.runs.run import run_recipe, settle
 from tiny import write_photos
 
 SMALL = Recipe().override(
@@ -297,7 +299,7 @@ def test_a_run_that_goes_on_with_or_without_fast_paths_says_so(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_write_results", stop)
+        patch.setattr(runs, "write_results", stop)
         with pytest.raises(KeyboardInterrupt):
             run_recipe(SMALL, tmp_path / "run", data=photos)
     done = run_recipe(SMALL.override(fast=False), tmp_path / "run", data=photos, resume=True)

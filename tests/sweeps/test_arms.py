@@ -6,7 +6,7 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.records import epochs_of, treatment_of
+from lopsided.runs.keys import epochs_of, treatment_of
 from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, split_changes, with_scenario
 
 BASE = Recipe().override(

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import t
 
 from lopsided.errors import InputError
-from lopsided.runs.records import LossTable
+from lopsided.runs.keys import LossTable
 from lopsided.sweeps.compare import Comparison, compare, name_arms, value_of
 from made_arms import run, runs
 

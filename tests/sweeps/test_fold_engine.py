@@ -9,7 +9,7 @@ import pytest
 from lopsided.data.folds import fold_recipes
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe
-from lopsided.runs.folds import place
+from lopsided.runs.folder import place
 from lopsided.runs.records import Record
 from lopsided.runs.run import run_recipe
 from lopsided.sweeps.engines import Cell, Ended, LocalEngine

@@ -15,8 +15,9 @@ import pytest
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
-from lopsided.runs.records import Record, read_failures
-from lopsided.runs.run import Run
+from lopsided.runs.folder import Run
+from lopsided.runs.record_files import read_failures
+from lopsided.runs.records import Record
 from lopsided.sweeps import ray_engine
 from lopsided.sweeps.engines import LOST, Cell
 from lopsided.sweeps.ray_engine import RayEngine, train_on_node

@@ -18,7 +18,7 @@ from lopsided.errors import MissingDependencyError, RunError
 from lopsided.inference.neighbours import Known
 from lopsided.inference.packs import Pack, Scorer, Scores, packs
 from lopsided.inference.pool import find_images
-from lopsided.runs.run import open_model
+from lopsided.runs.reopen import open_model
 from lopsided.sweeps import ray_engine, ray_map
 from lopsided.sweeps.ray_map import RayMap, make_scorer, score_row
 from ray_nodes import cluster, with_ray

@@ -20,8 +20,10 @@ import pytest
 from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Failure, Record, append_failure, append_record, read_failures, read_records
-from lopsided.runs.run import Run, run_recipe
+from lopsided.runs.folder import Run
+from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records
+from lopsided.runs.records import Failure, Record
+from lopsided.runs.run import run_recipe
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import LOST, Cell
 from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, about_sweep, open_sweep, renew_sweep, run_sweep

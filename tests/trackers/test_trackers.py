@@ -15,7 +15,8 @@ import pytest
 from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs import tracking
-from lopsided.runs.run import Run, run_recipe, settle
+from lopsided.runs.folder import Run
+from lopsided.runs.run import run_recipe, settle
 from lopsided.sweeps.engines import Cell, Ended, train_cell
 from lopsided.sweeps.sweep import Record, run_sweep
 from lopsided.trackers import TrackedRun, Tracker, catalogue

@@ -14,7 +14,7 @@ from lopsided.data.prepare import open_sources
 from lopsided.data.samplers import BatchSampler
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
-from lopsided.evaluation.decision import HeldBack, fit_calibration
+from lopsided.evaluation.calibration import HeldBack, fit_calibration
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.model import CARD_NAME, load_model

@@ -366,7 +366,7 @@ def test_the_regression_on_the_trained_encoder_has_the_strength_that_folds_chose
         strengths.append((settings["strength"], found.strength))
         return found
 
-    monkeypatch.setattr("lopsided.training.stages.fit_regression", spy)
+    monkeypatch.setattr("lopsided.training.frozen.fit_regression", spy)
     fit(small(weights, **{"fine_tune.blend": 0.5, "regression.strength": None}), open_source(photos))
     first, again, last = strengths  # Before training, and both regressions of the blend.
     assert first == again
@@ -473,7 +473,7 @@ def test_the_note_about_minutes_gives_the_number_to_repeat() -> None:
 
 
 def test_epochs_are_known_only_without_another_budget() -> None:
-    from lopsided.runs.records import epochs_of
+    from lopsided.runs.keys import epochs_of
     from lopsided.training.cautions import falling_cautions
 
     history = [{"stage": "fine-tune", "epoch": i + 1, "loss": 5.0 - i} for i in range(5)]

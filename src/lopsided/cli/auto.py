@@ -15,8 +15,7 @@ from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.recipe import Recipe
-    from lopsided.runs.run import Run
-    from lopsided.sweeps.engines import Engine
+    from lopsided.runs.folder import Run
 
 COMPARISON = "comparison"
 """The folder of the comparison inside the run folder."""
@@ -27,17 +26,16 @@ def fit_auto(
     data: str | None,
     out: Path,
     fields: Mapping[str, Any],
+    work: sweeping.Work,
     *,
     minutes: float | None,
     resume: bool,
     quiet: bool,
-    workers: int | None,
-    engine: str | None,
-    address: str | None,
 ) -> tuple[Run, bool]:
     """Return the finished run of the chosen arm, and whether it was already finished."""
     from lopsided.recipe import named_recipe
-    from lopsided.runs.run import RECIPE, Run, run_recipe
+    from lopsided.runs.folder import RECIPE, Run
+    from lopsided.runs.run import run_recipe
     from lopsided.sweeps.arms import check_arms, fold_cells, parse_arms
     from lopsided.sweeps.auto import MINUTES, choose, drop_models, hand_over, usual_arms
 
@@ -60,18 +58,16 @@ def fit_auto(
             planned = fold_cells(arms, base, [None], 1)
             about = about_comparison(folder, source.name, base, recipes, planned)
             about |= {"baseline": BASELINE, "images": images}
-
-            def make() -> Engine:
-                return sweeping.make_engine(engine or "local", address, workers, None)
-
             from lopsided.sweeps.view import sweep_view
 
-            slots = make().slots if engine in (None, "local") else 1  # A cluster is asked only once it is used.
+            slots = (
+                work.make().slots if work.engine in (None, "local") else 1
+            )  # A cluster is asked only once it is used.
             choice = choose(
                 arms,
                 base,
                 folder,
-                engine=make,
+                engine=work.make,
                 slots=slots,
                 minutes=MINUTES if minutes is None else minutes,
                 view=lambda: sweep_view(quiet=quiet),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import AllowOutside, Json, Quiet, show, show_json, table
+from lopsided.cli.options import AllowOutside, Json, Quiet
+from lopsided.cli.output import show, show_json, table
 from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, refuse
 
 if TYPE_CHECKING:

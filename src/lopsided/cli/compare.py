@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopsided.cli import sweeping
+from lopsided.cli.fit_fields import read_changes
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.output import Json, Quiet, show, show_json
-from lopsided.cli.sweeping import CHOICE, option
-from lopsided.cli.train import read_changes
+from lopsided.cli.options import Json, Quiet, option
+from lopsided.cli.output import show, show_json
+from lopsided.cli.sweeping import CHOICE
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _fold_fields(folds: int | None, repeats: int | None, seeds: int | None, sets
 def _scenarios(texts: Sequence[str]) -> list[str | None]:
     """Read scenarios from comma-separated lists; a total or a shape belongs to the preceding scenario."""
     from lopsided.data.scenarios import parse_scenario
-    from lopsided.runs.records import proportion
+    from lopsided.runs.keys import proportion
 
     found: list[str] = []
     for text in texts:
@@ -201,7 +202,8 @@ def about_comparison(
 ) -> dict[str, Any]:
     """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or other settings."""
     from lopsided.recipe.words import shown
-    from lopsided.runs.records import proportion, read_records
+    from lopsided.runs.keys import proportion
+    from lopsided.runs.record_files import read_records
     from lopsided.sweeps.arms import LOSS
     from lopsided.sweeps.sweep import RECORDS, about_sweep
 
@@ -269,7 +271,7 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     from lopsided.recipe import RUNTIME_FIELDS
     from lopsided.recipe.weights import change_files
     from lopsided.recipe.words import leaves
-    from lopsided.runs.records import VARIED_FIELDS
+    from lopsided.runs.keys import VARIED_FIELDS
 
     found = {path: value for path, _, value in leaves(recipe) if path not in RUNTIME_FIELDS | VARIED_FIELDS}
     settings: dict[str, Any] = json.loads(json.dumps(found))  # As sweep.json holds them: a tuple becomes a list.
@@ -311,7 +313,8 @@ def _value(value: object) -> str:
 
 def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: str) -> Comparison:
     """Compare all runs of the requested arms and scenarios, including those of earlier commands."""
-    from lopsided.runs.records import proportion, read_records, treatment_of
+    from lopsided.runs.keys import proportion, treatment_of
+    from lopsided.runs.record_files import read_records
     from lopsided.sweeps import compare
     from lopsided.sweeps.sweep import RECORDS
 

@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.cli.output import (
-    LONGEST,
-    AllowOutside,
-    Exclude,
-    Include,
-    Json,
-    Quiet,
-    say,
-    shortened,
-    show,
-    show_json,
-    table,
-)
+from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet
+from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
 from lopsided.progress import printable
 
 if TYPE_CHECKING:

@@ -9,36 +9,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from lopsided.errors import InputError, LopsidedError
 from lopsided.progress import printable
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no notes.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON on stdout, and everything else on stderr.")
-]
-Include = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--include",
-        metavar="PATTERN",
-        help='Use only images whose name matches, for example "*.jpg". Can be repeated.',
-        show_default=False,
-    ),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--exclude",
-        metavar="PATTERN",
-        help='Leave out images whose name matches, for example "*_mask.*". Can be repeated.',
-        show_default=False,
-    ),
-]
-AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
 
 FIGURES = {
     "uwa": "unweighted accuracy",
@@ -53,10 +27,8 @@ FIGURES = {
     "calibration_error": "calibration error",
 }
 """The figures of an evaluation with their printed names, in display order."""
-
 WIDEST, LONGEST = 60, 390
 """Maximum characters of a class name in a table, and of a note. JSON and files contain the full text."""
-
 _RUN_FILES = frozenset(
     {"recipe.toml", "log.jsonl", "predictions.csv", "model.safetensors", "model.json"}
     | {"features.safetensors", "metrics.json", "sweep.json", "records.jsonl", "failures.jsonl"}
@@ -64,8 +36,6 @@ _RUN_FILES = frozenset(
 )
 _RUN_MARKS = (("model.json",), ("recipe.toml", "log.jsonl"), ("sweep.json",))
 """A run or sweep folder contains all files of at least one set. A recipe alone does not mark a run."""
-
-
 _BEGAN = [time.monotonic()]
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lopsided.cli.output import AllowOutside, Json, Quiet, check_out, say, show, show_json
-from lopsided.cli.sweeping import words
+from lopsided.cli.options import AllowOutside, Json, Quiet, words
+from lopsided.cli.output import check_out, say, show, show_json
 
 
 def report(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import sweeping
-from lopsided.cli.output import Json, Quiet, say, show, show_json
-from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK, option, words
+from lopsided.cli.options import Json, Quiet, option, words
+from lopsided.cli.output import say, show, show_json
+from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _too_few_runs(plan: Plan, source: str, out: Path) -> str:
     """Return a sentence if the runs will be too few for a verdict on the paper's claims, or an empty text."""
     from lopsided.paper.claims import FEWEST
     from lopsided.paper.protocol import SOURCES
-    from lopsided.runs.records import read_records
+    from lopsided.runs.record_files import read_records
     from lopsided.sweeps.sweep import RECORDS
 
     if plan.runs >= FEWEST or source not in SOURCES[plan.table]:
@@ -190,7 +191,8 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
     """Compare all runs of the sweep that used the plan's recipe, including runs of earlier commands."""
     from lopsided.paper.compare import Protocol, compare
     from lopsided.paper.protocol import Setting, cell_recipe, published
-    from lopsided.runs.records import cell_key, read_records
+    from lopsided.runs.keys import cell_key
+    from lopsided.runs.record_files import read_records
     from lopsided.runs.run import settle
     from lopsided.sweeps.sweep import RECORDS
 
@@ -223,7 +225,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     from lopsided.data.sources import name_of
     from lopsided.paper.compare import Protocol, compare, select
     from lopsided.paper.protocol import Setting
-    from lopsided.runs.records import read_records
+    from lopsided.runs.record_files import read_records
 
     if path.is_dir():
         path = _renewed(path, quiet)

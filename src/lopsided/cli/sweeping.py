@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
+from lopsided.cli.options import option, words
 from lopsided.cli.output import StoppedError
 from lopsided.errors import DataError, InputError, sentence
 
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
 CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
 PLAIN_WIDTH = 160
 """The width of the output, in columns, if it is not a terminal."""
-
-
-def option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """Return an option that is listed in a panel of the help."""
-    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
-
-
-def words(*choices: str) -> Any:
-    """Return a shell completion with these words."""
-    return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
 def complete_tracker(incomplete: str) -> list[str]:
@@ -82,6 +70,18 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
     for name, value in options.items():
         if value not in (None, False):
             raise InputError(f"{name} {what} and cannot be used with {other}. Remove one of the two options.")
+
+
+class Work(NamedTuple):
+    """The options of a command that say where folds are trained."""
+
+    workers: int | None = None
+    engine: str | None = None
+    address: str | None = None
+
+    def make(self) -> Engine:
+        """Return the engine."""
+        return make_engine(self.engine or "local", self.address, self.workers, None)
 
 
 def check_data(base: Recipe) -> str:

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import rules
+from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet, words
 from lopsided.cli.output import (
-    AllowOutside,
-    Exclude,
-    Include,
-    Json,
-    Quiet,
     Terminal,
     check_out,
     figures_table,
@@ -27,7 +23,7 @@ from lopsided.cli.output import (
     show_json,
     tell_unreadable,
 )
-from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, words
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -114,7 +110,7 @@ def evaluate(
     from lopsided.evaluation.decision import explain
     from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, open_own_split, open_use, trained_on
+    from lopsided.runs.reopen import open_model, open_own_split, open_use, trained_on
 
     check_out(out, *([] if data is None else [data]))
     wanted = _views_of(views)
@@ -227,7 +223,7 @@ def predict(
     from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
     from lopsided.progress import counter
-    from lopsided.runs.run import open_model, open_use
+    from lopsided.runs.reopen import open_model, open_use
 
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
@@ -331,7 +327,7 @@ def export(
 
 def _export_onnx(run: Path, out: Path | None, wanted: tuple[str, ...] | None, quiet: bool, as_json: bool) -> None:
     from lopsided.inference.export import export_onnx
-    from lopsided.runs.run import open_model
+    from lopsided.runs.reopen import open_model
 
     target = run / "model.onnx" if out is None else out
     model, card = open_model(run)
@@ -378,7 +374,7 @@ def _export_card(run: Path, out: Path | None, quiet: bool, as_json: bool) -> Non
     from lopsided.inference.hub import README, base_model
     from lopsided.reports.model_card import FILL_IN, model_card
     from lopsided.reports.run_data import open_finished
-    from lopsided.runs.run import open_model
+    from lopsided.runs.reopen import open_model
 
     open_finished(run)  # Before torch is imported, which takes seconds.
     target = run / README if out is None else out
@@ -399,7 +395,7 @@ def _export_hub(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None
     from lopsided.inference.hub import base_model, check_folder, check_hub, export_hub
     from lopsided.reports.model_card import model_card
     from lopsided.reports.run_data import open_finished
-    from lopsided.runs.run import open_model
+    from lopsided.runs.reopen import open_model
 
     open_finished(run)
     target = run / "hub" if out is None else out

@@ -19,27 +19,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from lopsided.errors import InputError
+from lopsided.evaluation.calibration import (
+    TINY,
+    Calibration,
+    Codes,
+    Floats,
+    HeldBack,
+    at_prevalence,
+    class_weights,
+    fit_affine,
+    fit_calibration,
+)
 from lopsided.recipe.rules import Rule, parse_rule
 
-Codes = NDArray[np.int64]
-Floats = NDArray[np.float64]
+__all__ = [
+    "CONFIDENCE",
+    "NEVER",
+    "OFFSET_SPREAD",
+    "PLAIN",
+    "SCALE_SPREAD",
+    "Calibration",
+    "Decision",
+    "HeldBack",
+    "at_prevalence",
+    "decide",
+    "explain",
+    "fit_calibration",
+    "images_for_recall",
+    "recall_confidence",
+    "resolve",
+    "threshold_of",
+    "through",
+]
 
-TINY = 1e-300
-"""The smallest probability of which a logarithm is taken."""
 NEVER = -1e4
 """The offset of a class without training images, which no rule that divides by the prior decides for."""
 SCALE_SPREAD, OFFSET_SPREAD = 0.25, 1.0
 """Standard deviations of the penalty of ``tuned``: of log a, and of each offset."""
-TEMPERATURE_SPREAD, BIAS_SPREAD = 1.0, 1.0
-"""Standard deviations of the penalty of a calibration: of the logarithm of its temperature, and of each bias."""
 CONFIDENCE = 0.95
 """The confidence for which a note says how many images a recall rule would need."""
 
@@ -118,29 +140,6 @@ def decide(probabilities: ArrayLike) -> Codes:
     return PLAIN.decide(probabilities)
 
 
-@dataclass(frozen=True, eq=False)
-class HeldBack:
-    """Probabilities (n, K) of labelled images that the model was not trained on."""
-
-    probabilities: Floats
-    labels: Codes
-    groups: NDArray[Any] | None = None
-    """The group of each image, such as its lesion; images of one group are not independent."""
-
-    def moved(self, probabilities: Floats) -> HeldBack:
-        """Return the same images with other probabilities."""
-        return replace(self, probabilities=probabilities)
-
-    def rows(self, rows: NDArray[Any]) -> HeldBack:
-        """Return some of the images."""
-        groups = None if self.groups is None else self.groups[rows]
-        return replace(self, probabilities=self.probabilities[rows], labels=self.labels[rows], groups=groups)
-
-    def counts(self) -> Codes:
-        """Return the number of images of each class."""
-        return np.bincount(self.labels, minlength=self.probabilities.shape[1])
-
-
 def resolve(
     rule: str | Rule, classes: Sequence[str], prior: Sequence[float] | None, held: HeldBack | None = None
 ) -> Decision:
@@ -183,48 +182,6 @@ def resolve(
     return _tuned(text, balance, held)
 
 
-def prior_of(shares: ArrayLike, weights: ArrayLike | None = None) -> tuple[float, ...]:
-    """Return the prior that probabilities carry after training on batches with class ``shares`` and class ``weights``.
-
-    >>> prior_of([0.9, 0.1]), prior_of([0.9, 0.1], [1 / 0.9, 1 / 0.1])
-    ((0.9, 0.1), (0.5, 0.5))
-    """
-    mass = np.asarray(shares, dtype=np.float64)
-    if weights is not None:
-        mass = mass * np.asarray(weights, dtype=np.float64)
-    return tuple((mass / mass.sum()).round(15).tolist())
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """An affine change of logits: divided by ``temperature``, then ``bias`` added per class."""
-
-    temperature: float
-    bias: tuple[float, ...]
-
-    def __call__(self, probabilities: ArrayLike) -> Floats:
-        """Return calibrated probabilities (n, K)."""
-        z = np.log(np.maximum(np.asarray(probabilities, dtype=np.float64), TINY)) / self.temperature + self.bias
-        p = np.exp(z - z.max(axis=-1, keepdims=True))
-        calibrated: Floats = p / p.sum(axis=-1, keepdims=True)
-        return calibrated
-
-
-def fit_calibration(held: HeldBack, prior: Sequence[float], *, biases: bool = True) -> Calibration:
-    """Return the temperature, and with ``biases`` one bias per class, that calibrate held-back images.
-
-    The images are weighted as if their classes had the shares ``prior``, because the probabilities carry it. A penalty
-    keeps both finite if all images are classified correctly, and keeps the bias of a class without images at 0.
-    """
-    num_classes = held.probabilities.shape[1]
-    weights = _weights(held, np.asarray(prior, dtype=np.float64))
-    free = held.counts() > 0 if biases else np.zeros(num_classes, dtype=bool)
-    spreads = np.where(free, BIAS_SPREAD, 0.0)
-    log_scale, shift = _fit_affine(held, weights, np.zeros(num_classes), TEMPERATURE_SPREAD, spreads)
-    shift = np.where(free, shift - shift[free].mean(), 0.0) if free.any() else np.zeros(num_classes)
-    return Calibration(float(math.exp(-log_scale)), tuple(shift.tolist()))
-
-
 def through(decision: Decision, change: Calibration) -> Decision:
     """Return the decision on calibrated probabilities that equals ``decision`` on the original ones.
 
@@ -233,18 +190,6 @@ def through(decision: Decision, change: Calibration) -> Decision:
     scale = decision.scale * change.temperature
     offsets = np.asarray(decision.offsets) - scale * np.asarray(change.bias)
     return decision.model_copy(update={"scale": scale, "offsets": _offsets(np.maximum(offsets, NEVER))})
-
-
-def at_prevalence(probabilities: ArrayLike, prior: Sequence[float], shares: Sequence[float]) -> Floats:
-    """Return probabilities that carry the prior ``shares`` instead of ``prior``.
-
-    >>> at_prevalence([[0.5, 0.5]], prior=[0.5, 0.5], shares=[0.9, 0.1])
-    array([[0.9, 0.1]])
-    """
-    old, new = np.asarray(prior, dtype=np.float64), np.asarray(shares, dtype=np.float64)
-    p = np.asarray(probabilities, dtype=np.float64) * np.divide(new, old, out=np.zeros_like(new), where=old > 0)
-    moved: Floats = p / np.maximum(p.sum(axis=-1, keepdims=True), TINY)
-    return moved
 
 
 def _balance(prior: Sequence[float]) -> Floats:
@@ -296,57 +241,10 @@ def _named_costs(table: Mapping[str, Mapping[str, float]], classes: Sequence[str
     return tuple(tuple(table[true].get(name, 0.0) for name in classes) for true in classes)
 
 
-def _weights(held: HeldBack, shares: Floats) -> Floats:
-    """Return weights with which the classes have these shares. They sum to the effective number of images.
-
-    Images of one group count as copies of each other, as in the intervals of metrics.
-    """
-    counts = held.counts()
-    per_class = np.divide(shares, counts, out=np.zeros(len(counts)), where=counts > 0)
-    weights = per_class[held.labels]
-    total = weights.sum()
-    if not total > 0:
-        return weights
-    sums = weights
-    if held.groups is not None:
-        sums = np.bincount(np.unique(held.groups, return_inverse=True)[1], weights=weights)
-    scaled: Floats = weights * total / np.square(sums).sum()
-    return scaled
-
-
-def _fit_affine(
-    held: HeldBack, weights: Floats, start: Floats, scale_spread: float, spreads: Floats
-) -> tuple[float, Floats]:
-    """Fit log a and shifts d of the logits a log p + start + d by weighted log-likelihood less two penalties.
-
-    A shift whose penalty has the spread 0 stays 0.
-    """
-    from scipy.optimize import minimize
-
-    logs = np.log(np.maximum(held.probabilities, TINY))
-    num_classes = logs.shape[1]
-    rows = np.arange(len(held.labels))
-    truth = np.zeros_like(logs)
-    truth[rows, held.labels] = 1
-    widths = np.concatenate([[scale_spread], np.where(spreads > 0, spreads, 1.0)])
-
-    def cost(x: Floats) -> tuple[float, Floats]:
-        scale = math.exp(x[0])
-        z = scale * logs + start + x[1:]
-        total = np.logaddexp.reduce(z, axis=1)
-        slope = weights[:, None] * (np.exp(z - total[:, None]) - truth)
-        gradient = np.concatenate([[scale * (slope * logs).sum()], slope.sum(axis=0)]) + x / np.square(widths)
-        return float(weights @ (total - z[rows, held.labels]) + np.square(x / widths).sum() / 2), gradient
-
-    bounds = [(-3.0, 3.0), *((-20.0, 20.0) if spread > 0 else (0.0, 0.0) for spread in spreads)]
-    found = minimize(cost, np.zeros(num_classes + 1), jac=True, method="L-BFGS-B", bounds=bounds)
-    return float(found.x[0]), found.x[1:]
-
-
 def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
     num_classes = len(balance)
-    weights = _weights(held, np.full(num_classes, 1 / num_classes))
-    log_scale, shift = _fit_affine(held, weights, balance, SCALE_SPREAD, np.full(num_classes, OFFSET_SPREAD))
+    weights = class_weights(held, np.full(num_classes, 1 / num_classes))
+    log_scale, shift = fit_affine(held, weights, balance, SCALE_SPREAD, np.full(num_classes, OFFSET_SPREAD))
     note = (
         f"The weights of the rule tuned are fitted to {len(held.labels):,} validation images "
         f"({held.counts().min():,} of the rarest class)."
@@ -439,45 +337,6 @@ def threshold_of(decision: Decision, label: int, num_classes: int) -> float | No
     return float(round(1 / (1 + math.exp(min(700.0, (offsets[label] - offsets[other]) / decision.scale))), 12))
 
 
-def crossed(rule: str, classes: Sequence[str], prior: Sequence[float], held: HeldBack, seed: int = 0) -> Codes | None:
-    """Return the classes that a fitted rule decides for images whose labels it did not see, by up to five folds.
-
-    Images of one group are in one fold. None if a class has fewer than two images or groups, so that some fold could
-    not be fitted.
-    """
-    parsed = parse_rule(rule)
-    if not parsed.fitted:
-        return resolve(parsed, classes, prior).decide(held.probabilities)
-    names = np.arange(len(held.labels)) if held.groups is None else held.groups
-    _, groups = np.unique(names, return_inverse=True)
-    needed = [list(classes).index(parsed.target)] if parsed.kind == "recall" else list(range(len(classes)))
-    fewest = min(len(np.unique(groups[held.labels == c])) for c in needed)
-    if fewest < 2:
-        return None
-    fold_of = np.full(groups.max() + 1, -1)
-    rng = np.random.default_rng(seed)
-    for c in np.argsort(held.counts()):  # The groups of the rarest class are spread evenly over the folds.
-        own = rng.permutation(np.unique(groups[held.labels == c]))
-        own = own[fold_of[own] < 0]
-        fold_of[own] = np.arange(len(own)) % min(5, fewest)
-    fold = fold_of[groups]
-    decided = np.empty(len(held.labels), dtype=np.int64)
-    for number in np.unique(fold):
-        rest, here = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-        try:
-            found = resolve(parsed, classes, prior, held.rows(rest))
-        except InputError:  # A group with two labels can leave a class without images.
-            return None
-        decided[here] = found.decide(held.probabilities[here])
-    return decided
-
-
-def decided_unseen(rule: str, classes: Sequence[str], prior: Sequence[float], held: HeldBack, seed: int = 0) -> Codes:
-    """Return the decisions for the images that a rule is fitted to: by ``crossed``, or else by ``balanced``."""
-    found = crossed(rule, classes, prior, held, seed)
-    return resolve("balanced", classes, prior).decide(held.probabilities) if found is None else found
-
-
 def explain(decision: Decision, classes: Sequence[str]) -> str:
     """Return a sentence that says how a decision is taken.
 
@@ -518,29 +377,3 @@ def _short(text: str, length: int) -> str:
     """Return a text of at most ``length`` printable characters."""
     clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return clean if len(clean) <= length else f"{clean[: length - 1]}…"
-
-
-def figures_by_rule(
-    rules: Sequence[str],
-    classes: Sequence[str],
-    prior: Sequence[float] | None,
-    p: Floats,
-    labels: Codes,
-    held: HeldBack | None = None,
-) -> dict[str, Any]:
-    """Return UWA and the recall of each class by several rules, as far as they can be resolved.
-
-    ``held`` are other images than those of ``p``, for rules that are fitted.
-    """
-    found: dict[str, Any] = {}
-    for rule in rules:
-        try:
-            decided = resolve(rule, classes, prior, held).decide(p)
-        except InputError:
-            continue
-        hits = np.bincount(labels[decided == labels], minlength=len(classes))
-        counts = np.bincount(labels, minlength=len(classes))
-        recalls = [int(h) / int(n) if n else None for h, n in zip(hits, counts, strict=True)]
-        known = [recall for recall in recalls if recall is not None]
-        found[rule] = {"uwa": math.fsum(known) / len(known), "recall": recalls}
-    return found

@@ -13,16 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lopsided.errors import InputError
-from lopsided.evaluation.decision import (
-    Calibration,
-    Codes,
-    Decision,
-    Floats,
-    HeldBack,
-    fit_calibration,
-    resolve,
-    through,
-)
+from lopsided.evaluation.calibration import Calibration, Codes, Floats, HeldBack, fit_calibration
+from lopsided.evaluation.decision import Decision, resolve, through
 from lopsided.recipe.rules import parse_rule
 
 Kind = Literal["affine", "temperature", "none"]

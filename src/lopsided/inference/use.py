@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.errors import InputError
-from lopsided.evaluation.decision import Decision, HeldBack, at_prevalence, resolve
+from lopsided.evaluation.calibration import HeldBack, at_prevalence
+from lopsided.evaluation.decision import Decision, resolve
 from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
 from lopsided.recipe import WEIGHT_NAMES, Recipe, named_recipe, named_recipes
-from lopsided.runs.records import ROUNDING, WITH_WEIGHTS, LossTable, Record, epochs_of, family_of
+from lopsided.runs.keys import WITH_WEIGHTS, LossTable, epochs_of, family_of
+from lopsided.runs.records import ROUNDING, Record
 from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
 TEMPERATURE = 0.07

@@ -20,7 +20,8 @@ from lopsided.paper.protocol import CL, FIGURES, Setting
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, signed
-from lopsided.runs.records import Record, read_records
+from lopsided.runs.record_files import read_records
+from lopsided.runs.records import Record
 from lopsided.sweeps.compare import WORDS, lopsidedness
 from lopsided.sweeps.sweep import RECORDS, about_sweep
 

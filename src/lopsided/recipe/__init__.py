@@ -1,22 +1,12 @@
 """Recipes: the validated settings of a run, read from and written to TOML. This package does not need torch."""
 
+from lopsided.recipe.conflicts import MAX_MEMBERS
+from lopsided.recipe.fields import FROZEN, RUNTIME_FIELDS, UNHASHED_FIELDS, is_idle
 from lopsided.recipe.losses import LossSettings
-from lopsided.recipe.schema import (
-    FROZEN,
-    MAX_MEMBERS,
-    MAX_SIDE,
-    RUNTIME_FIELDS,
-    UNHASHED_FIELDS,
-    Classifier,
-    EncoderTraining,
-    Recipe,
-    find_recipe,
-    hashed_fields,
-    is_idle,
-    named_recipe,
-    named_recipes,
-    parse_change,
-)
+from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
+from lopsided.recipe.schema import Recipe, hashed_fields, parse_change
+from lopsided.recipe.sections import Classifier, EncoderTraining
+from lopsided.recipe.values import MAX_SIDE
 from lopsided.recipe.weights import WEIGHT_NAMES
 
 __all__ = [

@@ -9,7 +9,8 @@ from lopsided.errors import sentence
 from lopsided.losses import catalogue
 
 if TYPE_CHECKING:
-    from lopsided.recipe.schema import EncoderTraining, Recipe
+    from lopsided.recipe.schema import Recipe
+    from lopsided.recipe.sections import EncoderTraining
 
 USUAL_BETA = 0.9999
 """The beta of the class weights if a recipe does not set it."""

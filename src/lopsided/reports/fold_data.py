@@ -15,7 +15,8 @@ from lopsided.recipe import Recipe
 from lopsided.reports.run_data import Judged, open_finished, read_judged
 from lopsided.reports.sweep_data import is_key
 from lopsided.reports.wording import amount
-from lopsided.runs.records import Record, Treatment
+from lopsided.runs.keys import Treatment
+from lopsided.runs.records import Record
 from lopsided.sweeps.engines import CELLS
 
 Floats = npt.NDArray[np.float64]

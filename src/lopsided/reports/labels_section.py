@@ -9,8 +9,8 @@ from typing import Any
 from lopsided.reports.run_data import Judged
 from lopsided.reports.thumbnails import Thumbnails
 from lopsided.reports.wording import amount, clean
+from lopsided.runs.folder import MAX_TABLE
 from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
-from lopsided.runs.run import MAX_TABLE
 
 SHOWN = 24
 """Number of doubtful labels that a page shows."""

@@ -15,7 +15,7 @@ from lopsided.reports.arms_page import arms_page
 from lopsided.reports.feature_map import check_kind
 from lopsided.reports.run_page import run_page
 from lopsided.reports.sweep_data import PAGE
-from lopsided.runs.run import METRICS, RECIPE
+from lopsided.runs.folder import METRICS, RECIPE
 from lopsided.sweeps.engines import CELLS
 from lopsided.sweeps.sweep import SWEEP
 

@@ -17,8 +17,8 @@ from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
 from lopsided.evaluation.epochs import figure_of
 from lopsided.inference.predict import PROBABILITY
+from lopsided.runs.folder import LOG, METRICS, PREDICTIONS, RECIPE, Run
 from lopsided.runs.metrics import Metrics, check_metrics
-from lopsided.runs.run import LOG, METRICS, PREDICTIONS, RECIPE, Run
 
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

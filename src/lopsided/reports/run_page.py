@@ -20,8 +20,8 @@ from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, favoured, favoured_interval, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import amount, clean, duration, percent, quoted
+from lopsided.runs.folder import FEATURES, RECIPE
 from lopsided.runs.metrics import Evaluation, Metrics
-from lopsided.runs.run import FEATURES, RECIPE
 from lopsided.seeds import derive_seed
 
 MOST_IMAGES = 10_000

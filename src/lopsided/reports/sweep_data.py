@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from lopsided.errors import RunError, sentence
 from lopsided.reports.wording import amount, clean, duration, listed
-from lopsided.runs.records import Failure, Record, read_failures, read_records
+from lopsided.runs.record_files import read_failures, read_records
+from lopsided.runs.records import Failure, Record
 from lopsided.sweeps.engines import CELLS
 from lopsided.sweeps.sweep import FAILURES, RECORDS, about_sweep
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.run import Run, run_recipe
+from lopsided.runs.folder import Run
+from lopsided.runs.run import run_recipe
 
 if TYPE_CHECKING:
     from lopsided.training.reporter import Reporter

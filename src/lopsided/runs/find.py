@@ -21,7 +21,7 @@ from lopsided.inference.packs import Mapper, Scorer, packs
 from lopsided.inference.pool import find_images
 from lopsided.models.model import ModelCard
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
-from lopsided.runs.run import open_model, open_use
+from lopsided.runs.reopen import open_model, open_use
 
 CACHE_SHARE = 0.25
 """Features of a pool are cached if they fill at most this share of the cache. Larger pools would displace others."""

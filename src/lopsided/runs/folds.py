@@ -2,51 +2,31 @@
 
 The folder of such a run is that of any run. Its ``folds/`` also holds the run of each fold: ``folds/1/``, ``folds/2/``
 and so on over all repeats, and ``folds/all/`` for a model of all images. Each of them is an ordinary run, so a killed
-run continues inside the fold where it was. The results are computed from the finished folds alone:
-
-- ``predictions.csv`` and ``metrics.json`` hold the out-of-fold predictions of all images as the split ``test``.
-- Calibration and rule of each fold are fitted to the scores of the other folds (``evaluation.folds``). Those of the
-  model are fitted to the scores of all folds.
-- ``model.safetensors`` is the model of all images, or the ensemble of the models of the folds.
-
-At the end, the models and checkpoints of the folds are removed.
+run continues inside the fold where it was. The results are computed from the finished folds alone (see
+``fold_results``). At the end, the models and checkpoints of the folds are removed.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lopsided import files
 from lopsided.data.folds import fold_numbers, fold_recipes, most_folds, whole_recipe
-from lopsided.data.more import training_source
-from lopsided.data.prepare import data_seed, list_drawn, split_rule, split_source
+from lopsided.data.prepare import data_seed, list_drawn, split_rule
 from lopsided.data.sources import Source
-from lopsided.data.splits import Leaks, Splits
-from lopsided.errors import RunError
-from lopsided.evaluation.decision import (
-    Calibration,
-    Decision,
-    HeldBack,
-    at_prevalence,
-    explain,
-    figures_by_rule,
-)
-from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
-from lopsided.evaluation.metrics import evaluate
+from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.folds import settle_scores
 from lopsided.inference.feature_cache import cache_root
-from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
-from lopsided.runs import run as runs
-from lopsided.runs.labels import write_label_check
+from lopsided.runs.fold_results import OWN_WORDS, Codes, FoldResults
+from lopsided.runs.folder import CARD, CHECKPOINT, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
+from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
 from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
 from lopsided.training.prior import settled_prior
@@ -54,32 +34,16 @@ from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
-    from lopsided.models.model import Model, ModelCard
 
-Codes = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Parts = Sequence[tuple[Recipe, str]]
 """Recipes of folds, and the path of each run below the folder of the run with folds."""
 Parallel = Callable[[Path, Parts], None]
 """Trains the runs of folds below a folder, several at once."""
-
-FOLDS, WHOLE = "folds", "all"
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
 FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
 """Seconds of one fold with a frozen encoder, of each image in a fold, and of one pass through an encoder: a rough
 guide."""
-RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
-_OWN_WORDS = re.compile(
-    r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
-    r"|^Tracked by|^The decision is|^The probabilities are|^The regression has|^The images are split"
-)
-"""Notes and warnings of a fold that do not hold for the whole run. The run has its own instead."""
-
-
-def place(fold: int | str) -> str:
-    """Return the path of the run of a fold below the folder of its run."""
-    return f"{FOLDS}/{fold}"
 
 
 def has_folds(recipe: Recipe) -> bool:
@@ -95,7 +59,7 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
     """
     if recipe.method != "frozen" or has_folds(recipe):
         return None, ""
-    recipe = runs.settle(recipe, data)
+    recipe = settle(recipe, data)
     source = list_drawn(recipe)
     how, counts = split_rule(recipe, source), source.counts()
     rarest = min(counts, key=lambda name: counts[name])
@@ -144,30 +108,28 @@ def train_folds(
     try:
         if first:
             if not resume:
-                files.atomic_write(folder / runs.RECIPE, recipe.to_toml())
+                files.atomic_write(folder / RECIPE, recipe.to_toml())
             for text in [*filter(None, [why]), *_fold_words(recipe, source)]:
                 log.note(text)
         with tracked(folder, recipe, reporter, first=first) as watcher:  # The folds have trackers of their own.
             if watcher is not None and first:
                 watcher.begin(source.classes, [])
             if parallel is not None and first:
-                todo = [(part, where) for part, where in parts if not (folder / where / runs.METRICS).exists()]
+                todo = [(part, where) for part, where in parts if not (folder / where / METRICS).exists()]
                 parallel(folder, todo)
             for number, (part, where) in enumerate([*parts, *alone], start=1):
                 label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
                 below = _Part(log, label, notes=number == 1)
-                runs.run_recipe(
-                    part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out)
-                )
+                run_recipe(part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out))
             if first:
                 size = 1 if ranks is None else ranks.size
-                _Assembly(folder, recipe, source, held_out, numbers, prior, log, size).write()
+                FoldResults(folder, recipe, source, held_out, numbers, prior, log, size).write()
         if first:
             tidy(folder)
     except Exception:
         if first and not resume and not (folder / FOLDS).exists():  # There is nothing to continue.
             shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
-            for name in (runs.RECIPE, LOG_NAME, TRACKERS):
+            for name in (RECIPE, LOG_NAME, TRACKERS):
                 with suppress(OSError):
                     (folder / name).unlink()
         raise
@@ -177,8 +139,8 @@ def tidy(folder: Path) -> None:
     """Remove models, features and checkpoints of the folds of a finished run. Their figures stay."""
     files.check_no_links(folder / FOLDS)
     for path in (folder / FOLDS).glob("*"):
-        shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
-        for name in ("model.safetensors", runs.CARD, runs.FEATURES):
+        shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
+        for name in ("model.safetensors", CARD, FEATURES):
             with suppress(OSError):
                 (path / name).unlink()
 
@@ -207,7 +169,7 @@ class _Part(Reporter):
 
     def note(self, text: str) -> None:
         """Pass on a note if it holds for the whole run."""
-        if self._notes and not _OWN_WORDS.search(text):
+        if self._notes and not OWN_WORDS.search(text):
             self._log.note(text)
 
 
@@ -242,336 +204,3 @@ def _fold_words(recipe: Recipe, source: Source) -> Iterator[str]:
         if mixed:
             some = "One group holds" if len(mixed) == 1 else f"{len(mixed):,} groups hold"
             yield f"{some} images of several classes, for example {mixed[0]}. Check its labels."
-
-
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """The scores of all images in one repeat, moved to one prior."""
-
-    held: HeldBack
-    folds: Codes
-    features: npt.NDArray[np.float32] | None
-
-
-class _Assembly:
-    """Computes the results of a run from its finished folds."""
-
-    def __init__(
-        self,
-        folder: Path,
-        recipe: Recipe,
-        source: Source,
-        held_out: Source | None,
-        numbers: list[Codes],
-        prior: tuple[float, ...],
-        log: Log,
-        num_ranks: int,
-    ) -> None:
-        self.folder, self.recipe, self.source, self.held_out = folder, recipe, source, held_out
-        self.numbers, self.prior, self.log, self.num_ranks = numbers, prior, log, num_ranks
-        self.classes = source.classes
-        self.digests = source.images.digest(np.arange(len(source)))
-        more = source.more
-        self.trained_digests = self.digests + ([] if more is None else more.images.digest(np.arange(len(more))))
-        self.rule, self.kind = recipe.decision.rule, recipe.decision.calibration
-        self.seconds = 0.0
-
-    def write(self) -> None:
-        """Write the model, the predictions, the features and, last, the metrics."""
-        from lopsided.training.fit import Predictions, fingerprint
-
-        repeats = [self._scores(repeat) for repeat in range(len(self.numbers))]
-        settled = [settle_crossed(self.rule, self.kind, self.classes, self.prior, r.held, r.folds) for r in repeats]
-        change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
-        decision = named_out_of_fold(decision)
-        model, card = self._model(change, decision)
-        for text in self._notes(model, card):
-            self.log.note(text)
-        leaks = self._leaks()
-        for text in self._warnings(leaks):
-            self.log.warn(text)
-        p, decided = settled[0]
-        test = Predictions(
-            names=self.source.names,
-            classes=self.classes,
-            probabilities=p,
-            y_true=self.source.labels,
-            groups=self.source.groups,
-            features=repeats[0].features,
-            decision=decision,
-        )
-        further = self._held_out(model, card)
-        baseline, below = self._baseline(decided)
-        for text in below:
-            self.log.warn(text)
-        table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
-        evaluations: dict[str, dict[str, Any] | None] = {
-            "val": None,
-            "test": self._evaluated(repeats, settled),
-            "held_out": None if further is None else runs.figures_of(further, card, self.recipe.seed),
-        }
-        from lopsided.models.model import save_model
-
-        card = save_model(self.folder, model, card)
-        parts = {"test": test, "held_out": further}
-        runs.write_tables(self.folder, parts, table, self.classes)
-        mean = np.mean([each for each, _ in settled], axis=0)
-        for text in write_label_check(self.folder, self.source, mean, repeats[0].features):
-            self.log.note(text)
-        empty = np.empty(0, dtype=np.int64)
-        joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
-        counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
-        runs.write_metrics(
-            self.folder,
-            self.recipe,
-            self.source,
-            counts={"train": joined.counts(), "val": none, "test": counts},
-            card=card,
-            evaluations=evaluations,
-            leaks=leaks,
-            baseline=baseline,
-            warnings=self.log.warnings,
-            num_ranks=self.num_ranks,
-            fingerprint=fingerprint(joined, splits, self.trained_digests),
-            seconds=self.seconds,
-            folds=self._facts(model, repeats, settled),
-        )
-        self.log.event("end", seconds=self.seconds)
-
-    def _scores(self, repeat: int) -> _Scored:
-        """Read the scores of the folds of one repeat, and move them to the prior of all images."""
-        folds = self.recipe.data.folds or 0
-        recipes = fold_recipes(self.recipe)
-        p = np.full((len(self.source), len(self.classes)), np.nan)
-        features: dict[int, npt.NDArray[np.float32]] = {}
-        numbers = np.full(len(self.source), -1)
-        for fold in range(1 + repeat * folds, 1 + (repeat + 1) * folds):
-            splits = split_source(recipes[fold - 1], self.source)
-            run = self._open(place(fold), splits)
-            rows = [row for row in run.predictions() if row["split"] == "test"]
-            if [row["name"] for row in rows] != [self.source.names[i] for i in splits.test]:
-                raise RunError(f"{run.folder / runs.PREDICTIONS} does not fit its fold. {self._again(fold)}")
-            try:
-                found = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in self.classes] for row in rows])
-            except (KeyError, ValueError, TypeError) as error:
-                text = f"{run.folder / runs.PREDICTIONS} is not a valid table of predictions ({files.reason(error)})."
-                raise RunError(f"{text} {self._again(fold)}") from None
-            p[splits.test] = at_prevalence(found, _prior_of(run), self.prior)
-            numbers[splits.test] = fold
-            if self.recipe.method == "frozen" and "test" in run.features():  # Other folds have other encoders.
-                features[fold] = run.features()["test"]
-        held = HeldBack(p, self.source.labels, self.source.groups)
-        joined = None
-        if len(features) == folds:
-            width = next(iter(features.values())).shape[1]
-            joined = np.empty((len(self.source), width), dtype=np.float32)
-            for fold, part in features.items():
-                joined[numbers == fold] = part
-        return _Scored(held, numbers, joined)
-
-    def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[str]]:
-        """Compare the model with the recipe ``default`` on the same folds. Also return a warning if it is worse."""
-        from lopsided.models.machine import pick_device
-        from lopsided.training.baseline import compare_answers
-        from lopsided.training.default_run import Answers, classify_by_default, figures_of, is_default
-
-        if not self.recipe.compare_default or is_default(self.recipe):
-            return None, []
-        found: list[tuple[Codes, Answers]] = []
-        for part in fold_recipes(self.recipe)[: self.recipe.data.folds]:
-            splits = split_source(part, self.source)
-            own, splits = training_source(self.source, splits)
-            alone = Splits(splits.train, splits.val[:0], splits.test)
-            device = pick_device(self.recipe.device)
-            answers = classify_by_default(part, own, alone, self.trained_digests, device, self.log).get("test")
-            if answers is None:
-                return None, []
-            found.append((splits.test[answers.rows], answers))
-        rows = np.concatenate([tested for tested, _ in found])
-        joined = Answers(
-            rows,
-            self.source.labels[rows],
-            np.concatenate([each.probabilities for _, each in found]),
-            np.concatenate([each.predicted for _, each in found]),
-        )
-        compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
-        groups = None if self.source.groups is None else self.source.groups[rows]
-        figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
-        text = compared.default_words("out-of-fold")
-        return {"recipe": "default", "splits": {"test": figures}}, [text] if text else []
-
-    def _open(self, where: str, splits: Splits) -> runs.Run:
-        """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""
-        from lopsided.training.fit import fingerprint
-
-        run = runs.Run.open(self.folder / where)
-        source, splits = training_source(self.source, splits)
-        if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(source, splits, self.trained_digests):
-            what = f"The images, labels or groups have changed since {run.folder} was trained"
-            raise RunError(f"{what}. Restore them, or start a new run in another folder.")
-        self.seconds += float(run.metrics["seconds"])
-        return run
-
-    def _again(self, fold: int) -> str:
-        return f"Remove the folder {self.folder / place(fold)} and continue the run with --resume."
-
-    def _model(self, change: Calibration, decision: Decision) -> tuple[Model, ModelCard]:
-        """Return the model of all images, or the ensemble of the folds of the first repeat, calibrated."""
-        from lopsided.models.ensemble import average
-        from lopsided.models.machine import pick_device
-        from lopsided.models.model import load_model
-        from lopsided.training.decide import recalibrate
-        from lopsided.training.prior import bias_between
-
-        device, fast = pick_device(self.recipe.device), self.recipe.fast
-        if self.recipe.ensembles:
-            places = [self.folder / place(fold) for fold in range(1, 1 + (self.recipe.data.folds or 0))]
-            loaded = [load_model(path, device, fast=fast) for path in places]
-            moves = [bias_between(card.prior or self.prior, self.prior).tolist() for _, card in loaded]
-            model, card = average(loaded, moves)
-        else:
-            self._open(place(WHOLE), split_source(whole_recipe(self.recipe), self.source))
-            model, card = load_model(self.folder / place(WHOLE), device, fast=fast)
-        num = 0 if self.kind == "none" else len(self.source)
-        return model, recalibrate(model, card, self.prior, change, decision, num)
-
-    def _held_out(self, model: Model, card: ModelCard) -> Any:
-        from lopsided.training.fit import Predictions, predict
-
-        source = self.held_out
-        if source is None:
-            return None
-        p = predict(model, card, source.images)
-        return Predictions(source.names, card.classes, p, source.labels, source.groups, decision=card.decision)
-
-    def _evaluated(self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:
-        """Return the figures of all images, as means over the repeats."""
-        labels = self.source.labels
-        found, rules = [], []
-        for part, (p, decided) in zip(repeats, settled, strict=True):
-            groups, seed = self.source.groups, self.recipe.seed
-            own = evaluate(labels, p, decided, classes=self.classes, seed=seed, groups=groups, folds=part.folds)
-            found.append(own.to_dict())
-            rules.append(figures_by_rule(("plain", "balanced"), self.classes, self.prior, p, labels))
-        mean = mean_evaluation(found)
-        mean["notes"] = [*mean["notes"], RANKS_NOTE]
-        if len(settled) > 1:
-            text = f"The figures are means over {len(settled)} repeats. Predictions and confusion are of the first one."
-            mean["notes"] = [*mean["notes"], text]
-        names = [name for name in rules[0] if all(name in each for each in rules)]
-        return {**mean, "rules": {name: _mean_rule([each[name] for each in rules]) for name in names}}
-
-    def _facts(
-        self, model: Model, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]
-    ) -> dict[str, Any]:
-        """Return what ``metrics.json`` says about the folds."""
-        per_fold = []
-        for repeat, (part, (_, decided)) in enumerate(zip(repeats, settled, strict=True), start=1):
-            for fold in np.unique(part.folds):
-                rows = part.folds == fold
-                truth = self.source.labels[rows]
-                counts = np.bincount(truth, minlength=len(self.classes))
-                hits = np.bincount(truth[decided[rows] == truth], minlength=len(self.classes))
-                recall = [int(h) / int(n) if n else None for h, n in zip(hits, counts, strict=True)]
-                known = [value for value in recall if value is not None]
-                per_fold.append(
-                    {
-                        "fold": int(fold),
-                        "repeat": repeat,
-                        "images": int(rows.sum()),
-                        "uwa": sum(known) / len(known),
-                        "recall": recall,
-                    }
-                )
-        members = (self.recipe.data.folds or 1) if self.recipe.ensembles else 1
-        return {
-            "folds": self.recipe.data.folds,
-            "repeats": self.recipe.data.repeats,
-            "by": split_rule(self.recipe, self.source),
-            "final": "ensemble" if self.recipe.ensembles else "refit",
-            "members": members,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "per_fold": per_fold,
-        }
-
-    def _notes(self, model: Model, card: ModelCard) -> Iterator[str]:
-        yield model_words(
-            self.recipe.ensembles,
-            card.members,
-            sum(parameter.numel() for parameter in model.parameters()),
-            sum(value.numel() * value.element_size() for value in model.state_dict().values()),
-        )
-        yield " ".join([explain(card.decision, card.classes), *card.decision.notes])
-        if card.calibrated_on:
-            yield (
-                f"The probabilities are calibrated on {card.calibrated_on:,} out-of-fold images: temperature "
-                f"{card.temperature:.3g}"
-                + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
-            )
-
-    def _leaks(self) -> Leaks:
-        """Return groups and byte-identical images that are in two folds of the first repeat."""
-        numbers, names = self.numbers[0] + 1, self.source.names
-        seen: dict[str, int] = {}
-        duplicates = []
-        for row, digest in enumerate(self.digests):
-            other = seen.setdefault(digest, row)
-            if numbers[other] != numbers[row]:
-                duplicates.append((names[other], f"fold {numbers[other]}", names[row], f"fold {numbers[row]}"))
-        crossing: tuple[str, ...] = ()
-        if self.source.groups is not None:
-            pairs = np.unique(np.stack([self.source.groups, numbers.astype(np.str_)]), axis=1)
-            groups, counts = np.unique(pairs[0], return_counts=True)
-            crossing = tuple(groups[counts > 1].tolist())
-        return Leaks(crossing, tuple(duplicates))
-
-    def _warnings(self, leaks: Leaks) -> Iterator[str]:
-        from lopsided.training.cautions import FEW_TEST
-
-        few = [f"{name} ({number})" for name, number in self.source.counts().items() if number < FEW_TEST]
-        if few:
-            shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more classes" if len(few) > 5 else "")
-            yield f"The data hold fewer than {FEW_TEST} images of {shown}: check how wide the intervals are."
-        if leaks.groups:
-            number = f"{len(leaks.groups):,} groups are" if len(leaks.groups) > 1 else "One group is"
-            text = f"{number} in more than one fold, for example {leaks.groups[0]}: the figures will be too high."
-            yield f"{text} Use folds by group (--split group)."
-        if leaks.duplicates:
-            one, where, other, there = leaks.duplicates[0]
-            number = f"{len(leaks.duplicates):,} images are" if len(leaks.duplicates) > 1 else "One image is"
-            yield (
-                f"{number} byte-identical to an image in another fold, for example {other} in {there} and {one} in "
-                f"{where}: the figures will be too high."
-            )
-        found: dict[str, list[str]] = {}
-        total = len(self.numbers) * (self.recipe.data.folds or 0)
-        for fold in range(1, 1 + total):
-            for text in (runs.Run.open(self.folder / place(fold)).metrics or {})["warnings"]:
-                if not _OWN_WORDS.search(text):
-                    found.setdefault(re.sub(r"[\d.,]+", "0", text), []).append(text)  # Folds differ in numbers.
-        for texts in found.values():
-            yield texts[0] if len(texts) == total else f"In {len(texts)} of {total} folds: {texts[0]}"
-
-
-def model_words(ensemble: bool, members: int, parameters: int, size: float) -> str:
-    """Return a sentence about the model that a run with folds hands over, with its size and its cost."""
-    numbers = f"{parameters / 1e6:.1f} million parameters, {size / 1e6:.1f} MB"
-    if not ensemble:
-        return f"The model is trained on all images ({numbers}). The models of the folds only test it."
-    return (
-        f"The model is the ensemble of the {members} models of the folds ({numbers}): it averages their logits. An "
-        f"image costs {members} times as much as with one of them. Use --final refit for one model of all images."
-    )
-
-
-def _prior_of(run: runs.Run) -> tuple[float, ...]:
-    prior = (run.metrics or {})["decision"]["prior"]
-    return tuple(map(float, prior))
-
-
-def _mean_rule(rules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    recalls = zip(*(rule["recall"] for rule in rules), strict=True)
-    return {
-        "uwa": sum(rule["uwa"] for rule in rules) / len(rules),
-        "recall": [None if None in column else sum(column) / len(column) for column in recalls],
-    }

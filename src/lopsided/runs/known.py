@@ -20,7 +20,7 @@ from lopsided.data.splits import Splits
 from lopsided.errors import InputError, LopsidedError, RunError, sentence
 from lopsided.inference.neighbours import MOST, Features, Known
 from lopsided.inference.pool import find_images
-from lopsided.runs.run import RECIPE, Run
+from lopsided.runs.folder import RECIPE, Run
 
 if TYPE_CHECKING:
     from lopsided.inference.features import Extractor

@@ -17,7 +17,7 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
-from lopsided.runs.records import coordinates, proportion
+from lopsided.runs.keys import coordinates, proportion
 from lopsided.trackers import Status, TrackedRun, Tracker, catalogue
 from lopsided.trackers.tracker import Epoch
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
@@ -268,14 +268,14 @@ def _child_name(folder: Path, recipe: Recipe) -> str:
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
-    from lopsided.runs.run import Run
+    from lopsided.runs.folder import Run
 
     return Run.open(folder).metrics or {}
 
 
 def _epochs_of(folder: Path) -> list[dict[str, Any]]:
     """Return the last line of each epoch in the log of a run."""
-    from lopsided.runs.run import Run
+    from lopsided.runs.folder import Run
 
     found = {(e.get("stage"), e.get("epoch")): e for e in Run.open(folder).events() if e["event"] == "epoch"}
     return [{name: value for name, value in e.items() if name not in ("event", "time")} for e in found.values()]

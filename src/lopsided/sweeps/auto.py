@@ -15,9 +15,10 @@ from lopsided import files
 from lopsided.data.folds import fold_recipes
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipes
-from lopsided.runs import run as runs
-from lopsided.runs.folds import place
-from lopsided.runs.records import Record, cell_key, proportion, treatment_of
+from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, RECIPE, place
+from lopsided.runs.keys import cell_key, proportion, treatment_of
+from lopsided.runs.records import Record
+from lopsided.runs.run import settle
 from lopsided.sweeps.answer import Answer, answer
 from lopsided.sweeps.arms import Arm, check_arms, fold_cells
 from lopsided.sweeps.compare import compare
@@ -148,20 +149,20 @@ def hand_over(choice: Choice, folder: Path, out: Path) -> None:
 
     The recipe is written last: a run folder without it is not yet a run, and is filled again.
     """
-    recipe = runs.settle(choice.recipe)
+    recipe = settle(choice.recipe)
     for fold, part in enumerate(fold_recipes(recipe), start=1):
-        own = folder / CELLS / cell_key(runs.settle(part))
+        own = folder / CELLS / cell_key(settle(part))
         target = out / place(fold)
-        if (own / runs.METRICS).exists():
+        if (own / METRICS).exists():
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(own, target, ignore=shutil.ignore_patterns("report.html", files.LOCK_NAME))
-    files.atomic_write(out / runs.RECIPE, recipe.to_toml())
+    files.atomic_write(out / RECIPE, recipe.to_toml())
 
 
 def drop_models(folder: Path) -> None:
     """Remove the models and checkpoints of a comparison, whose chosen models are in another folder."""
     for cell in (folder / CELLS).glob("*"):
-        shutil.rmtree(cell / runs.CHECKPOINT, ignore_errors=True)
-        for name in ("model.safetensors", runs.CARD):
+        shutil.rmtree(cell / CHECKPOINT, ignore_errors=True)
+        for name in ("model.safetensors", CARD):
             with suppress(OSError):
                 (cell / name).unlink()

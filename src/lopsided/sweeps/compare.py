@@ -25,7 +25,8 @@ from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
 from lopsided.recipe.words import listed, shown
-from lopsided.runs.records import ROUNDING, Record, Treatment
+from lopsided.runs.keys import Treatment
+from lopsided.runs.records import ROUNDING, Record
 
 SPLITS = ("test", "held_out")
 FIGURES = ("uwa", "uwa_balanced", "uwa_tuned", "uwa_plain", "accuracy", "auroc", "log_loss")

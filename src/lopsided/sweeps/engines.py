@@ -18,7 +18,8 @@ from typing import Protocol
 
 from lopsided.errors import InputError, LopsidedError, sentence
 from lopsided.recipe import Recipe
-from lopsided.runs.records import Record, cell_key, coordinates, proportion
+from lopsided.runs.keys import cell_key, coordinates, proportion
+from lopsided.runs.records import Record
 from lopsided.runs.run import run_recipe, settle
 
 CELLS = "cells"

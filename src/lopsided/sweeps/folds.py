@@ -11,7 +11,7 @@ from pathlib import Path
 from lopsided import files
 from lopsided.errors import RunError
 from lopsided.runs.folds import Parallel, Parts
-from lopsided.runs.records import cell_key
+from lopsided.runs.keys import cell_key
 from lopsided.sweeps.engines import Cell, Engine
 
 RETRIES = 1

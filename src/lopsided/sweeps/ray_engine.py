@@ -22,8 +22,8 @@ from typing import Any
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError, sentence
+from lopsided.runs.folder import METRICS
 from lopsided.runs.records import Record
-from lopsided.runs.run import METRICS
 from lopsided.sweeps.engines import LOST, Cell, Ended, train_cell
 
 CONNECT_SECONDS = 20.0

@@ -32,16 +32,9 @@ from lopsided import __version__, files
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import shown
-from lopsided.runs import run as runs
-from lopsided.runs.records import (
-    Failure,
-    Record,
-    append_failure,
-    append_record,
-    read_failures,
-    read_records,
-    renew_records,
-)
+from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, Run
+from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records, renew_records
+from lopsided.runs.records import Failure, Record
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, Engine, LocalEngine
 from lopsided.sweeps.tracking import tracked_sweep
 from lopsided.sweeps.view import View, sweep_view
@@ -64,7 +57,7 @@ FORMAT = 1
 
 SWEEP, RECORDS, FAILURES, CLAIMS = "sweep.json", "records.jsonl", "failures.jsonl", "claims"
 _POLL_SECONDS = 1.0
-_MODEL_FILES = ("model.safetensors", runs.CARD)
+_MODEL_FILES = ("model.safetensors", CARD)
 
 
 @dataclass(frozen=True)
@@ -175,12 +168,12 @@ def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) ->
     there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
     known = {cell for cell, record in there.items() if record.is_complete} | (set(but) - set(there))
     found: dict[str, Record] = {}
-    for metrics in sorted((path / CELLS).glob(f"*/{runs.METRICS}")):
+    for metrics in sorted((path / CELLS).glob(f"*/{METRICS}")):
         cell = metrics.parent.name
         if cell not in known:
             # An unreadable run is trained again, or keeps its old record.
             with suppress(LopsidedError, OSError):
-                record = Record.from_run(runs.Run.open(metrics.parent))
+                record = Record.from_run(Run.open(metrics.parent))
                 if record.cell == cell or (cell in there and _can_move(metrics.parent, record.cell)):
                     found[cell] = record
     if found:
@@ -260,7 +253,7 @@ class _Driver:
             self.tell(f"{some} of lopsided 0.1 without a run folder: these cells are trained again if requested.")
         for cell in self.cells:
             record = there.get(cell.key)
-            finished = (self.folder / CELLS / cell.key / runs.METRICS).exists()
+            finished = (self.folder / CELLS / cell.key / METRICS).exists()
             if record is None and finished and (claim := self.claim(cell)) is not None:
                 with claim:
                     record = self.unrecorded(cell)
@@ -287,10 +280,10 @@ class _Driver:
     def unrecorded(self, cell: Cell) -> Record | None:
         """Record a cell that finished just before its sweep was stopped. The caller holds its claim."""
         path = self.folder / CELLS / cell.key
-        if not (path / runs.METRICS).exists():
+        if not (path / METRICS).exists():
             return None
         with suppress(LopsidedError):  # The error appears again when the cell runs.
-            record = replace(Record.from_run(runs.Run.open(path)), arm=cell.arm)
+            record = replace(Record.from_run(Run.open(path)), arm=cell.arm)
             if record.cell == cell.key:
                 self.put_away(cell, record)
                 return record
@@ -418,7 +411,7 @@ class _Driver:
         """
         path = self.folder / CELLS / cell.key
         if self.kept == "runs":
-            shutil.rmtree(path / runs.CHECKPOINT, ignore_errors=True)
+            shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
             for name in _MODEL_FILES:
                 with suppress(OSError):
                     (path / name).unlink()

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lopsided.runs.records import Record, proportion
+from lopsided.runs.keys import proportion
+from lopsided.runs.records import Record
 from lopsided.runs.tracking import Trackers
 from lopsided.sweeps.engines import Cell
 from lopsided.trackers import TrackedRun

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from lopsided.data.inputs import Indices, MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.evaluation.decision import Calibration, HeldBack, fit_calibration, prior_of
+from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
 from lopsided.recipe import EncoderTraining, Recipe
-from lopsided.recipe.schema import TRAINING_FIELDS
+from lopsided.recipe.fields import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage

@@ -26,7 +26,7 @@ _LEAST_FALL, _LEAST_LATE = 0.05, 0.01
 def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
     """Yield the warnings of a run."""
     yield from _of_splits(recipe, prepared)
-    yield from _of_leaks(leaks)
+    yield from leak_cautions(leaks, "split", "Split")
     if recipe.method != "frozen":
         yield from _of_batches(recipe, prepared)
 
@@ -101,22 +101,28 @@ def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
 
 def _few(prepared: Prepared, part: Part, least: int) -> str:
     counts = np.bincount(part.labels, minlength=len(prepared.classes))
-    named = [f"{name} ({n})" for name, n in zip(prepared.classes, counts.tolist(), strict=True) if n < least]
+    return few_classes(dict(zip(prepared.classes, counts.tolist(), strict=True)), least)
+
+
+def few_classes(counts: Mapping[str, int], least: int) -> str:
+    """Return the classes with fewer images than ``least`` and their numbers, or ""."""
+    named = [f"{name} ({n})" for name, n in counts.items() if n < least]
     return ", ".join(named[:5]) + (f" and {len(named) - 5} more classes" if len(named) > 5 else "")
 
 
-def _of_leaks(leaks: Leaks) -> Iterator[str]:
+def leak_cautions(leaks: Leaks, unit: str, do: str) -> Iterator[str]:
+    """Yield warnings about groups and images in two splits or folds. ``unit`` is split or fold, ``do`` the advice."""
     if leaks.groups:
         number = f"{len(leaks.groups):,} groups are" if len(leaks.groups) > 1 else "One group is"
         yield (
-            f"{number} in more than one split, for example {leaks.groups[0]}: the figures will be too high. "
-            "Split by group (--split group)."
+            f"{number} in more than one {unit}, for example {leaks.groups[0]}: the figures will be too high. "
+            f"{do} by group (--split group)."
         )
     if leaks.duplicates:
         first, where, other, there = leaks.duplicates[0]
         number = f"{len(leaks.duplicates):,} images are" if len(leaks.duplicates) > 1 else "One image is"
         yield (
-            f"{number} byte-identical to an image in another split, for example {other} in {there} and {first} in "
+            f"{number} byte-identical to an image in another {unit}, for example {other} in {there} and {first} in "
             f"{where}: the figures will be too high."
         )
 

@@ -11,16 +11,8 @@ import numpy.typing as npt
 import torch
 
 from lopsided.data.inputs import Prepared
-from lopsided.evaluation.decision import (
-    Calibration,
-    Decision,
-    HeldBack,
-    explain,
-    fit_calibration,
-    prior_of,
-    resolve,
-    through,
-)
+from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
+from lopsided.evaluation.decision import Decision, explain, resolve, through
 from lopsided.inference.probabilities import predict_inputs
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe

@@ -20,7 +20,8 @@ from lopsided.data.inputs import prepare
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import LopsidedError
-from lopsided.evaluation.decision import prior_of, resolve
+from lopsided.evaluation.calibration import prior_of
+from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.metrics import evaluate
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import Recipe, named_recipe

@@ -38,7 +38,7 @@ from lopsided.models.cut import Cut, block_numbers, cut_encoder
 from lopsided.models.model import Model
 from lopsided.models.views import look
 from lopsided.recipe import EncoderTraining, Recipe
-from lopsided.recipe.schema import USUAL_VIEWS
+from lopsided.recipe.sections import USUAL_VIEWS
 from lopsided.seeds import derive_seed
 from lopsided.training.loop import Loop
 from lopsided.training.reporter import Log

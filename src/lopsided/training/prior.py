@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.evaluation.decision import prior_of
+from lopsided.evaluation.calibration import prior_of
 from lopsided.recipe import Classifier, EncoderTraining, Recipe
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,32 +16,27 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from lopsided.data.folds import fold_numbers, whole_recipe
-from lopsided.data.images import ArrayImages
-from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
-from lopsided.data.sources import Source, source_from_arrays
-from lopsided.data.splits import split
+from lopsided.data.folds import whole_recipe
+from lopsided.data.inputs import Inputs, MemoryInputs, StreamedInputs
+from lopsided.data.sources import source_from_arrays
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.decision import HeldBack, at_prevalence
+from lopsided.estimator.fitting import PREDICT_BATCH, Samples, out_of_fold, train
+from lopsided.estimator.inputs import are_images, checked_groups, on_cpu, plain_numbers, stacked
+from lopsided.estimator.saved import DTYPES, FILE_NAME, FORMAT, plain, read_saved
+from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
-from lopsided.inference.probabilities import check_finite, check_shape, predict_inputs
+from lopsided.inference.probabilities import check_finite, check_shape
 from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
-from lopsided.training.checkpoint import Checkpoint, State
-from lopsided.training.decide import check_rule, recalibrate, settle
-from lopsided.training.fit import pixels_of
+from lopsided.training.decide import recalibrate
 from lopsided.training.prior import settled_prior
-from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
-FILE_NAME = "estimator.json"
-FORMAT = 2
-_PREDICT_BATCH = 256
 _FEW = 16
 
 
@@ -142,14 +136,14 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         return self._fit(X, y, None)
 
     def _fit(self, X: Any, y: Any, groups: Any) -> Self:
-        X = _stacked(X)
-        images = _are_images(X)
+        X = stacked(X)
+        images = are_images(X)
         if images:
-            y = column_or_1d(_on_cpu(y), warn=True)
+            y = column_or_1d(on_cpu(y), warn=True)
             if y.dtype.kind == "f" and np.isnan(y).any():
                 raise InputError(sentence("y must hold one label per image", f"{int(np.isnan(y).sum()):,} times NaN"))
         else:
-            X, y = validate_data(self, _on_cpu(X), _on_cpu(y), dtype=np.float64, ensure_min_samples=2)
+            X, y = validate_data(self, on_cpu(X), on_cpu(y), dtype=np.float64, ensure_min_samples=2)
             y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
@@ -157,74 +151,20 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             raise InputError(sentence("y must hold at least 2 classes", "1 class"))
         recipe = self._recipe("image" if images else "vector")
         names, codes = tuple(str(label) for label in classes), codes.astype(np.int64)
-        groups = _checked_groups(groups, len(codes))
+        groups = checked_groups(groups, len(codes))
+        samples = Samples(X, codes, names, groups, images)
         folds = self.folds if self.folds is not None else recipe.data.folds
         with threads(recipe.threads), flushed_denormals(recipe.fast):
             whole = recipe if folds is None else whole_recipe(recipe)
             if folds is not None:
-                scores = self._out_of_fold(X, codes, names, whole, folds, groups, images=images)
-            stages, state = self._train(X, codes, names, whole, groups, images=images)
+                scores = out_of_fold(samples, whole, folds, verbose=self.verbose)
+            stages, state = train(samples, whole, verbose=self.verbose)
             if folds is not None:
                 self._settle(stages, recipe, scores, codes, classes, groups)
         self.classes_ = classes
         self.resizes_ = recipe.data.image_size is not None or recipe.augment.normalisation == "weights"
         self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
         return self
-
-    def _train(
-        self,
-        X: Any,
-        codes: npt.NDArray[np.int64],
-        names: tuple[str, ...],
-        recipe: Recipe,
-        groups: npt.NDArray[np.str_] | None,
-        *,
-        images: bool,
-    ) -> tuple[Stages, State]:
-        prepared = self._prepare(X, codes, names, recipe, images=images)
-        prepared = _with_groups(prepared, groups)
-        check_rule(recipe, prepared)
-        state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
-        log = Log(None, _Printer() if self.verbose else None)
-        stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
-        stages.build()
-        stages.run(state, {})
-        settle(stages)
-        return stages, state
-
-    def _out_of_fold(
-        self,
-        X: Any,
-        codes: npt.NDArray[np.int64],
-        names: tuple[str, ...],
-        recipe: Recipe,
-        folds: int,
-        groups: npt.NDArray[np.str_] | None,
-        *,
-        images: bool,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Return the probabilities of each sample from a model without its fold, at one prior, and the folds."""
-        blank = ArrayImages(np.zeros((len(codes), 1, 1, 1), dtype=np.uint8))
-        source = Source("samples", blank, codes, names, tuple(map(str, range(len(codes)))), groups)
-        how: Literal["group", "stratified"] = "stratified" if groups is None else "group"
-        numbers = fold_numbers(source, how=how, folds=folds, seed=recipe.seed)
-        prior, p = settled_prior(recipe, np.bincount(codes, minlength=len(names))), np.empty((len(codes), len(names)))
-        for fold in range(folds):
-            here, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
-            own = None if groups is None else groups[rest]
-            stages, _ = self._train(X[rest], codes[rest], names, recipe, own, images=images)
-            found = self._probabilities(stages, X[here], images=images)
-            p[here] = at_prevalence(found, stages.card.prior or prior, prior)
-        return p, numbers
-
-    def _probabilities(self, stages: Stages, X: Any, *, images: bool) -> npt.NDArray[np.float64]:
-        card = stages.card
-        inputs: Inputs = (
-            MemoryInputs(torch.from_numpy(np.array(X)))
-            if not images
-            else (StreamedInputs(source_from_arrays(X).images, card.image_size, card.channels))
-        )
-        return predict_inputs(stages.model, inputs, _PREDICT_BATCH, engine=stages.engine if images else None)[0]
 
     def _settle(
         self,
@@ -280,7 +220,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the unweighted accuracy: the mean recall over the classes in ``y``."""
         predicted = self.predict(X)
-        y = column_or_1d(_on_cpu(y))
+        y = column_or_1d(on_cpu(y))
         labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)
         confusion = np.zeros((len(labels), len(labels)))
         weight = 1.0 if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
@@ -302,20 +242,20 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             "columns": self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None,
         }
         self.card_ = save_model(Path(folder), self.model_, self.card_)
-        atomic_write(Path(folder) / FILE_NAME, json.dumps(content, indent=2, default=_plain) + "\n")
+        atomic_write(Path(folder) / FILE_NAME, json.dumps(content, indent=2, default=plain) + "\n")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], device: str = "auto") -> TwoStageClassifier:
         """Load a folder that ``save`` wrote, or a run folder. The classes of a run folder are strings."""
         model, card = load_model(Path(folder), pick_device(device))
-        content = _read(Path(folder) / FILE_NAME)
+        content = read_saved(Path(folder) / FILE_NAME, TwoStageClassifier._get_param_names())
         try:
             # A run resizes the images that it predicts, and so does its estimator.
             own = {"encoder": card.encoder, "image_size": card.image_size}
             own = {"image_size": card.image_size} if issubclass(cls, LopsidedClassifier) else own
             estimator = cls(**content.get("parameters", own))
             kind = content.get("dtype", "U")
-            classes = np.array(content.get("classes", card.classes), dtype=_DTYPES[kind])
+            classes = np.array(content.get("classes", card.classes), dtype=DTYPES[kind])
             if len(classes) != len(card.classes):
                 raise ValueError("classes")
         except (TypeError, ValueError, KeyError) as error:
@@ -370,45 +310,29 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         base = find_recipe(self.recipe)
         if kind == "vector" and base.is_frozen:  # Vectors are features already.
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
-        return base.override(**_plain_numbers(changes))
-
-    def _prepare(
-        self, X: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...], recipe: Recipe, *, images: bool
-    ) -> Prepared:
-        if images:
-            source = source_from_arrays(X, codes, classes=names)
-        else:
-            # A split uses only the labels.
-            blank = ArrayImages(np.zeros((len(codes), 1, 1, 1), dtype=np.uint8))
-            source = Source("samples", blank, codes, names, tuple(str(i) for i in range(len(codes))))
-        splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
-        if images:
-            cached = recipe.is_frozen or recipe.method == "fine-tune"
-            digests = source.images.digest(np.arange(len(source))) if cached else None
-            return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
-        return prepare_vectors(X, codes, names, splits.train, splits.val)
+        return base.override(**plain_numbers(changes))
 
     def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
         check_is_fitted(self)
-        X = _stacked(X)
-        if _are_images(X) != (self.card_.kind == "image"):
-            got = "images" if _are_images(X) else "vectors"
+        X = stacked(X)
+        if are_images(X) != (self.card_.kind == "image"):
+            got = "images" if are_images(X) else "vectors"
             raise InputError(sentence(f"X must hold {self.card_.kind}s, as in fit", got))
         inputs: Inputs
-        if _are_images(X):
+        if are_images(X):
             source = source_from_arrays(X)
             self._check_size(np.shape(source.images.load(np.array([0]), None, source.images.channels))[2:])
             inputs = StreamedInputs(source.images, self.card_.image_size, self.card_.channels)
         else:
             inputs = MemoryInputs(
-                torch.from_numpy(np.array(validate_data(self, _on_cpu(X), dtype=np.float64, reset=False)))
+                torch.from_numpy(np.array(validate_data(self, on_cpu(X), dtype=np.float64, reset=False)))
             )
         with threads(self.num_threads):
             # An engine of onnxruntime takes a moment to build, which a few images are not worth.
             engine = Engine(self.model_, self.card_.shape, fast=len(inputs) > _FEW)
             found = []
-            for start in range(0, len(inputs), _PREDICT_BATCH):
-                batch = inputs.batch(np.arange(start, min(start + _PREDICT_BATCH, len(inputs))))
+            for start in range(0, len(inputs), PREDICT_BATCH):
+                batch = inputs.batch(np.arange(start, min(start + PREDICT_BATCH, len(inputs))))
                 check_shape(batch, self.card_)
                 found.append(engine.features(batch))
             features = np.concatenate(found)
@@ -482,90 +406,3 @@ class LopsidedClassifier(TwoStageClassifier):
         Inputs of one group, such as photographs of one patient, stay together in the inner folds.
         """
         return self._fit(X, y, groups)
-
-
-def _with_groups(prepared: Prepared, groups: npt.NDArray[np.str_] | None) -> Prepared:
-    """Return prepared data with the groups of the training rows. The estimator has no other rows with groups."""
-    if groups is None:
-        return prepared
-    if len(groups) != len(prepared.train):
-        must = f"groups must have one entry for each of the {len(prepared.train)} inputs"
-        raise InputError(sentence(must, f"the shape {groups.shape}"))
-    return replace(prepared, train=replace(prepared.train, groups=groups))
-
-
-def _checked_groups(groups: Any, num: int) -> npt.NDArray[np.str_] | None:
-    if groups is None:
-        return None
-    found = np.asarray(_on_cpu(groups)).astype(np.str_)
-    if found.shape != (num,):
-        must = f"groups must have one entry for each of the {num} inputs"
-        raise InputError(sentence(must, f"the shape {found.shape}"))
-    return found
-
-
-class _Printer(Reporter):
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        shown = [f"{name} {value:.4g}" for name, value in facts.items() if isinstance(value, float)]
-        print(f"{facts['stage']} {index}: {', '.join(shown)}")
-
-
-_DTYPES: dict[str, Any] = {
-    "i": np.int64, "u": np.uint64, "f": np.float64, "b": np.bool_, "U": np.str_, "O": object
-}  # fmt: skip
-
-
-def _are_images(X: Any) -> bool:
-    return getattr(X, "ndim", 0) in (3, 4)
-
-
-def _stacked(X: Any) -> Any:
-    """Return a list of images as one array. Return anything else unchanged. Entries of different sizes are refused."""
-    if not isinstance(X, list | tuple) or not X:
-        return X
-    entries = []
-    for i, entry in enumerate(X):
-        try:
-            entries.append(np.asarray(_on_cpu(entry)))
-        except ValueError:  # numpy refuses nested lists of different lengths.
-            raise InputError(f"Entry {i} of X is ragged: its rows have different lengths. Make them equal.") from None
-    other = next((i for i, entry in enumerate(entries) if entry.shape != entries[0].shape), None)
-    if other is not None:
-        what = "images" if max(entries[0].ndim, entries[other].ndim) > 1 else "rows"
-        do = "Resize the images." if what == "images" else "Fill or cut the rows."
-        got = f"the shape {entries[0].shape} in entry 0 and {entries[other].shape} in entry {other}"
-        raise InputError(sentence(f"all {what} of X must have the same size", got, do))
-    array = np.stack(entries)
-    return array if _are_images(array) else X
-
-
-def _on_cpu(values: Any) -> Any:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-
-
-def _plain(value: object) -> object:
-    """Return a numpy number or a path as a JSON value."""
-    return value.item() if isinstance(value, np.generic) else str(value)
-
-
-def _plain_numbers(value: Any) -> Any:
-    """Convert numpy numbers, which parameter grids often hold, to Python numbers."""
-    if isinstance(value, Mapping):
-        return {name: _plain_numbers(one) for name, one in value.items()}
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not valid JSON. Save the estimator again.") from error
-    if not isinstance(content, dict) or content.get("format") not in (1, FORMAT):
-        raise RunError(f"{path} does not have format {FORMAT}. Save the estimator again.")
-    if content["format"] == 1 and isinstance(content.get("parameters"), dict):
-        # Some parameters of format 1 are now fields of the recipe. Only another fit would need them.
-        known = TwoStageClassifier._get_param_names()
-        content["parameters"] = {name: value for name, value in content["parameters"].items() if name in known}
-    return content

@@ -1,0 +1,101 @@
+"""What does a recipe cost? Processor time and peak memory of ``lopsided fit``, from images to model.
+
+    python benchmarks/costs.py [--data tops|isic] [--resnet50 FILE]     # the missing lines of docs/records/costs.jsonl
+    python benchmarks/costs.py --table                                  # print the record
+
+Each arm is one process with an empty cache of features and two threads. ``tops`` are 1,000 images of Fashion-MNIST at
+98:2, of which 700 train and 300 are tested. ``isic`` are the 1,228 melanomas and dermatofibromas of ISIC 2018
+($LOPSIDED_DATA), of which 15 % are tested, by lesion. The comparison with the recipe ``default``, which other recipes
+make, is left out. ``processor`` are the seconds of all threads, start-up and report data included, so that half of
+them divided by 60 is about the time in minutes of two idle cores. ``seconds`` is what the clock said, on a machine that
+may have been busy. ``memory`` is the peak in MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lopsided import files
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "docs" / "records" / "costs.jsonl"
+ARMS = ROOT / "benchmarks" / "arms"
+NAMED = ("default", "thorough", "adapter", "adapter-average", "fine-tune")
+LOSSES = ("ce", "weighted-ce", "cl", "afcl")
+FILES = ("bcl", "supmin", "ce-sam", "ce-mixup-crt")
+DATA = {
+    "tops": ["fashion-mnist-tops", "--scenario", "98:2,total=1000", "--split", "stratified", "--test", "0.3"],
+    "isic": ["isic2018", "--split", "group", "--set", 'data.classes=["MEL", "DF"]'],
+}
+BASES = {"tops": ARMS / "base.toml", "isic": ARMS / "isic.toml"}
+
+
+def commands(data: str, resnet50: str | None) -> dict[str, list[str]]:
+    """Return the arguments of ``lopsided fit`` for each arm."""
+    found = {name: ["--recipe", name] for name in NAMED}
+    if resnet50 is not None:
+        found["resnet50"] = ["--recipe", "default", "--encoder", "resnet50", "--weights", resnet50]
+    found |= {loss: ["--recipe", str(BASES[data]), "--loss", loss] for loss in LOSSES}
+    if data == "tops":
+        found |= {name: ["--recipe", str(ARMS / f"{name}.toml")] for name in FILES}
+    return {arm: [*DATA[data], *own, "--set", "compare_default=false"] for arm, own in found.items()}
+
+
+def measure(arguments: list[str]) -> dict[str, Any]:
+    """Run ``lopsided fit`` in a process of its own and return its costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "LOPSIDED_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "2"}
+        command = [sys.executable, "-m", "lopsided", "fit", *arguments, "--folds", "1", "--quiet", "--out"]
+        begin = time.perf_counter()
+        process = subprocess.Popen([*command, f"{folder}/run"], env=environment)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - begin
+    if status:
+        sys.exit(f"{' '.join(arguments)} failed.")
+    processor = used.ru_utime + used.ru_stime
+    return {"processor": round(processor, 1), "seconds": round(seconds, 1), "memory": used.ru_maxrss // 1024}
+
+
+def read(path: Path = RECORD) -> list[dict[str, Any]]:
+    """Return the lines of the record."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return a row for each arm."""
+    rows = ["| data | arm | minutes of two cores | peak memory, MiB |", "|---" * 4 + "|"]
+    for line in lines:
+        cells = (line["data"], line["arm"], f"{line['processor'] / 120:.1f}", f"{line['memory']:,}")
+        rows += [f"| {' | '.join(cells)} |"]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Measure the arms that the record does not hold, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=sorted(DATA))
+    parser.add_argument("--arms", help="separated by commas; default: all")
+    parser.add_argument("--resnet50", help="a file of ImageNet weights")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    done = {(line["data"], line["arm"]) for line in read()}
+    for data in [] if given.table else [given.data] if given.data else list(DATA):
+        wanted = commands(data, given.resnet50)
+        for arm in given.arms.split(",") if given.arms else wanted:
+            if (data, arm) not in done:
+                line = {"data": data, "arm": arm, **measure(wanted[arm])}
+                files.append_line(RECORD, json.dumps(line))
+                print(json.dumps(line), flush=True)
+    print(table(read()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Which recipe? The records of the study, of the methods from scratch and of fine-tuning, side by side.
+
+    python benchmarks/evidence.py table        # every arm on every data set: UWA, AUROC, minutes, memory
+    python benchmarks/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
+    python benchmarks/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
+
+It computes nothing that is not in ``docs/records``: ``study.jsonl`` (benchmarks/study.py), ``methods.jsonl`` and
+``methods_isic.jsonl`` (benchmarks/arms.py), ``fine_tune.jsonl`` (benchmarks/fine_tune.py) and ``costs.jsonl``
+(benchmarks/costs.py). An arm without a line in ``costs.jsonl`` has half the seconds of its runs, which had one thread
+each, for its minutes; peers have those of ``default``, because the features take almost all of their time.
+
+Draws of the tops are the same images in all records, and differences are paired by draw. On ISIC, the methods from
+scratch and ``default`` are paired by fold of one comparison, with the interval that is corrected for overlapping folds.
+``against`` adjusts the intervals for the number of its rows (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import arms as methods
+import costs
+import fine_tune
+import study
+from lopsided.evaluation.intervals import Figure, mean_interval
+from lopsided.evaluation.resampled import fold_overlap
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIGURE = DOCS / "figures" / "costs.svg"
+PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
+SCRATCH = ("weighted-ce", "cl", "afcl")
+"""The losses from scratch that what ``fit`` takes must beat."""
+GROUPS = {
+    "frozen": "#0072B2",
+    "peers": "#999999",
+    "heads": "#009E73",
+    "fine-tuned": "#CC79A7",
+    "from scratch": "#D55E00",
+}
+SETTINGS = (
+    "tops 90:10",
+    "tops 95:5",
+    "tops 98:2",
+    "ten classes",
+    "isic",
+    "isic by fold",
+    *(f"isic {n} rare" for n in study.FEW),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The figures of one arm on one draw, in percent."""
+
+    setting: str
+    group: str
+    arm: str
+    draw: int
+    uwa: float
+    auroc: float
+    seconds: float | None = None
+    overlap: float = 0.0
+
+
+def gather() -> list[Line]:
+    """Return the lines of all records."""
+    return [*_study(), *_methods(), *_methods_isic(), *_fine_tuned()]
+
+
+def _study() -> Iterable[Line]:
+    for line in study.read(study.RECORD):
+        name = {"tops": f"tops {line['cell']}", "isic": "isic", "fashion": "ten classes", "few": f"isic {line['cell']}"}
+        arm = line["arm"]
+        group = "peers" if arm in PEERS else "heads" if arm.removesuffix(" +") in study.HEADS else "frozen"
+        yield Line(name[line["data"]], group, arm, line["seed"], line["uwa"], line["auroc"])
+
+
+def _methods() -> Iterable[Line]:
+    for line in methods.read(methods.RECORD):
+        found = methods.figures(line)
+        setting = "ten classes" if line["scenario"].startswith("long-tail") else f"tops {line['scenario']}"
+        shown = (found["balanced"], found["auroc"], line["seconds"])
+        yield Line(setting, "from scratch", line["arm"], line["seed"], *shown)
+
+
+def _methods_isic() -> Iterable[Line]:
+    for line in methods.read(methods.RECORD_ISIC):
+        found = methods.figures(line)
+        group = "from scratch" if line["weights"] == "none" else "frozen"
+        test = line["test"]["images"]
+        overlap = fold_overlap([test], [methods.ISIC_IMAGES - test])
+        shown = (found["balanced"], found["auroc"], line["seconds"] if group == "from scratch" else None)
+        yield Line("isic by fold", group, line["arm"], line["fold"], *shown, overlap)
+
+
+def _fine_tuned() -> Iterable[Line]:
+    for line in fine_tune.read(fine_tune.RECORD):
+        if line["seed"] >= 100 or line["arm"] == "default":
+            continue
+        setting = f"tops {line['scenario']}" if line["data"] == "tops" else "isic"
+        draw = line["seed"] if line["data"] == "tops" else int(line["scenario"].split()[1])
+        yield Line(setting, "fine-tuned", line["arm"], draw, line["uwa"], line["auroc"], 60 * line["minutes"])
+
+
+def _by_arm(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        found.setdefault((line.group, line.arm), []).append(line)
+    return found
+
+
+def cost_of(setting: str, arm: str, lines: Sequence[Line]) -> tuple[float | None, int | None]:
+    """Return minutes of two cores and the peak memory in MiB, where the records have them."""
+    data, first = setting.split(maxsplit=1)[0], lines[0].group
+    same = "default" if first == "peers" or arm == "plain features" else arm
+    if first == "heads":
+        same = "adapter-average" if arm.endswith("+") else "adapter"
+    known = {(line["data"], line["arm"]): line for line in costs.read()}
+    if (line := known.get((data, same))) is not None:
+        return line["processor"] / 120, line["memory"]
+    seconds = [line.seconds for line in lines if line.seconds is not None]
+    return (statistics.median(seconds) / 120 if seconds else None), None
+
+
+def mean(lines: Sequence[Line], name: str) -> Figure:
+    """Return the mean over draws, or over folds, with its 95 % interval."""
+    return mean_interval([getattr(line, name) for line in lines], overlap=statistics.mean(x.overlap for x in lines))
+
+
+def shown(figure: Figure, *, sign: bool = False) -> str:
+    """Return a mean and half the width of its interval."""
+    text = f"{figure.value:{'+' if sign else ''}.1f}"
+    return text if figure.low != figure.low else f"{text} ± {(figure.high - figure.low) / 2:.1f}"
+
+
+def table() -> str:
+    """Return a row for every arm and setting, the highest UWA first."""
+    rows = ["| data | arm | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB |", "|---" * 8 + "|"]
+    for setting in SETTINGS:
+        found = _by_arm(line for line in gather() if line.setting == setting)
+        for (group, arm), lines in sorted(found.items(), key=lambda item: -mean(item[1], "uwa").value):
+            minutes, memory = cost_of(setting, arm, lines)
+            cells = [setting, arm, group, str(len(lines)), shown(mean(lines, "uwa")), shown(mean(lines, "auroc"))]
+            cells += ["" if minutes is None else f"{minutes:.1f}", "" if memory is None else f"{memory:,}"]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def against() -> str:
+    """Return the paired differences of the frozen recipes to losses from scratch, adjusted for their number."""
+    rows = ["| data | recipe | minus | pairs | UWA | AUROC |", "|---" * 6 + "|"]
+    lines, pairs = gather(), []
+    for setting in ("tops 90:10", "tops 95:5", "tops 98:2", "ten classes", "isic by fold"):
+        arms = {
+            arm: {x.draw: x for x in own} for (_, arm), own in _by_arm(x for x in lines if x.setting == setting).items()
+        }
+        for recipe in ("thorough", "default"):
+            for other in SCRATCH:
+                both = sorted(arms.get(recipe, {}).keys() & arms.get(other, {}).keys())
+                if len(both) > 1:
+                    pairs.append((setting, recipe, other, [(arms[recipe][d], arms[other][d]) for d in both]))
+    for setting, recipe, other, both in pairs:
+        figures = []
+        for name in ("uwa", "auroc"):
+            gains = [getattr(one, name) - getattr(two, name) for one, two in both]
+            overlap = statistics.mean(one.overlap for one, _ in both)
+            figures.append(shown(mean_interval(gains, 1 - 0.05 / len(pairs), overlap=overlap), sign=True))
+        rows.append(f"| {setting} | {recipe} | {other} | {len(both)} | {' | '.join(figures)} |")
+    return "\n".join(rows)
+
+
+def draw_figure(path: Path) -> None:
+    """Draw UWA against minutes of two cores for all arms with known costs; a line joins what ``fit`` takes."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, 2, figsize=(11, 5))
+    for axis, (title, settings) in zip(
+        axes,
+        {
+            "Fashion-MNIST tops, 98:2": ["tops 98:2"],
+            "ISIC, melanoma against dermatofibroma": ["isic", "isic by fold"],
+        }.items(),
+        strict=True,
+    ):
+        points = _points(settings)
+        for group, colour in GROUPS.items():
+            own = [point for point in points if point[0] == group]
+            if own:
+                x, y, low, high = zip(
+                    *((minutes, f.value, f.value - f.low, f.high - f.value) for _, _, minutes, f in own), strict=True
+                )
+                axis.errorbar(x, y, yerr=[low, high], fmt="o", markersize=4, color=colour, elinewidth=0.8, label=group)
+        for _, arm, minutes, figure in points:
+            axis.annotate(arm, (minutes, figure.value), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        line = [(m, f.value) for _, arm, m, f in points if arm in ("default", "thorough")]
+        axis.step(*zip(*sorted(line), strict=True), where="post", color=GROUPS["frozen"], linewidth=1)
+        axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model", ylabel="UWA, %")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8, loc="lower right")
+    fig.tight_layout()
+    with mpl.rc_context({"svg.hashsalt": path.stem}):
+        fig.savefig(path, metadata={"Date": None})
+    plt.close(fig)
+
+
+def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
+    """Return group, arm, minutes and UWA of the arms; an arm of an earlier setting is not repeated."""
+    points, seen = [], set()
+    for setting in settings:
+        for (group, arm), lines in _by_arm(line for line in gather() if line.setting == setting).items():
+            minutes, _ = cost_of(setting, arm, lines)
+            if minutes is not None and arm not in seen:
+                seen.add(arm)
+                points.append((group, arm, minutes, mean(lines, "uwa")))
+    return points
+
+
+def main() -> None:
+    """Print a table or draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "against", "figure"])
+    what: Any = parser.parse_args().what
+    if what == "figure":
+        draw_figure(FIGURE)
+    else:
+        print(table() if what == "table" else against())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""What ``fit`` trains: the recipe by its options, its folds, and the ranks and engines that train it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lopsided.cli.output import StoppedError, say
+from lopsided.cli.sweeping import Work, refuse
+from lopsided.errors import InputError
+
+if TYPE_CHECKING:
+    from lopsided.distributed import Ranks
+    from lopsided.recipe import Recipe
+    from lopsided.runs.folder import Run
+    from lopsided.runs.folds import Parallel
+
+
+def check_auto(
+    auto: bool,
+    minutes: float | None,
+    recipe: str | None,
+    loss: str | None,
+    folds: int | None,
+    repeats: int | None,
+    ranks: Ranks | None,
+) -> None:
+    """Raise an error for options that --auto decides itself, and for its own option without it."""
+    if not auto:
+        if minutes is not None:
+            raise InputError("--minutes is the time of a comparison, but --auto is missing. Add --auto.")
+        return
+    refuse({"--recipe": recipe, "--loss": loss}, "chooses what to train", "--auto")
+    refuse({"--folds 1": folds == 1 or None}, "trains one split", "--auto")
+    refuse({"--repeats": repeats}, "repeats the folds of one recipe", "--auto")
+    if ranks is not None:
+        raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
+
+
+def parallel_folds(work: Work, ranks: Ranks | None, *, quiet: bool) -> Parallel | None:
+    """Return the trainer of several folds at once, or None if no option asks for it."""
+    if work == Work():
+        return None
+    if ranks is not None:
+        given = {"--workers": work.workers, "--engine": work.engine, "--address": work.address}
+        refuse(given, "trains folds at once", "torchrun")
+    from lopsided.sweeps.folds import on_engine
+
+    return on_engine(work.make(), (lambda text: None) if quiet else say)
+
+
+def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
+    """Raise if the split would ignore the groups that the recipe names, or if folds would ignore the test share."""
+    how, group = recipe.data.split, recipe.data.group
+    if recipe.data.folds is not None and changes.get("data.test"):
+        raise InputError(
+            f"--folds {recipe.data.folds} and --test {changes['data.test']:g} contradict each other: with folds, every "
+            "image is a test image. Leave out one of the two options."
+        )
+    if group is not None and how in ("random", "stratified"):
+        raise InputError(
+            f"--split {how} and --group {group} contradict each other: the split would ignore the groups, so images of "
+            "one group could be in two splits. Use --split group, or leave out one of the two options."
+        )
+
+
+def train_recipe(
+    data: str | None,
+    out: Path,
+    recipe: str | None,
+    changes: Mapping[str, Any],
+    *,
+    resume: bool,
+    quiet: bool,
+    ranks: Ranks | None,
+    parallel: Parallel | None = None,
+) -> tuple[Run, bool]:
+    """Return the finished run, and whether it was already finished before this call."""
+    text, why = _told(ranks, lambda: _choose(recipe, out, resume, changes))
+    from lopsided.recipe import Recipe
+
+    chosen = Recipe.from_toml(text).override(**changes)
+    if not resume:
+        _check_split(chosen, changes)
+    continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
+    if recipe is None and not continues and chosen.method == "frozen" and not any(map(_names_encoder, changes)):
+        from lopsided.recipe import named_recipe
+        from lopsided.runs.choice import choose_recipe
+
+        name, why = _told(ranks, lambda: choose_recipe(chosen, data))
+        chosen = named_recipe(name).override(**changes)
+    if recipe in (None, "default", "thorough") and not continues:
+        chosen, why = _with_folds(chosen, why, data, changes, ranks)
+    if parallel is not None and chosen.data.folds is None:
+        raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
+    from lopsided.progress import reporter
+    from lopsided.runs.folder import Run
+    from lopsided.runs.run import run_recipe
+
+    already = _told(ranks, lambda: resume and (out / "metrics.json").exists() and Run.open(out).finished)
+    try:
+        with reporter(quiet=quiet) as watcher:
+            checking = watcher.counting("checking images")
+            run = run_recipe(
+                chosen,
+                out,
+                data=data,
+                resume=resume,
+                reporter=watcher,
+                progress=checking,
+                ranks=ranks,
+                why=why,
+                parallel=parallel,
+            )
+    except KeyboardInterrupt:
+        if not (out / "recipe.toml").exists():
+            raise StoppedError("interrupted. Nothing was written.") from None
+        if ranks is not None:  # This process does not know the launch command of the other ranks.
+            raise StoppedError("interrupted. Continue with the same command and --resume.") from None
+        again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
+        raise StoppedError(f"interrupted. Continue with: {again}") from None
+    return run, already
+
+
+def _names_encoder(path: str) -> bool:
+    """Return whether a field says which features to compute, so that there is nothing to choose."""
+    return path.startswith("encoder.") or path in ("data.image_size", "method")
+
+
+_SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split")
+"""Fields that state how to split the images. If one of them is set, there are no folds by default."""
+
+
+def _with_folds(
+    recipe: Recipe, why: str, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None
+) -> tuple[Recipe, str]:
+    """Return a recipe with the default folds, if there are any, and the reason."""
+    if recipe.method != "frozen" or any(name in changes for name in _SPLIT_FIELDS):
+        return recipe, why
+    from lopsided.runs.folds import default_folds
+
+    folds, text = _told(ranks, lambda: default_folds(recipe, data))
+    why = " ".join(filter(None, [why, text]))
+    return (recipe, why) if folds is None else (recipe.override(**{"data.folds": folds}), why)
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks | None]:
+    """Join the ranks that torchrun started. Yield None for a single process, without importing torch."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield None
+        return
+    from lopsided.distributed import joined
+
+    with joined() as ranks:
+        yield ranks
+
+
+def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
+    """Return the result of ``make`` on the first rank. Only the first rank reads the run folder."""
+    return make() if ranks is None else ranks.told(make)
+
+
+def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a recipe as TOML, and the sentence that gives the reason for it; "" if the user named the recipe.
+
+    This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
+    training of an encoder, it is ``from-scratch``.
+    """
+    from lopsided.recipe import FROZEN, find_recipe, is_idle
+
+    if recipe is not None:
+        return find_recipe(recipe).to_toml(), ""
+    if resume and (out / "recipe.toml").is_file():
+        from lopsided.runs.folder import Run
+
+        return Run.open(out).recipe.to_toml(), ""
+    own = next((path for path in changes if path.startswith("fine_tune.")), None)
+    if own is not None or changes.get("method") == "fine-tune":
+        return find_recipe("fine-tune").to_toml(), f"Recipe: fine-tune, because {own or 'method'} is set."
+    frozen = changes.get("method", "frozen")
+    training = next((path for path in changes if is_idle(path, str(frozen))), None)
+    if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
+        training = "encoder.name"
+    if frozen not in FROZEN:
+        training = "method"
+    if training is not None:
+        why = f"Recipe: from-scratch, because {training} is set, which has an effect only if an encoder is trained."
+        if training == "encoder.name":
+            why = "Recipe: from-scratch, because the encoder has no pretrained weights (--weights)."
+        return find_recipe("from-scratch").to_toml(), why
+    why = "Recipe: default, because the fields of the encoder are given: a pretrained encoder that is not trained."
+    return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."

@@ -1,0 +1,39 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
+    """Return an option that is listed in a panel of the help."""
+    # Inside Annotated, the first positional argument is an option name, although the typer signature calls it default.
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def words(*choices: str) -> Any:
+    """Return a shell completion with these words."""
+    return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
+
+
+def include_option(panel: str | None = None) -> Any:
+    """Return the option that selects images by name."""
+    text = 'Use only images whose name matches, for example "*.jpg". Can be repeated.'
+    return option(panel, text, "--include", metavar="PATTERN")
+
+
+def exclude_option(panel: str | None = None) -> Any:
+    """Return the option that leaves out images by name."""
+    text = 'Leave out images whose name matches, for example "*_mask.*". Can be repeated.'
+    return option(panel, text, "--exclude", metavar="PATTERN")
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no notes.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and everything else on stderr.")
+]
+Include = Annotated[list[str] | None, include_option()]
+Exclude = Annotated[list[str] | None, exclude_option()]
+AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]

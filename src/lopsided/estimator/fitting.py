@@ -1,0 +1,117 @@
+"""Training of an estimator's samples, as a whole or fold by fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lopsided.data.folds import fold_numbers
+from lopsided.data.images import ArrayImages
+from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
+from lopsided.data.sources import Source, source_from_arrays
+from lopsided.data.splits import split
+from lopsided.errors import InputError, sentence
+from lopsided.evaluation.calibration import at_prevalence
+from lopsided.inference.probabilities import predict_inputs
+from lopsided.models.machine import pick_device
+from lopsided.recipe import Recipe
+from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.decide import check_rule, settle
+from lopsided.training.fit import pixels_of
+from lopsided.training.prior import settled_prior
+from lopsided.training.reporter import Log, Reporter
+from lopsided.training.stages import Stages
+
+PREDICT_BATCH = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Images or vectors with the number of their class, the names of the classes, and perhaps groups."""
+
+    X: Any
+    codes: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    groups: npt.NDArray[np.str_] | None
+    images: bool
+
+    def rows(self, rows: npt.NDArray[np.int64]) -> Samples:
+        """Return some of the samples."""
+        own = None if self.groups is None else self.groups[rows]
+        return replace(self, X=self.X[rows], codes=self.codes[rows], groups=own)
+
+    def source(self) -> Source:
+        """Return a source of blank images, for splits and folds, which use only labels and groups."""
+        blank = ArrayImages(np.zeros((len(self.codes), 1, 1, 1), dtype=np.uint8))
+        return Source("samples", blank, self.codes, self.names, tuple(map(str, range(len(self.codes)))), self.groups)
+
+
+def train(samples: Samples, recipe: Recipe, *, verbose: int) -> tuple[Stages, State]:
+    """Train a recipe on samples, calibrate the model and settle its rule."""
+    prepared = _with_groups(_prepare(samples, recipe), samples.groups)
+    check_rule(recipe, prepared)
+    state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
+    log = Log(None, _Printer() if verbose else None)
+    stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
+    stages.build()
+    stages.run(state, {})
+    settle(stages)
+    return stages, state
+
+
+def out_of_fold(
+    samples: Samples, recipe: Recipe, folds: int, *, verbose: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return the probabilities of each sample from a model without its fold, at one prior, and the folds."""
+    codes, num_classes = samples.codes, len(samples.names)
+    how: Literal["group", "stratified"] = "stratified" if samples.groups is None else "group"
+    numbers = fold_numbers(samples.source(), how=how, folds=folds, seed=recipe.seed)
+    prior, p = settled_prior(recipe, np.bincount(codes, minlength=num_classes)), np.empty((len(codes), num_classes))
+    for fold in range(folds):
+        here, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
+        stages, _ = train(samples.rows(rest), recipe, verbose=verbose)
+        found = _probabilities(stages, samples.X[here], images=samples.images)
+        p[here] = at_prevalence(found, stages.card.prior or prior, prior)
+    return p, numbers
+
+
+def _probabilities(stages: Stages, X: Any, *, images: bool) -> npt.NDArray[np.float64]:
+    card = stages.card
+    inputs: Inputs = (
+        MemoryInputs(torch.from_numpy(np.array(X)))
+        if not images
+        else (StreamedInputs(source_from_arrays(X).images, card.image_size, card.channels))
+    )
+    return predict_inputs(stages.model, inputs, PREDICT_BATCH, engine=stages.engine if images else None)[0]
+
+
+def _prepare(samples: Samples, recipe: Recipe) -> Prepared:
+    images, codes, names = samples.images, samples.codes, samples.names
+    source = source_from_arrays(samples.X, codes, classes=names) if images else replace(samples, groups=None).source()
+    splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
+    if images:
+        cached = recipe.is_frozen or recipe.method == "fine-tune"
+        digests = source.images.digest(np.arange(len(source))) if cached else None
+        return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
+    return prepare_vectors(samples.X, codes, names, splits.train, splits.val)
+
+
+def _with_groups(prepared: Prepared, groups: npt.NDArray[np.str_] | None) -> Prepared:
+    """Return prepared data with the groups of the training rows. The estimator has no other rows with groups."""
+    if groups is None:
+        return prepared
+    if len(groups) != len(prepared.train):
+        must = f"groups must have one entry for each of the {len(prepared.train)} inputs"
+        raise InputError(sentence(must, f"the shape {groups.shape}"))
+    return replace(prepared, train=replace(prepared.train, groups=groups))
+
+
+class _Printer(Reporter):
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        shown = [f"{name} {value:.4g}" for name, value in facts.items() if isinstance(value, float)]
+        print(f"{facts['stage']} {index}: {', '.join(shown)}")

@@ -1,0 +1,371 @@
+"""The results of a run with folds, computed from its finished folds alone.
+
+- ``predictions.csv`` and ``metrics.json`` hold the out-of-fold predictions of all images as the split ``test``.
+- Calibration and rule of each fold are fitted to the scores of the other folds (``evaluation.folds``). Those of the
+  model are fitted to the scores of all folds.
+- ``model.safetensors`` is the model of all images, or the ensemble of the models of the folds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided import files
+from lopsided.data.folds import fold_recipes, whole_recipe
+from lopsided.data.more import training_source
+from lopsided.data.prepare import split_rule, split_source
+from lopsided.data.sources import Source
+from lopsided.data.splits import Leaks, Splits
+from lopsided.errors import RunError
+from lopsided.evaluation.by_rule import figures_by_rule
+from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
+from lopsided.evaluation.decision import Decision, explain
+from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
+from lopsided.evaluation.metrics import evaluate
+from lopsided.inference.predict import PROBABILITY
+from lopsided.recipe import Recipe
+from lopsided.runs import results
+from lopsided.runs.folder import PREDICTIONS, WHOLE, Run, place
+from lopsided.runs.labels import write_label_check
+from lopsided.training.reporter import Log
+
+if TYPE_CHECKING:
+    from lopsided.models.model import Model, ModelCard
+
+Codes = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
+OWN_WORDS = re.compile(
+    r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
+    r"|^Tracked by|^The decision is|^The probabilities are|^The regression has|^The images are split"
+)
+"""Notes and warnings of a fold that do not hold for the whole run. The run has its own instead."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """The scores of all images in one repeat, moved to one prior."""
+
+    held: HeldBack
+    folds: Codes
+    features: npt.NDArray[np.float32] | None
+
+
+class FoldResults:
+    """Computes the results of a run from its finished folds."""
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        source: Source,
+        held_out: Source | None,
+        numbers: list[Codes],
+        prior: tuple[float, ...],
+        log: Log,
+        num_ranks: int,
+    ) -> None:
+        self.folder, self.recipe, self.source, self.held_out = folder, recipe, source, held_out
+        self.numbers, self.prior, self.log, self.num_ranks = numbers, prior, log, num_ranks
+        self.classes = source.classes
+        self.digests = source.images.digest(np.arange(len(source)))
+        more = source.more
+        self.trained_digests = self.digests + ([] if more is None else more.images.digest(np.arange(len(more))))
+        self.rule, self.kind = recipe.decision.rule, recipe.decision.calibration
+        self.seconds = 0.0
+
+    def write(self) -> None:
+        """Write the model, the predictions, the features and, last, the metrics."""
+        from lopsided.training.fit import Predictions, fingerprint
+
+        repeats = [self._scores(repeat) for repeat in range(len(self.numbers))]
+        settled = [settle_crossed(self.rule, self.kind, self.classes, self.prior, r.held, r.folds) for r in repeats]
+        change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
+        decision = named_out_of_fold(decision)
+        model, card = self._model(change, decision)
+        for text in self._notes(model, card):
+            self.log.note(text)
+        leaks = self._leaks()
+        for text in self._warnings(leaks):
+            self.log.warn(text)
+        p, decided = settled[0]
+        test = Predictions(
+            names=self.source.names,
+            classes=self.classes,
+            probabilities=p,
+            y_true=self.source.labels,
+            groups=self.source.groups,
+            features=repeats[0].features,
+            decision=decision,
+        )
+        further = self._held_out(model, card)
+        baseline, below = self._baseline(decided)
+        for text in below:
+            self.log.warn(text)
+        table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
+        evaluations: dict[str, dict[str, Any] | None] = {
+            "val": None,
+            "test": self._evaluated(repeats, settled),
+            "held_out": None if further is None else results.figures_of(further, card, self.recipe.seed),
+        }
+        from lopsided.models.model import save_model
+
+        card = save_model(self.folder, model, card)
+        parts = {"test": test, "held_out": further}
+        results.write_tables(self.folder, parts, table, self.classes)
+        mean = np.mean([each for each, _ in settled], axis=0)
+        for text in write_label_check(self.folder, self.source, mean, repeats[0].features):
+            self.log.note(text)
+        empty = np.empty(0, dtype=np.int64)
+        joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
+        counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
+        results.write_metrics(
+            self.folder,
+            self.recipe,
+            self.source,
+            counts={"train": joined.counts(), "val": none, "test": counts},
+            card=card,
+            evaluations=evaluations,
+            leaks=leaks,
+            baseline=baseline,
+            warnings=self.log.warnings,
+            num_ranks=self.num_ranks,
+            fingerprint=fingerprint(joined, splits, self.trained_digests),
+            seconds=self.seconds,
+            folds=self._facts(model, repeats, settled),
+        )
+        self.log.event("end", seconds=self.seconds)
+
+    def _scores(self, repeat: int) -> _Scored:
+        """Read the scores of the folds of one repeat, and move them to the prior of all images."""
+        folds = self.recipe.data.folds or 0
+        recipes = fold_recipes(self.recipe)
+        p = np.full((len(self.source), len(self.classes)), np.nan)
+        features: dict[int, npt.NDArray[np.float32]] = {}
+        numbers = np.full(len(self.source), -1)
+        for fold in range(1 + repeat * folds, 1 + (repeat + 1) * folds):
+            splits = split_source(recipes[fold - 1], self.source)
+            run = self._open(place(fold), splits)
+            rows = [row for row in run.predictions() if row["split"] == "test"]
+            if [row["name"] for row in rows] != [self.source.names[i] for i in splits.test]:
+                raise RunError(f"{run.folder / PREDICTIONS} does not fit its fold. {self._again(fold)}")
+            try:
+                found = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in self.classes] for row in rows])
+            except (KeyError, ValueError, TypeError) as error:
+                text = f"{run.folder / PREDICTIONS} is not a valid table of predictions ({files.reason(error)})."
+                raise RunError(f"{text} {self._again(fold)}") from None
+            p[splits.test] = at_prevalence(found, _prior_of(run), self.prior)
+            numbers[splits.test] = fold
+            if self.recipe.method == "frozen" and "test" in run.features():  # Other folds have other encoders.
+                features[fold] = run.features()["test"]
+        held = HeldBack(p, self.source.labels, self.source.groups)
+        joined = None
+        if len(features) == folds:
+            width = next(iter(features.values())).shape[1]
+            joined = np.empty((len(self.source), width), dtype=np.float32)
+            for fold, part in features.items():
+                joined[numbers == fold] = part
+        return _Scored(held, numbers, joined)
+
+    def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[str]]:
+        """Compare the model with the recipe ``default`` on the same folds. Also return a warning if it is worse."""
+        from lopsided.models.machine import pick_device
+        from lopsided.training.baseline import compare_answers
+        from lopsided.training.default_run import Answers, classify_by_default, figures_of, is_default
+
+        if not self.recipe.compare_default or is_default(self.recipe):
+            return None, []
+        found: list[tuple[Codes, Answers]] = []
+        for part in fold_recipes(self.recipe)[: self.recipe.data.folds]:
+            splits = split_source(part, self.source)
+            own, splits = training_source(self.source, splits)
+            alone = Splits(splits.train, splits.val[:0], splits.test)
+            device = pick_device(self.recipe.device)
+            answers = classify_by_default(part, own, alone, self.trained_digests, device, self.log).get("test")
+            if answers is None:
+                return None, []
+            found.append((splits.test[answers.rows], answers))
+        rows = np.concatenate([tested for tested, _ in found])
+        joined = Answers(
+            rows,
+            self.source.labels[rows],
+            np.concatenate([each.probabilities for _, each in found]),
+            np.concatenate([each.predicted for _, each in found]),
+        )
+        compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
+        groups = None if self.source.groups is None else self.source.groups[rows]
+        figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
+        text = compared.default_words("out-of-fold")
+        return {"recipe": "default", "splits": {"test": figures}}, [text] if text else []
+
+    def _open(self, where: str, splits: Splits) -> Run:
+        """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""
+        from lopsided.training.fit import fingerprint
+
+        run = Run.open(self.folder / where)
+        source, splits = training_source(self.source, splits)
+        if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(source, splits, self.trained_digests):
+            what = f"The images, labels or groups have changed since {run.folder} was trained"
+            raise RunError(f"{what}. Restore them, or start a new run in another folder.")
+        self.seconds += float(run.metrics["seconds"])
+        return run
+
+    def _again(self, fold: int) -> str:
+        return f"Remove the folder {self.folder / place(fold)} and continue the run with --resume."
+
+    def _model(self, change: Calibration, decision: Decision) -> tuple[Model, ModelCard]:
+        """Return the model of all images, or the ensemble of the folds of the first repeat, calibrated."""
+        from lopsided.models.ensemble import average
+        from lopsided.models.machine import pick_device
+        from lopsided.models.model import load_model
+        from lopsided.training.decide import recalibrate
+        from lopsided.training.prior import bias_between
+
+        device, fast = pick_device(self.recipe.device), self.recipe.fast
+        if self.recipe.ensembles:
+            places = [self.folder / place(fold) for fold in range(1, 1 + (self.recipe.data.folds or 0))]
+            loaded = [load_model(path, device, fast=fast) for path in places]
+            moves = [bias_between(card.prior or self.prior, self.prior).tolist() for _, card in loaded]
+            model, card = average(loaded, moves)
+        else:
+            self._open(place(WHOLE), split_source(whole_recipe(self.recipe), self.source))
+            model, card = load_model(self.folder / place(WHOLE), device, fast=fast)
+        num = 0 if self.kind == "none" else len(self.source)
+        return model, recalibrate(model, card, self.prior, change, decision, num)
+
+    def _held_out(self, model: Model, card: ModelCard) -> Any:
+        from lopsided.training.fit import Predictions, predict
+
+        source = self.held_out
+        if source is None:
+            return None
+        p = predict(model, card, source.images)
+        return Predictions(source.names, card.classes, p, source.labels, source.groups, decision=card.decision)
+
+    def _evaluated(self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:
+        """Return the figures of all images, as means over the repeats."""
+        labels = self.source.labels
+        found, rules = [], []
+        for part, (p, decided) in zip(repeats, settled, strict=True):
+            groups, seed = self.source.groups, self.recipe.seed
+            own = evaluate(labels, p, decided, classes=self.classes, seed=seed, groups=groups, folds=part.folds)
+            found.append(own.to_dict())
+            rules.append(figures_by_rule(("plain", "balanced"), self.classes, self.prior, p, labels))
+        mean = mean_evaluation(found)
+        mean["notes"] = [*mean["notes"], RANKS_NOTE]
+        if len(settled) > 1:
+            text = f"The figures are means over {len(settled)} repeats. Predictions and confusion are of the first one."
+            mean["notes"] = [*mean["notes"], text]
+        names = [name for name in rules[0] if all(name in each for each in rules)]
+        return {**mean, "rules": {name: _mean_rule([each[name] for each in rules]) for name in names}}
+
+    def _facts(
+        self, model: Model, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]
+    ) -> dict[str, Any]:
+        """Return what ``metrics.json`` says about the folds."""
+        per_fold = []
+        for repeat, (part, (_, decided)) in enumerate(zip(repeats, settled, strict=True), start=1):
+            for fold in np.unique(part.folds):
+                rows = part.folds == fold
+                truth = self.source.labels[rows]
+                counts = np.bincount(truth, minlength=len(self.classes))
+                hits = np.bincount(truth[decided[rows] == truth], minlength=len(self.classes))
+                recall = [int(h) / int(n) if n else None for h, n in zip(hits, counts, strict=True)]
+                known = [value for value in recall if value is not None]
+                per_fold.append(
+                    {
+                        "fold": int(fold),
+                        "repeat": repeat,
+                        "images": int(rows.sum()),
+                        "uwa": sum(known) / len(known),
+                        "recall": recall,
+                    }
+                )
+        members = (self.recipe.data.folds or 1) if self.recipe.ensembles else 1
+        return {
+            "folds": self.recipe.data.folds,
+            "repeats": self.recipe.data.repeats,
+            "by": split_rule(self.recipe, self.source),
+            "final": "ensemble" if self.recipe.ensembles else "refit",
+            "members": members,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "per_fold": per_fold,
+        }
+
+    def _notes(self, model: Model, card: ModelCard) -> Iterator[str]:
+        yield model_words(
+            self.recipe.ensembles,
+            card.members,
+            sum(parameter.numel() for parameter in model.parameters()),
+            sum(value.numel() * value.element_size() for value in model.state_dict().values()),
+        )
+        yield " ".join([explain(card.decision, card.classes), *card.decision.notes])
+        if card.calibrated_on:
+            yield (
+                f"The probabilities are calibrated on {card.calibrated_on:,} out-of-fold images: temperature "
+                f"{card.temperature:.3g}"
+                + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
+            )
+
+    def _leaks(self) -> Leaks:
+        """Return groups and byte-identical images that are in two folds of the first repeat."""
+        numbers, names = self.numbers[0] + 1, self.source.names
+        seen: dict[str, int] = {}
+        duplicates = []
+        for row, digest in enumerate(self.digests):
+            other = seen.setdefault(digest, row)
+            if numbers[other] != numbers[row]:
+                duplicates.append((names[other], f"fold {numbers[other]}", names[row], f"fold {numbers[row]}"))
+        crossing: tuple[str, ...] = ()
+        if self.source.groups is not None:
+            pairs = np.unique(np.stack([self.source.groups, numbers.astype(np.str_)]), axis=1)
+            groups, counts = np.unique(pairs[0], return_counts=True)
+            crossing = tuple(groups[counts > 1].tolist())
+        return Leaks(crossing, tuple(duplicates))
+
+    def _warnings(self, leaks: Leaks) -> Iterator[str]:
+        from lopsided.training.cautions import FEW_TEST, few_classes, leak_cautions
+
+        few = few_classes(self.source.counts(), FEW_TEST)
+        if few:
+            yield f"The data hold fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
+        yield from leak_cautions(leaks, "fold", "Use folds")
+        found: dict[str, list[str]] = {}
+        total = len(self.numbers) * (self.recipe.data.folds or 0)
+        for fold in range(1, 1 + total):
+            for text in (Run.open(self.folder / place(fold)).metrics or {})["warnings"]:
+                if not OWN_WORDS.search(text):
+                    found.setdefault(re.sub(r"[\d.,]+", "0", text), []).append(text)  # Folds differ in numbers.
+        for texts in found.values():
+            yield texts[0] if len(texts) == total else f"In {len(texts)} of {total} folds: {texts[0]}"
+
+
+def model_words(ensemble: bool, members: int, parameters: int, size: float) -> str:
+    """Return a sentence about the model that a run with folds hands over, with its size and its cost."""
+    numbers = f"{parameters / 1e6:.1f} million parameters, {size / 1e6:.1f} MB"
+    if not ensemble:
+        return f"The model is trained on all images ({numbers}). The models of the folds only test it."
+    return (
+        f"The model is the ensemble of the {members} models of the folds ({numbers}): it averages their logits. An "
+        f"image costs {members} times as much as with one of them. Use --final refit for one model of all images."
+    )
+
+
+def _prior_of(run: Run) -> tuple[float, ...]:
+    prior = (run.metrics or {})["decision"]["prior"]
+    return tuple(map(float, prior))
+
+
+def _mean_rule(rules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    recalls = zip(*(rule["recall"] for rule in rules), strict=True)
+    return {
+        "uwa": sum(rule["uwa"] for rule in rules) / len(rules),
+        "recall": [None if None in column else sum(column) / len(column) for column in recalls],
+    }

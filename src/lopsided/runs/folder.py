@@ -1,0 +1,122 @@
+"""Run folders: the names of their files, and an opened folder.
+
+A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
+``features.safetensors``, ``checkpoint/`` and ``metrics.json``. A run is finished when it has ``metrics.json``, which is
+written last. A run with folds has ``folds/`` instead of ``checkpoint/`` (see ``folds``).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file
+
+from lopsided import __version__, files
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.recipe import Recipe, words
+
+FORMAT = 1
+"""The format version of a run folder. It increases when an older version could misread a newer folder."""
+RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
+FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
+FOLDS, WHOLE = "folds", "all"
+"""The folder of the folds of a run, and in it the folder of the model of all images."""
+MAX_TABLE = 1 << 30
+"""Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
+
+
+def place(fold: int | str) -> str:
+    """Return the path of the run of a fold below the folder of its run."""
+    return f"{FOLDS}/{fold}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder. ``metrics`` is None until the run is finished."""
+
+    folder: Path
+    recipe: Recipe
+    metrics: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Run:
+        """Open a run folder, finished or not."""
+        path = Path(folder)
+        if not (path / RECIPE).is_file():
+            missing = f"which has no {RECIPE}" if path.is_dir() else "which does not exist"
+            raise RunError(sentence("RUN must be the folder of a run", f"{path}, {missing}"))
+        try:
+            recipe = Recipe.load(path / RECIPE)
+        except InputError as error:
+            do = f"This is lopsided {__version__}; if another version wrote the run, use that version."
+            raise RunError(f"{error} {do}") from None
+        return cls(path, recipe, _read_metrics(path))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is finished."""
+        return self.metrics is not None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of the log, oldest first. Unfinished lines of a killed process are skipped."""
+        path = self.folder / LOG
+        try:
+            files.check_regular(path, files.MAX_BYTES)
+        except OSError as error:
+            raise RunError(sentence(f"{LOG} must be a readable log", f"{path} ({error.strerror})")) from None
+        with path.open(encoding="utf-8", errors="replace") as log:
+            for line in log:
+                event = None
+                with suppress(ValueError, RecursionError):
+                    event = json.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    yield event
+
+    def predictions(self) -> list[dict[str, str]]:
+        """Return the rows of ``predictions.csv``."""
+        files.check_regular(self.folder / PREDICTIONS, MAX_TABLE)
+        with (self.folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as table:
+            return list(csv.DictReader(table))
+
+    def features(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the encoder features of each split, in the order of its predictions. Empty if the file is missing."""
+        path = self.folder / FEATURES
+        if not path.is_file():
+            return {}
+        try:
+            with files.reading_tensors():
+                found = dict(load_file(path))
+            odd = [name for name, part in found.items() if part.ndim != 2 or part.dtype != np.float32]
+        except (OSError, ValueError) as error:
+            got = f"{path} ({files.reason(error)})"
+            raise RunError(sentence(f"{FEATURES} must be a readable safetensors file", got)) from None
+        if odd:
+            got = f"{found[odd[0]].dtype} of shape {found[odd[0]].shape} for {odd[0]!r:.40} in {path}"
+            raise RunError(sentence(f"{FEATURES} must hold a float32 vector for each image", got))
+        return found
+
+
+def _read_metrics(folder: Path) -> dict[str, Any] | None:
+    path = folder / METRICS
+    try:
+        content = json.loads(files.read_whole(path))
+        written = content["format"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        got = f"{path} ({files.reason(error)})"
+        raise RunError(sentence(f"{METRICS} must be a readable record of a run", got)) from None
+    if written != FORMAT:
+        do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
+        got = f"format {words.shown(written)} in {path}"
+        raise RunError(sentence(f"a run must have format {FORMAT}", got, do))
+    return dict(content)

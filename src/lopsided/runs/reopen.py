@@ -1,0 +1,141 @@
+"""What a finished run is opened for: its model, its images, and how it decides."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lopsided import files
+from lopsided.data.more import training_source
+from lopsided.data.prepare import open_sources, split_source
+from lopsided.data.sources import SOURCE_NAMES, Source
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.folds import named_out_of_fold
+from lopsided.inference.predict import PROBABILITY
+from lopsided.inference.use import Use, choose_use
+from lopsided.recipe import Recipe
+from lopsided.recipe.rules import parse_rule
+from lopsided.runs.folder import CARD, PREDICTIONS, RECIPE, Run
+
+if TYPE_CHECKING:
+    from lopsided.data.images import Progress
+    from lopsided.models.model import Model, ModelCard
+
+
+def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
+    """Load the model of a finished run, or of any folder with ``model.safetensors`` and ``model.json``.
+
+    The model must be an image model. The estimator has its own method to load models, including vector models.
+    """
+    path = Path(folder)
+    if (path / RECIPE).is_file() and not (path / CARD).is_file():
+        do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
+        raise RunError(f"The run in {path} is not finished. {do}")
+    if not (path / CARD).is_file():
+        raise RunError(f"{path} holds no {CARD}. Give the folder of a finished run.")
+    from lopsided.models.machine import pick_device
+    from lopsided.models.model import load_model
+
+    model, card = load_model(path, pick_device(device))
+    if card.kind != "image":
+        do = "Load it with lopsided.TwoStageClassifier."
+        raise RunError(f"The model in {path} is not an image model but of kind {card.kind}. {do}")
+    return model, card
+
+
+def open_own_split(
+    folder: str | os.PathLike[str], split: str, progress: Progress | None = None
+) -> tuple[Source, Recipe]:
+    """Open the images of one split of a finished run again, with the recipe of the run.
+
+    Raise if the images, their labels or the split differ from those of the run.
+    """
+    from lopsided.training.fit import fingerprint
+
+    run = Run.open(folder)
+    do = f"Name the data: lopsided evaluate {shlex.quote(str(folder))} DATA."
+    known = None if run.metrics is None else run.metrics.get("fingerprint")
+    if run.metrics is None:
+        again = f"Continue it with lopsided fit --out {shlex.quote(str(folder))} --resume."
+        raise RunError(f"The run in {folder} is not finished. {again}")
+    if not isinstance(known, str):
+        raise RunError(f"The run in {folder} does not record its images, so its splits cannot be found again. {do}")
+    if split not in ("train", "val", "test"):
+        raise InputError(sentence("--split must be train, val or test", split))
+    if run.recipe.data.folds is not None and run.recipe.data.fold is None:
+        what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
+        raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
+    source, _ = open_sources(run.recipe, progress)
+    source, splits = training_source(source, split_source(run.recipe, source))
+    if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
+        what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"
+        raise RunError(f"{what}, so its {split} split cannot be found again. Restore them, or name the data.")
+    rows = dict(splits.parts())[split]
+    if not len(rows):
+        raise RunError(f"The run in {folder} has no {split} split. {do}")
+    return source.subset(rows), run.recipe
+
+
+def open_use(
+    folder: str | os.PathLike[str], card: ModelCard, rule: str | None = None, prevalence: str | None = None
+) -> Use:
+    """Return how to use the model of a run: by its rule or another one, at its prior or at another prevalence.
+
+    Rules that are fitted use the validation images in the ``predictions.csv`` of the run, or the out-of-fold images of
+    a run with folds.
+    """
+    asked = rule or (card.decision.rule if prevalence is not None else None)
+    if asked is None or not parse_rule(asked).fitted:
+        return choose_use(card, rule, prevalence)
+    use = choose_use(card, rule, prevalence, held_back(Path(folder), card))
+    path = Path(folder) / RECIPE
+    is_single = not path.is_file() or _evaluated(Run.open(folder).recipe) == "val"
+    return use if is_single else replace(use, decision=named_out_of_fold(use.decision))
+
+
+def _evaluated(recipe: Recipe) -> str:
+    """Return the split of ``predictions.csv`` to which rules are fitted."""
+    return "val" if recipe.data.folds is None or recipe.data.fold is not None else "test"
+
+
+def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
+    """Return the validation images in the ``predictions.csv`` of a run, or None if there are none.
+
+    In a run with folds these are the out-of-fold predictions of all images.
+    """
+    path = folder / PREDICTIONS
+    if not path.is_file() or not (folder / RECIPE).is_file():
+        return None
+    try:
+        run = Run.open(folder)
+        rows = [row for row in run.predictions() if row["split"] == _evaluated(run.recipe)]
+        places = {name: i for i, name in enumerate(card.classes)}
+        p = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in card.classes] for row in rows])
+        labels = np.array([places[row["label"]] for row in rows], dtype=np.int64)
+    except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
+        text = f"{path} is not a valid table of predictions ({files.reason(error)})."
+        raise RunError(f"{text} Restore the file, or train the run again.") from None
+    groups = np.array([row["group"] for row in rows])
+    return HeldBack(p, labels, groups if any(groups) else None) if rows else None
+
+
+def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> bool:
+    """Return whether a model was trained on this source, or on a folder inside or around it, as far as known."""
+    path = Path(folder) / RECIPE
+    try:
+        source = Recipe.load(path).data.source if path.is_file() else None
+    except InputError:
+        source = None
+    if source is None:
+        return False
+    if source in SOURCE_NAMES or data in SOURCE_NAMES:
+        return source == os.fspath(data)
+    then, now = Path(os.path.realpath(source)), Path(os.path.realpath(data))
+    return then.is_relative_to(now) or now.is_relative_to(then)

@@ -1,0 +1,213 @@
+"""What all stages of a run share: its recipe, its data and the model built from them, and how it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lopsided.data.augment import Augment, to_float
+from lopsided.data.inputs import Indices, Inputs, Part, Prepared, row_batches
+from lopsided.distributed import Ranks
+from lopsided.errors import InputError, sentence
+from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
+from lopsided.evaluation.decision import resolve
+from lopsided.inference.engine import Engine, evaluating
+from lopsided.inference.features import Extractor
+from lopsided.inference.probabilities import share_rows
+from lopsided.models.adapter import Adapter
+from lopsided.models.encoders import build_encoder, seeded_init
+from lopsided.models.heads import ClassifierHead, build_head
+from lopsided.models.machine import arrange, compile_encoder
+from lopsided.models.model import AdapterCard, Model, ModelCard
+from lopsided.recipe import LossSettings, Recipe
+from lopsided.recipe.views import check_views, parse_views
+from lopsided.training.checkpoint import Checkpoint, load_strictly
+from lopsided.training.prior import carried_prior
+from lopsided.training.reporter import Log
+from lopsided.training.selection import Judged, balanced_log_loss, figures
+
+
+class Built:
+    """The model of one recipe on prepared data, with what computes and judges its features."""
+
+    model: Model
+    card: ModelCard
+    early: bool
+    """Whether the epoch to be judged comes before the class weights of the last epochs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        device: torch.device,
+        log: Log,
+        checkpoint: Checkpoint,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.recipe, self.prepared, self.device = recipe, prepared, device
+        self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
+        self.num_classes = len(prepared.classes)
+        self.augment = self._choose_augment()
+        self._engine: Engine | None = None
+        self._extractor: Extractor | None = None
+        self._told = self.early = False
+
+    def build(self, *, fresh: bool = True) -> None:
+        """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
+        recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
+        views = parse_views(recipe.encoder.views)
+        check_views(views, prepared.kind, prepared.shape)
+        scaling = "none" if vector else recipe.encoder.scaling  # Numbers of a table are no activations.
+        if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
+            raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
+        channels = 1 if vector else prepared.shape[0]
+        encoder, features = self.untrained(fresh=fresh)
+        heads = self._heads()
+        adapter = None if heads is None else self._adapter(heads, features)
+        with seeded_init(recipe.seed, "classifier"):
+            first = recipe.first_stage().classifier_loss
+            classifier = self.head(first, features if adapter is None else adapter.width)
+        model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling)
+        self.model = model.to(self.device)
+        if recipe.fast and not vector:
+            arrange(self.model.encoder, self.device, prepared.shape)
+        if recipe.compile:
+            compile_encoder(self.model.encoder, self.device, self.ranks.size)
+        self.card = ModelCard(
+            kind=prepared.kind,
+            encoder=recipe.encoder.name,
+            encoder_weights=recipe.encoder.weights,
+            channels=channels,
+            image_size=prepared.image_size,
+            shape=prepared.shape,
+            mean=prepared.mean,
+            std=prepared.std,
+            classes=prepared.classes,
+            features=features,
+            head=recipe.classifier_loss.entry.head,
+            adapter=heads,
+            views=views,
+            scaling=scaling,
+        )
+
+    def untrained(self, *, fresh: bool = True) -> tuple[nn.Module, int]:
+        """Return the encoder as it is before training, and the number of its features."""
+        recipe, shape, vector = self.recipe, self.prepared.shape, self.prepared.kind == "vector"
+        encoder, features = build_encoder(
+            recipe.encoder.name,
+            channels=1 if vector else shape[0],
+            image_size=None if vector else (shape[1], shape[2]),
+            in_features=shape[0] if vector else None,
+            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
+            seed=recipe.seed,
+        )
+        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
+            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        return encoder, features
+
+    def replace_model(self, model: Model) -> None:
+        """Continue with another model, or with the same one after it was trained."""
+        self.model, self._engine, self._extractor = model, None, None
+
+    def head(self, loss: LossSettings, features: int) -> ClassifierHead:
+        """Return a new classifier of the kind that a loss needs."""
+        return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
+
+    def _heads(self) -> AdapterCard | None:
+        section = self.recipe.adapter
+        if self.recipe.method != "adapter":
+            return None
+        return AdapterCard(heads=section.heads, hidden=section.hidden, out=section.out, keep=section.blend > 0)
+
+    def _adapter(self, heads: AdapterCard, features: int) -> Adapter:
+        section = self.recipe.adapter
+        with seeded_init(self.recipe.seed, "adapter"):
+            return Adapter(
+                features, **heads.model_dump(), input_dropout=section.input_dropout, dropout=section.dropout
+            )  # fmt: skip
+
+    def _choose_augment(self) -> Callable[..., Tensor]:
+        cutmix = self.recipe.encoder_training.cutmix
+        if self.prepared.kind == "vector" and cutmix and not self.recipe.is_frozen:
+            must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
+            raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
+        if self.prepared.kind == "vector":
+            return unchanged
+        section = self.recipe.augment
+        return Augment(
+            rotation=section.rotation,
+            horizontal_flip=section.horizontal_flip,
+            vertical_flip=section.vertical_flip,
+            crop=section.crop,
+            colour=section.colour,
+        )
+
+    @contextmanager
+    def following(self, recipe: Recipe) -> Iterator[None]:
+        """Follow another recipe inside the block."""
+        whole, self.recipe = self.recipe, recipe
+        try:
+            yield
+        finally:
+            self.recipe = whole
+
+    @property
+    def engine(self) -> Engine:
+        """Computes the features of the finished model. After the first use, the model must not change."""
+        if self._engine is None:
+            self._engine = Engine(self.model, self.card.shape, fast=self.recipe.fast)
+        return self._engine
+
+    @property
+    def extractor(self) -> Extractor:
+        """Computes the features of the finished encoder. After the first use, the encoder must not change."""
+        if self._extractor is None:
+            self._extractor = Extractor(self.model, self.card, self.engine, self.ranks)
+        return self._extractor
+
+    def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
+        """Return the features of a split through the finished encoder, from the cache if they are there."""
+        extractor = self.extractor
+        found = extractor.features(part.inputs, part.digests, lambda done, total: self.log.count(label, done, total))
+        if extractor.problem is not None and not self._told:
+            self._told = True
+            self.log.warn(extractor.problem)
+        return found
+
+    def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
+        """Return the features of inputs, not augmented, in the order of ``rows``. Each rank computes a share."""
+        size = self.recipe.encoder_training.batch_size
+        rows = np.arange(len(inputs)) if rows is None else rows
+        share, sizes = share_rows(len(rows), self.ranks)
+        own = rows[share]
+        parts = [torch.empty(0, self.card.features, device=self.device)]
+        with evaluating(self.model):
+            batches = inputs.batches(own[part] for part in row_batches(len(own), size))
+            parts += [self.model.features(_plain(x.to(self.device))) for _, x in batches]
+        return self.ranks.gather(torch.cat(parts), sizes)
+
+    def judged(self, logits: Tensor, labels: Indices) -> Judged:
+        """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
+        prior = carried_prior(self.recipe, self.prepared.counts(), early=self.early)
+        kind = self.recipe.decision.calibration
+        rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
+        p = logits.double().softmax(dim=1).cpu().numpy()
+        if kind != "none":  # As the finished model will be.
+            p = fit_calibration(HeldBack(p, labels), prior, biases=kind == "affine")(p)
+        found = figures(resolve(rule, self.prepared.classes, prior).decide(p), labels, self.num_classes)
+        balanced = np.log(np.maximum(p, TINY)) + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
+        return found | {"log_loss": balanced_log_loss(balanced, labels)}
+
+
+def _plain(x: Tensor) -> Tensor:
+    return to_float(x) if x.ndim == 4 else x
+
+
+def unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
+    """Return inputs as they are."""
+    return x

@@ -1,0 +1,159 @@
+"""Classifiers and heads on the features of an encoder as it is, which are fitted and not trained in stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lopsided.errors import RunError
+from lopsided.models.ensemble import average
+from lopsided.models.machine import arrange
+from lopsided.models.model import Model
+from lopsided.recipe import Recipe
+from lopsided.recipe.views import PLAIN
+from lopsided.training.adapter import Joined, Rows, fit_adapter
+from lopsided.training.built import Built
+from lopsided.training.checkpoint import Facts
+from lopsided.training.regression import Regression, fit_regression
+from lopsided.training.stage_kinds import objective_of
+
+
+def regress(built: Built, *, cached: bool = True, strength: float | None = None) -> float:
+    """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
+
+    ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. Return the
+    strength of the regression.
+    """
+    settings, train = built.recipe.regression, built.prepared.train
+    features = _training_features(built, cached=cached)
+    found: list[Regression] = []
+
+    def fit() -> dict[str, Tensor]:
+        fitted = fit_regression(
+            features,
+            train.labels,
+            built.num_classes,
+            groups=train.groups,
+            weighted=built.recipe.classifier.loss.name == "weighted-ce",
+            strength=settings.strength if strength is None else strength,
+            folds=settings.folds,
+            seed=built.recipe.seed,
+        )
+        found.append(fitted)
+        return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
+
+    state = built.ranks.spread(fit)
+    built.model.classifier.load_state_dict(state)
+    for fitted in found:
+        if strength is None:
+            _tell_choice(built, fitted)
+    chosen: float = built.ranks.told(lambda: found[0].strength)
+    return chosen
+
+
+def blend(built: Built) -> None:
+    """Average the logits of a regression on the features of the trained encoder and of the pretrained encoder.
+
+    The features of the trained encoder separate the images that it was trained on, so inner folds cannot choose the
+    strength of their regression. It is that of the other regression.
+    """
+    tuned, prepared, share = built.model, built.prepared, built.recipe.fine_tune.blend
+    encoder, features = built.untrained()
+    head = built.head(built.recipe.classifier.loss, features)
+    frozen = Model(encoder, head, prepared.mean, prepared.std, views=tuned.views, scaling=tuned.scaling)
+    frozen.to(built.device)
+    if built.recipe.fast:
+        arrange(frozen.encoder, built.device, prepared.shape)
+    built.replace_model(frozen)
+    strength = regress(built)
+    built.replace_model(tuned)
+    regress(built, cached=False, strength=strength)
+    both, built.card = average([(frozen, built.card), (tuned, built.card)], shares=(share, 1 - share))
+    built.replace_model(both)
+    built.log.note(
+        f"The model averages the logits of two regressions: on the features of the pretrained encoder (weight "
+        f"{share:g}) and of the trained encoder (weight {1 - share:g})."
+    )
+
+
+def adapt(built: Built) -> list[Facts]:
+    """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""
+    recipe, train, features = built.recipe, built.prepared.train, _training_features(built)
+    adapter, steps = built.model.adapter, -(-len(train) // recipe.encoder_training.batch_size)
+    assert adapter is not None
+    found: list[Joined] = []
+
+    def fit() -> dict[str, Tensor]:
+        built.log.stage("adapter", recipe.encoder_training.epochs, steps)
+        joined = fit_adapter(
+            adapter,
+            Rows(features, train.labels, train.groups, built.num_classes),
+            recipe,
+            lambda labels: objective_of(built, recipe.encoder_training.loss, labels, recipe.adapter.out),
+            device=built.device,
+            count=lambda done, total: built.log.count("heads", done, total),
+        )
+        found.append(joined)
+        linear = {"weight": joined.linear.weight, "bias": joined.linear.bias}
+        state = {f"classifier.{name}": torch.from_numpy(value).float() for name, value in linear.items()}
+        return state | {f"adapter.{name}": value for name, value in adapter.state_dict().items()}
+
+    state = built.ranks.spread(fit)
+    for name in ("adapter", "classifier"):
+        own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+        built.model.get_submodule(name).load_state_dict(own)
+    history: list[Facts] = built.ranks.told(lambda: found[0].history)
+    for index, facts in enumerate(history, start=1):
+        built.log.epoch(index, facts)
+    for joined in found:
+        if joined.regression is not None:
+            _tell_choice(built, joined.regression)
+        built.log.note(_joined_words(joined, recipe))
+    return history
+
+
+def _training_features(built: Built, *, cached: bool = True) -> npt.NDArray[np.float32]:
+    """Return the features of the training images by the encoder as it is."""
+    train = built.prepared.train
+    built.model.eval()
+    if not cached:
+        train = replace(train, digests=None)
+    elif built.prepared.kind == "image":
+        root, views = built.extractor.root, built.model.views
+        where = "not cached" if root is None else f"cached in {root}"
+        engine = built.extractor.engine.name.split()[0]
+        what = "" if views == PLAIN else f", averaged over the views {', '.join(views)} of each image"
+        built.log.note(f"{engine} computes the features of {built.recipe.encoder.name}{what}. Features are {where}.")
+    features = built.frozen_features(train, "features of training images")
+    if not np.isfinite(features).all():
+        raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
+    return built.engine.scale(features)
+
+
+def _tell_choice(built: Built, fitted: Regression) -> None:
+    built.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
+    built.log.note(_choice(fitted, built.recipe))
+
+
+def _choice(fitted: Regression, recipe: Recipe) -> str:
+    if recipe.regression.strength is not None:
+        return f"The regression has the strength C = {fitted.strength:g} of the recipe."
+    if not fitted.losses:
+        return f"A class has too few images for inner folds: the regression has the strength C = {fitted.strength:g}."
+    tried = f"{len(fitted.losses)} values on {fitted.folds} inner folds"
+    return f"The regression has the strength C = {fitted.strength:g}, the best of {tried}."
+
+
+def _joined_words(joined: Joined, recipe: Recipe) -> str:
+    heads = recipe.adapter.heads
+    text = f"{heads} heads were trained" if heads > 1 else "One head was trained"
+    if joined.num_folds:
+        text += f", each without one of {joined.num_folds} inner folds, whose images calibrate the logits"
+    else:
+        text += " on all training images, because a class has too few images for inner folds"
+    blend = f" Their average has the weight {1 - recipe.adapter.blend:g}." if recipe.adapter.blend else ""
+    return f"{text}.{blend}"
