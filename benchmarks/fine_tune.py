@@ -51,6 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "logit-adjusted": {"encoder_training.loss": "logit-adjusted"},
     "CL": {"encoder_training.loss": "cl", **CONTRASTIVE},
     "AFCL": {"encoder_training.loss": "afcl", **CONTRASTIVE},
+    "alone": {"fine_tune.blend": 0.0},
     "lr 1e-4": {"encoder_training.lr": 1e-4},
     "lr 1e-3": {"encoder_training.lr": 1e-3},
     "300 steps": {"fine_tune.steps": 300},
@@ -181,19 +182,22 @@ def summary(path: Path) -> str:
     lines = read(path)
     tables = []
     for chosen in (False, True):
-        rows = ["| data | arm | runs | UWA | AUROC | UWA minus default | minutes |", "|---" * 7 + "|"]
+        names = ("data", "arm", "runs", "UWA", "minus default", "AUROC", "minus default", "minutes")
+        rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for line in lines:
             if (line["seed"] >= 100) == chosen:
                 data = line["data"] if line["data"] == "isic" else f"{line['data']} {line['scenario']}"
                 groups.setdefault((data, line["arm"]), []).append(line)
         for (data, arm), found in sorted(groups.items(), key=lambda item: (item[0][0], _place(item[0][1]))):
-            base = {_run(line): line["uwa"] for line in lines if line["arm"] == "default"}
-            gains = [line["uwa"] - base[_run(line)] for line in found if _run(line) in base and arm != "default"]
-            figures = [_interval([line[name] for line in found]) for name in ("uwa", "auroc")]
+            base = {_run(line): line for line in lines if line["arm"] == "default"}
+            figures = []
+            for name in ("uwa", "auroc"):
+                pairs = [(line, base[_run(line)]) for line in found if _run(line) in base and arm != "default"]
+                gains = [line[name] - other[name] for line, other in pairs]
+                figures += [_interval([line[name] for line in found]), _interval(gains, sign=True)]
             minutes = statistics.median(line["minutes"] for line in found)
-            shown = (data, arm, str(len(found)), *figures, _interval(gains, sign=True), f"{minutes:.1f}")
-            rows.append(f"| {' | '.join(shown)} |")
+            rows.append(f"| {' | '.join((data, arm, str(len(found)), *figures, f'{minutes:.1f}'))} |")
         if groups:
             tables.append("\n".join(rows))
     return "\n\n".join(tables)
