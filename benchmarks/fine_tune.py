@@ -1,18 +1,21 @@
 """How good is a fine-tuned encoder, against the frozen features of the recipe ``default`` on the same images?
 
-    python benchmarks/fine_tune.py tops                     # Fashion-MNIST tops at 98:2 and 90:10
     python benchmarks/fine_tune.py isic                     # melanoma against dermatofibroma, $LOPSIDED_DATA
+    python benchmarks/fine_tune.py isic --arms "logit-adjusted;CL;AFCL"
+    python benchmarks/fine_tune.py tops                     # Fashion-MNIST tops at 98:2 and 90:10
     python benchmarks/fine_tune.py tune                     # the candidates, on other seeds
     python benchmarks/fine_tune.py summary                  # the tables of the records, without computing anything
 
 ``tops`` trains on 700 of 1,000 images that the scenario draws, and evaluates on held-out images that the run has not
 drawn, with the same number per class. ``isic`` trains on four of five folds by lesion and evaluates on the fifth one;
 the folds are those of ``StratifiedGroupKFold`` with the seed of the line. ``tune`` compares settings of the fine-tuning
-on seeds from 100 on, which no other line uses. It evaluates every fourth held-out image, and computes the activations
-of the frozen blocks once for all arms, so that its minutes are too few.
+on seeds from 100 on, which no other line uses: one fold of ``isic``, and draws of the tops, of which it evaluates every
+fourth held-out image.
 
 Each line of the record is one run. A line that exists is not computed again, and ``--minutes`` stops after a run that
-ends later than this. ``uwa`` is that of the rule ``balanced``. ``minutes`` are those of the whole fit on one thread.
+ends later than this. ``uwa`` is that of the rule ``balanced``, and ``hits`` are the right decisions per class. One
+thread computes a run, and ``minutes`` are those of the processor. All arms of a run share the activations of the frozen
+blocks, and the time of these counts for each of them.
 """
 
 from __future__ import annotations
@@ -40,78 +43,88 @@ from lopsided.training.fit import Predictions, fit
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "fine_tune.jsonl"
 SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
-START: dict[str, Any] = {
-    "encoder_training.loss": "ce",
-    "encoder_training.batch_size": 32,
-    "encoder_training.lr": 1e-3,
-    "encoder_training.optimizer": "adamw",
-    "encoder_training.weight_decay": 0.01,
-    "encoder_training.sampler": "plain",
-    "fine_tune.blocks": 5,
-    "fine_tune.views": 4,
-    "fine_tune.layer_decay": 0.8,
-    "fine_tune.warmup": 0.1,
-    "fine_tune.batch_norm": "frozen",
-    "fine_tune.average": 0.99,
-    "fine_tune.steps": 200,
-}
-"""The settings from which the choice of the recipe ``fine-tune`` started."""
-CANDIDATES: dict[str, dict[str, Any]] = {
+CONTRASTIVE = {"encoder_training.batch_size": 16, "encoder_training.views": 2, "encoder_training.sampler": "balanced"}
+"""Two views of each image, the same number of views per step, and no batch without a rare image."""
+ARMS: dict[str, dict[str, Any]] = {
     "default": {},
     "fine-tune": {},
-    "lr 1e-4": START | {"encoder_training.lr": 1e-4},
-    "lr 1e-5": START | {"encoder_training.lr": 1e-5},
-    "start (lr 1e-3)": START,
-    "cl, lr 1e-4": START | {"encoder_training.loss": "cl", "encoder_training.lr": 1e-4},
-    "balanced, lr 1e-4": START | {"encoder_training.sampler": "balanced", "encoder_training.lr": 1e-4},
-    "weighted-ce, lr 1e-4": START | {"encoder_training.loss": "weighted-ce", "encoder_training.lr": 1e-4},
-    "batch norm trained, lr 1e-4": START | {"fine_tune.batch_norm": "train", "encoder_training.lr": 1e-4},
-    "no average, lr 1e-4": START | {"fine_tune.average": 0.0, "encoder_training.lr": 1e-4},
-    "10 blocks, lr 1e-4": START | {"fine_tune.blocks": 10, "encoder_training.lr": 1e-4},
+    "logit-adjusted": {"encoder_training.loss": "logit-adjusted"},
+    "CL": {"encoder_training.loss": "cl", **CONTRASTIVE},
+    "AFCL": {"encoder_training.loss": "afcl", **CONTRASTIVE},
+    "alone": {"fine_tune.blend": 0.0},
+    "lr 1e-4": {"encoder_training.lr": 1e-4},
+    "lr 1e-3": {"encoder_training.lr": 1e-3},
+    "300 steps": {"fine_tune.steps": 300},
+    "no crop, no colour": {"augment.crop": None, "augment.colour": None},
+    "not scaled": {"encoder.scaling": "none"},
+    "3 blocks": {"fine_tune.blocks": 3},
 }
 """Changes of the recipe ``fine-tune`` by name. ``default`` is the recipe ``default``."""
+LOSSES = ("logit-adjusted", "CL", "AFCL")
+"""Arms with another loss. They are no candidates. BCL has a cosine classifier, which cannot be fine-tuned."""
 
 
 def recipe_of(arm: str, changes: dict[str, Any]) -> Recipe:
     """Return the recipe of an arm with further changes."""
     base = named_recipe("default" if arm == "default" else "fine-tune")
-    return base.override(**CANDIDATES[arm]).override(**{"threads": 1, **changes})
+    return base.override(**ARMS[arm]).override(**{"threads": 1, "compare_default": False, **changes})
 
 
-def judged(found: Predictions) -> dict[str, float]:
-    """Return UWA by the rule of the model, and the AUROC, in percent."""
+def judged(found: Predictions) -> dict[str, Any]:
+    """Return UWA by the rule of the model and the AUROC, in percent, and the number of right decisions per class."""
     assert found.y_true is not None
     uwa = balanced_accuracy_score(found.y_true, found.y_pred)
     auroc = roc_auc_score(found.y_true, found.probabilities[:, 1])
-    return {"uwa": round(100 * uwa, 2), "auroc": round(100 * auroc, 2)}
+    hits = [int((found.y_pred[found.y_true == label] == label).sum()) for label in (0, 1)]
+    return {"uwa": round(100 * uwa, 2), "auroc": round(100 * auroc, 2), "hits": hits}
 
 
-@contextmanager
-def shared_activations(memory: dict[tuple[Any, ...], Any], run: tuple[Any, ...]) -> Iterator[None]:
-    """Compute the activations of a run once for all arms with the same views and the same frozen blocks."""
-    compute = Activations.compute
+class Shared:
+    """Activations of one run at a time, computed once for all arms with the same views and the same frozen blocks."""
 
-    def once(self: Activations, inputs: Any, count: Any, **more: Any) -> Any:
-        key = (run, self.cut.shape, len(self.cut.frozen), len(inputs), more.get("views", 1))
-        if key not in memory:
-            memory[key] = compute(self, inputs, count, **more)
-        return memory[key]
+    def __init__(self) -> None:
+        self._run: object = None
+        self._augment: object = None
+        self._found: dict[tuple[Any, ...], tuple[Any, float]] = {}
+        self.seconds = 0.0
+        """Seconds that the activations of the last arm took when they were computed, if another arm computed them."""
 
-    Activations.compute = once  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Activations.compute = compute  # type: ignore[method-assign]
+    @contextmanager
+    def of(self, run: object) -> Iterator[None]:
+        """Share the activations of a run inside the block."""
+        if run != self._run:
+            self._run, self._found = run, {}
+        self.seconds = 0.0
+        compute = Activations.compute
+
+        def once(own: Activations, inputs: Any, count: Any, **more: Any) -> Any:
+            key = (own.cut.shape, len(inputs), more.get("views", 1), str(self._augment))
+            if key in self._found:
+                self.seconds += self._found[key][1]
+            else:
+                begin = time.process_time()
+                made = compute(own, inputs, count, **more)
+                self._found[key] = made, time.process_time() - begin
+            return self._found[key][0]
+
+        Activations.compute = once  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Activations.compute = compute  # type: ignore[method-assign]
+
+    def timed(self, recipe: Recipe, source: Source, held_out: Source) -> dict[str, Any]:
+        """Fit a recipe on a source and return the figures of the held-out images."""
+        self._augment = recipe.augment
+        begin = time.process_time()
+        fitted = fit(recipe, source, held_out=held_out)
+        minutes = (time.process_time() - begin + self.seconds) / 60
+        assert fitted.held_out is not None
+        sizes = {"train": len(fitted.splits.train), "images": len(held_out)}
+        return {**sizes, **judged(fitted.held_out), "minutes": round(minutes, 2)}
 
 
-def timed(recipe: Recipe, source: Source, held_out: Source) -> dict[str, Any]:
-    """Fit a recipe on a source and return the figures of the held-out images."""
-    begin = time.perf_counter()
-    fitted = fit(recipe, source, held_out=held_out)
-    minutes = (time.perf_counter() - begin) / 60
-    assert fitted.held_out is not None
-    sizes = {"train": len(fitted.splits.train), "images": len(held_out)}
-    return {**sizes, **judged(fitted.held_out), "minutes": round(minutes, 2)}
+SHARED = Shared()
 
 
 def tops(arm: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
@@ -129,7 +142,7 @@ def tops(arm: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
     )
     source, held_out = open_sources(recipe)
     assert held_out is not None
-    return timed(recipe, source, held_out.subset(np.arange(0, len(held_out), part)))
+    return SHARED.timed(recipe, source, held_out.subset(np.arange(0, len(held_out), part)))
 
 
 def isic(arm: str, fold: int, seed: int) -> dict[str, Any]:
@@ -139,7 +152,7 @@ def isic(arm: str, fold: int, seed: int) -> dict[str, Any]:
     folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
     train, rest = list(folds.split(np.zeros(len(source)), source.labels, source.groups))[fold]
     recipe = recipe_of(arm, {"seed": seed, "data.test": 0.0})
-    return timed(recipe, source.subset(train), source.subset(rest))
+    return SHARED.timed(recipe, source.subset(train), source.subset(rest))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -149,11 +162,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def cells(what: str, arms: list[str], number: int) -> list[dict[str, Any]]:
     """Return the lines to compute, all arms of a seed before the next seed."""
-    if what == "isic":
-        runs = [{"data": "isic", "scenario": f"fold {fold + 1}", "seed": 0} for fold in range(number)]
-    else:
-        first = 100 if what == "tune" else 0
-        runs = [
+    first = 100 if what == "tune" else 0
+    runs = [{"data": "isic", "scenario": f"fold {fold + 1}", "seed": first} for fold in range(number)]
+    if what == "tune":
+        runs = runs[:1]
+    elif what == "tops":
+        runs = []
+    if what != "isic":
+        runs += [
             {"data": "tops", "scenario": scenario, "seed": seed}
             for seed in range(first, first + number)
             for scenario in SCENARIOS
@@ -166,26 +182,29 @@ def summary(path: Path) -> str:
     lines = read(path)
     tables = []
     for chosen in (False, True):
-        rows = ["| data | arm | runs | UWA | AUROC | UWA minus default | minutes |", "|---" * 7 + "|"]
+        names = ("data", "arm", "runs", "UWA", "minus default", "AUROC", "minus default", "minutes")
+        rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for line in lines:
             if (line["seed"] >= 100) == chosen:
                 data = line["data"] if line["data"] == "isic" else f"{line['data']} {line['scenario']}"
                 groups.setdefault((data, line["arm"]), []).append(line)
         for (data, arm), found in sorted(groups.items(), key=lambda item: (item[0][0], _place(item[0][1]))):
-            base = {_run(line): line["uwa"] for line in lines if line["arm"] == "default"}
-            gains = [line["uwa"] - base[_run(line)] for line in found if _run(line) in base and arm != "default"]
-            figures = [_interval([line[name] for line in found]) for name in ("uwa", "auroc")]
+            base = {_run(line): line for line in lines if line["arm"] == "default"}
+            figures = []
+            for name in ("uwa", "auroc"):
+                pairs = [(line, base[_run(line)]) for line in found if _run(line) in base and arm != "default"]
+                gains = [line[name] - other[name] for line, other in pairs]
+                figures += [_interval([line[name] for line in found]), _interval(gains, sign=True)]
             minutes = statistics.median(line["minutes"] for line in found)
-            shown = (data, arm, str(len(found)), *figures, _interval(gains, sign=True), f"{minutes:.1f}")
-            rows.append(f"| {' | '.join(shown)} |")
+            rows.append(f"| {' | '.join((data, arm, str(len(found)), *figures, f'{minutes:.1f}'))} |")
         if groups:
             tables.append("\n".join(rows))
     return "\n\n".join(tables)
 
 
 def _place(arm: str) -> int:
-    return list(CANDIDATES).index(arm)
+    return list(ARMS).index(arm)
 
 
 def _run(line: dict[str, Any]) -> tuple[Any, ...]:
@@ -208,28 +227,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["tops", "isic", "tune", "summary"])
     parser.add_argument("--number", type=int, default=None, help="seeds, or folds of isic")
-    parser.add_argument("--arms", default=None, help="names of CANDIDATES, separated by semicolons")
+    parser.add_argument("--arms", default=None, help="names of ARMS, separated by semicolons")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
     usual = ["default", "fine-tune"]
     if arguments.what == "tune":
-        usual = [arm for arm in CANDIDATES if arm != "fine-tune"]
+        usual = [arm for arm in ARMS if arm not in LOSSES]
     arms = arguments.arms.split(";") if arguments.arms else usual
-    number = arguments.number or {"tops": 6, "isic": FOLDS, "tune": 3, "summary": 0}[arguments.what]
+    number = arguments.number or {"tops": 3, "isic": FOLDS, "tune": 1, "summary": 0}[arguments.what]
     done = [{name: line[name] for name in ("data", "scenario", "seed", "arm")} for line in read(arguments.record)]
     begin = time.perf_counter()
-    memory: dict[tuple[Any, ...], Any] = {}
     for cell in cells(arguments.what, arms, number) if number else []:
         if cell in done or time.perf_counter() - begin > 60 * arguments.minutes:
             continue
-        if cell["data"] == "isic":
-            found = isic(cell["arm"], int(cell["scenario"].split()[1]) - 1, cell["seed"])
-        elif arguments.what == "tune":
-            with shared_activations(memory, (cell["scenario"], cell["seed"])):
-                found = tops(cell["arm"], cell["scenario"], cell["seed"], part=4)
-        else:
-            found = tops(cell["arm"], cell["scenario"], cell["seed"])
+        with SHARED.of(_run(cell)):
+            if cell["data"] == "isic":
+                found = isic(cell["arm"], int(cell["scenario"].split()[1]) - 1, cell["seed"])
+            else:
+                found = tops(cell["arm"], cell["scenario"], cell["seed"], part=4 if arguments.what == "tune" else 1)
         files.append_line(arguments.record, json.dumps({**cell, **found}))
         print(json.dumps({**cell, **found}), flush=True)
     print(summary(arguments.record))

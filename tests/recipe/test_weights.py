@@ -39,8 +39,8 @@ def test_only_the_paths_among_weights_are_changed() -> None:
         (
             "from-scratch",
             {"encoder.scaling": "root"},
-            'encoder.scaling must be "none" with method "two-stage", got "root". Only the features of a frozen encoder '
-            "are scaled.",
+            'encoder.scaling must be "none" with method "two-stage", got "root". Only the features of a pretrained '
+            "encoder are scaled.",
         ),
         (
             "fine-tune",
@@ -118,8 +118,9 @@ def test_a_recipe_without_scaling_has_the_hash_of_older_versions() -> None:
     assert frozen.override(**{"encoder.scaling": "none"}).content_hash() != frozen.content_hash()
 
 
-def test_an_ensemble_of_scaled_features_needs_the_same_pixels_in_every_fold() -> None:
+@pytest.mark.parametrize("normalisation", ["weights", "source"])
+def test_models_of_scaled_features_can_be_an_ensemble(normalisation: str) -> None:
     fields = {"data.folds": 3, "final": "ensemble", "encoder.name": "resnet18", "encoder.weights": "x.safetensors"}
-    assert named_recipe("default").override(**fields).final == "ensemble"
-    with pytest.raises(InputError, match=r"the pixels of each fold have their own mean\. Use final = \"refit\"\.$"):
-        named_recipe("default").override(**fields, **{"augment.normalisation": "source"})
+    changed = {**fields, "encoder.scaling": "root", "augment.normalisation": normalisation}
+    for name, alone in (("default", {}), ("fine-tune", {"fine_tune.blend": 0.0})):
+        assert named_recipe(name).override(**changed, **alone).final == "ensemble"

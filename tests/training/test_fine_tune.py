@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from example_losses import add_examples
-from lopsided.data.augment import Augment
+from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
 from lopsided.distributed import Ranks
@@ -29,6 +29,7 @@ from lopsided.training.average import Average
 from lopsided.training.fine_tune import Activations, fine_tune_sampler, parameter_groups, seeded_views, to_bytes
 from lopsided.training.fit import fit, load_model
 from lopsided.training.prior import carried_prior
+from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
 from training.ranks import together
@@ -68,6 +69,7 @@ def small(weights: Path, **changes: Any) -> Recipe:
         "fine_tune.blocks": 2,
         "fine_tune.views": 2,
         "fine_tune.steps": 7,
+        "fine_tune.blend": 0.0,
     }
     return named_recipe("fine-tune").override(**fields | changes)
 
@@ -294,9 +296,8 @@ def test_any_kind_of_loss_gives_an_ordinary_model(
 
 
 def test_the_first_classifier_is_the_regression_of_the_default(photos: Path, weights: Path) -> None:
-    """With a rate of almost zero, the model is that of the recipe default without scaling, whatever the batches are."""
+    """With a rate of almost zero, the model is that of the recipe default, whatever the batches are."""
     common = {
-        "encoder.scaling": "none",
         "encoder.name": SMALL,
         "encoder.weights": str(weights),
         "threads": 1,
@@ -304,11 +305,73 @@ def test_the_first_classifier_is_the_regression_of_the_default(photos: Path, wei
     }
     default = fit(named_recipe("default").override(**common, **{"regression.strength": 0.01}), open_source(photos))
     assert default.test is not None
-    for sampler in ("plain", "balanced"):
-        recipe = small(weights, **{"encoder_training.lr": 1e-12, "encoder_training.sampler": sampler})
+    for sampler, blend in (("plain", 0.0), ("balanced", 0.0), ("balanced", 0.3)):
+        changes = {"encoder_training.sampler": sampler, "fine_tune.blend": blend}
+        recipe = small(weights, **{"encoder_training.lr": 1e-12, **changes})
         fitted = fit(recipe, open_source(photos))
         assert fitted.test is not None
         assert np.abs(fitted.test.probabilities - default.test.probabilities).max() < 1e-4
+
+
+@pytest.mark.parametrize("changes", [{}, {"fine_tune.blocks": "all", "fine_tune.views": None}])
+def test_the_classifier_gets_scaled_features_in_training_and_after_it(
+    photos: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    lengths, forward = [], ClassifierHead.forward
+
+    def spy(self: ClassifierHead, x: torch.Tensor) -> torch.Tensor:
+        lengths.extend(x.detach().norm(dim=1).tolist())
+        return forward(self, x)
+
+    monkeypatch.setattr(ClassifierHead, "forward", spy)
+    fitted = fit(small(weights, **{"fine_tune.steps": 2, "data.val": 0.3, **changes}), open_source(photos))
+    assert (fitted.model.scaling, len(fitted.history)) == ("root", 1)
+    assert len(lengths) > 2 * 8 + 2 * len(fitted.splits.val)
+    np.testing.assert_allclose(lengths, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["ce", "cl"])
+def test_a_blend_averages_the_regressions_on_the_pretrained_and_the_trained_encoder(
+    photos: Path, weights: Path, tmp_path: Path, loss: str
+) -> None:
+    source, changes = open_source(photos), {"encoder_training.loss": loss, "encoder_training.lr": 3e-3}
+    tuned = fit(small(weights, **changes), source).model.encoder.state_dict()
+    fitted = fit(small(weights, **changes, **{"fine_tune.blend": 0.25}), source, tmp_path / "run")
+    model, card = load_model(tmp_path / "run")
+    assert (card.members, card.features, card.prior) == (2, model.classifier.in_features, fitted.card.prior)
+    for member, expected in zip(model.encoder.members, (pretrained(weights), tuned), strict=True):
+        assert all(torch.equal(value, expected[key]) for key, value in member.state_dict().items())
+    assert fitted.test is not None
+    found = predict(model, card, source.images.take(fitted.splits.test))
+    assert np.abs(found - fitted.test.probabilities).max() < 1e-4
+    # By hand: one regression on the scaled features of each encoder, both of the same strength.
+    images = source.images.load(np.arange(len(source)), 32, 3)
+    train, logits = fitted.splits.train, np.zeros((len(fitted.splits.test), 2))
+    for member, share in zip(model.encoder.members, (0.25, 0.75), strict=True):
+        alone = Model(member, ClassifierHead(card.features // 2, 2), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3), scaling="root")
+        with torch.no_grad():
+            features = alone.eval().features(to_float(images)).numpy()
+        linear = fit_regression(features[train], source.labels[train], 2, strength=0.01)
+        logits += share * (features[fitted.splits.test] @ linear.weight.T + linear.bias)
+    assert np.abs(torch.from_numpy(logits).softmax(dim=1).numpy() - found).max() < 1e-3
+
+
+def test_the_regression_on_the_trained_encoder_has_the_strength_that_folds_chose_before_it(
+    photos: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strengths = []
+
+    def spy(*rows: Any, **settings: Any) -> Regression:
+        found = fit_regression(*rows, **settings)
+        strengths.append((settings["strength"], found.strength))
+        return found
+
+    monkeypatch.setattr("lopsided.training.frozen.fit_regression", spy)
+    fit(small(weights, **{"fine_tune.blend": 0.5, "regression.strength": None}), open_source(photos))
+    first, again, last = strengths  # Before training, and both regressions of the blend.
+    assert first == again
+    assert first[0] is None
+    assert last == (first[1], first[1])
 
 
 def test_the_prior_is_that_of_the_batches_or_of_the_last_regression(weights: Path) -> None:
@@ -317,6 +380,7 @@ def test_the_prior_is_that_of_the_batches_or_of_the_last_regression(weights: Pat
 
     assert prior() == pytest.approx((0.75, 0.25))
     assert prior(**{"encoder_training.sampler": "balanced"}) == pytest.approx((0.5, 0.5))
+    assert prior(**{"encoder_training.sampler": "balanced", "fine_tune.blend": 0.5}) == pytest.approx((0.75, 0.25))
     contrastive = {"encoder_training.loss": "cl", "encoder_training.sampler": "balanced"}
     assert prior(**contrastive) == pytest.approx((0.75, 0.25))
     assert prior(**contrastive, **{"classifier.loss": "weighted-ce"}) == pytest.approx((0.5, 0.5))
@@ -436,7 +500,7 @@ def test_epochs_are_known_only_without_another_budget() -> None:
     [
         {},
         {"encoder_training.loss": "cl", "data.val": 0.2, "encoder_training.views": 2},
-        {"fine_tune.blocks": "all", "fine_tune.views": None, "fine_tune.batch_norm": "train"},
+        {"fine_tune.blocks": "all", "fine_tune.views": None, "fine_tune.batch_norm": "train", "fine_tune.blend": 0.5},
     ],
 )
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bytes(
@@ -471,9 +535,13 @@ def _on_a_rank(ranks: Ranks, photos: Path, weights: Path, cache: Path) -> list[n
     import os
 
     os.environ["LOPSIDED_CACHE"] = str(cache)
-    recipe = small(weights, **{"encoder_training.loss": "cl", "data.val": 0.2, "fine_tune.steps": 3})
-    state = fit(recipe, open_source(photos), ranks=ranks).model.state_dict()
-    return [state[key].numpy() for key in ("encoder.layer4.0.conv1.weight", "encoder.layer1.0.conv1.weight")]
+    changes = {"data.val": 0.2, "fine_tune.steps": 3, "fine_tune.blend": 0.5}
+    recipe, source = small(weights, **{"encoder_training.loss": "cl", **changes}), open_source(photos)
+    state = fit(recipe, source, cache.parent / f"run{ranks.size}", ranks=ranks).model.state_dict()
+    again = fit(recipe, source, cache.parent / f"run{ranks.size}", ranks=ranks, resume=True).model.state_dict()
+    assert all(torch.equal(again[key], value) for key, value in state.items())
+    blocks = [f"encoder.members.1.{name}.0.conv1.weight" for name in ("layer4", "layer1")]
+    return [state[key].numpy() for key in (*blocks, "encoder.members.0.layer4.0.conv1.weight", "classifier.weight")]
 
 
 @pytest.mark.slow
@@ -483,6 +551,7 @@ def test_two_ranks_train_the_blocks_of_one(photos: Path, weights: Path, tmp_path
     assert all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
     assert np.abs(both[0][0] - alone[0]).max() < 1e-3
     assert np.array_equal(both[0][1], alone[1])
+    assert np.array_equal(both[0][2], alone[2])
 
 
 # Refused recipes
@@ -495,6 +564,16 @@ def test_two_ranks_train_the_blocks_of_one(photos: Path, weights: Path, tmp_path
             {"encoder.weights": "none", "augment.normalisation": "source"},
             'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. Set '
             'encoder.weights, such as "embedded", or use the recipe from-scratch.',
+        ),
+        (
+            {"fine_tune.blend": 0.5, "classifier.kind": "tau-norm", "classifier.tau": 1.0},
+            'fine_tune.blend must be 0 with classifier.kind = "tau-norm", got 0.5. Set fine_tune.blend = 0, or '
+            'classifier.kind = "linear".',
+        ),
+        (
+            {"fine_tune.blend": 0.5, "data.folds": 3, "final": "ensemble"},
+            'final cannot be "ensemble" with fine_tune.blend, which gives each model two encoders. Use final = '
+            '"refit".',
         ),
         (
             {"fine_tune.minutes": 2.0, "fine_tune.steps": 5},

@@ -220,7 +220,8 @@ def test_a_fine_tuned_encoder_gets_a_second_stage(tmp_path: Path, kind: str) -> 
     save_file({key: value.contiguous() for key, value in encoder.state_dict().items()}, path)
     changes = {"encoder.name": "test_resnet", "encoder.weights": str(path), "augment.normalisation": "half",
                "encoder_training.loss": "ce", "fine_tune.steps": 1, "encoder_training.batch_size": 16,
-               "fine_tune.blocks": 1, "data.image_size": 16, "threads": 1, "compare_default": False}  # fmt: skip
+               "fine_tune.blocks": 1, "fine_tune.blend": 0.0, "data.image_size": 16, "threads": 1,
+               "compare_default": False}  # fmt: skip
     images = stripes({"many": 30, "few": 12}, size=16)
     base = named_recipe("fine-tune").override(**changes)
     made = base.override(**{"classifier.kind": kind, "data.val": 0.3})

@@ -35,12 +35,14 @@ class Ensemble(nn.Module):
 
 
 def average(
-    models: Sequence[tuple[Model, ModelCard]], biases: Sequence[Sequence[float]] | None = None
+    models: Sequence[tuple[Model, ModelCard]],
+    biases: Sequence[Sequence[float]] | None = None,
+    shares: Sequence[float] | None = None,
 ) -> tuple[Model, ModelCard]:
     """Return one image model with the mean logits of several, after adding the ``biases`` of each model to its logits.
 
-    The features of the members are joined, and the linear layer holds the layers of the members, divided by their
-    number. The card states neither a prior nor a decision.
+    The features of the members are joined, and the linear layer holds the layers of the members, times their
+    ``shares``, which are equal by default. The card states neither a prior nor a decision.
     """
     from lopsided.models.model import Model
 
@@ -54,13 +56,15 @@ def average(
     with torch.no_grad():
         encoder.mean.copy_(torch.stack([model.mean.flatten().cpu() for model, _ in models]))
         encoder.std.copy_(torch.stack([model.std.flatten().cpu() for model, _ in models]))
-        # Scaled features have length 1 together. Only frozen encoders, which are all the same, have such features.
-        share = num**-0.5 if card.scaling == "root" else 1 / num
-        classifier.weight.copy_(torch.cat([model.classifier.weight.cpu() for model, _ in models], dim=1) * share)
-        own = torch.stack([model.classifier.bias.cpu() for model, _ in models])
-        classifier.bias.copy_((own + offsets).mean(dim=0))
+        each = [1 / num] * num if shares is None else shares
+        pairs = list(zip(each, (model.classifier for model, _ in models), strict=True))
+        classifier.weight.copy_(torch.cat([share * layer.weight.cpu() for share, layer in pairs], dim=1))
+        own = [share * (layer.bias.cpu() + bias) for (share, layer), bias in zip(pairs, offsets, strict=True)]
+        classifier.bias.copy_(torch.stack(own).sum(dim=0))
     plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
     unset = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
     card = card.model_copy(update={**plain, **unset, "features": classifier.in_features})
-    joined = Model(encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling)
+    joined = Model(
+        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num
+    )  # fmt: skip
     return joined.to(first.classifier.weight.device).eval(), card

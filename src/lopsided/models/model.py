@@ -129,9 +129,11 @@ class Model(nn.Module):
         adapter: Adapter | None = None,
         views: Sequence[str] = PLAIN,
         scaling: Scaling = "none",
+        members: int = 1,
     ) -> None:
         super().__init__()
         self.scaling: Scaling = scaling
+        self.members = members
         self.views = tuple(views)
         self.encoder = encoder
         self.adapter = adapter
@@ -159,7 +161,7 @@ class Model(nn.Module):
 
     def scale(self, features: Tensor) -> Tensor:
         """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
-        return scaled(features, self.scaling)
+        return scaled(features, self.scaling, self.members)
 
     def adapt(self, features: Tensor) -> Tensor:
         """Return the inputs of the classifier, given the features of the encoder."""
@@ -195,7 +197,9 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes))
-    return Model(encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling)
+    return Model(
+        encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members
+    )  # fmt: skip
 
 
 def with_views(model: Model, card: ModelCard, views: Sequence[str]) -> ModelCard:

@@ -55,7 +55,7 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
 
 def can_ensemble(recipe: Recipe) -> bool:
     """Return whether an ensemble is possible and useful: each member must be an encoder and a linear layer."""
-    return not recipe.is_frozen and recipe.classifier_loss.entry.head == "linear"
+    return not recipe.is_frozen and recipe.classifier_loss.entry.head == "linear" and not recipe.blends
 
 
 def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
@@ -70,11 +70,8 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.final == "ensemble" and recipe.method != "frozen" and not can_ensemble(recipe):
         what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.classifier_loss.name}"
+        what = "fine_tune.blend, which gives each model two encoders" if recipe.blends else what
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
-    if recipe.final == "ensemble" and recipe.encoder.scaling != "none" and recipe.augment.normalisation == "source":
-        # Joined features have length 1 together, which is right only if those of all members are the same.
-        what = 'final cannot be "ensemble" with encoder.scaling and augment.normalisation = "source"'
-        yield f'{what}: the pixels of each fold have their own mean. Use final = "refit".'
     if data.split == "given":
         do = "Use another split, or leave out folds."
         yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'
@@ -142,6 +139,10 @@ def _fine_tune_conflicts(recipe: Recipe) -> Iterator[str]:
         yield "fine_tune.steps and fine_tune.minutes cannot both be set. Remove one of them."
     if recipe.encoder_training.batch_size < 2:
         yield sentence('encoder_training.batch_size must be >= 2 with method "fine-tune"', 1)
+    kind = recipe.classifier.kind
+    if recipe.blends and kind != "linear":
+        do = 'Set fine_tune.blend = 0, or classifier.kind = "linear".'
+        yield sentence(f'fine_tune.blend must be 0 with classifier.kind = "{kind}"', section.blend, do)
     if section.blocks == "all":
         if section.views is not None:
             do = "Set fine_tune.blocks to a number, or remove the field."

@@ -234,7 +234,13 @@ class Recipe(Section):
     def first_stage(self) -> Recipe:
         """Return the recipe of the first stage alone, whose classifier is the one that is trained with the encoder."""
         section = self.classifier.model_copy(update={"kind": "linear", "tau": None})
-        return self.model_copy(update={"classifier": section})
+        tuned = self.fine_tune.model_copy(update={"blend": 0.0})
+        return self.model_copy(update={"classifier": section, "fine_tune": tuned})
+
+    @property
+    def blends(self) -> bool:
+        """Whether the model averages a fine-tuned and a pretrained encoder."""
+        return self.method == "fine-tune" and self.fine_tune.blend > 0
 
     @property
     def is_frozen(self) -> bool:

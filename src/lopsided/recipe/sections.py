@@ -142,8 +142,8 @@ class Encoder(Section):
     )
     scaling: Literal["none", "root"] = described(
         "none",
-        "Scaling of the features of a frozen encoder; root: the square root of each feature, then length 1. Vectors "
-        "are not scaled.",
+        "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1. "
+        "Vectors are not scaled.",
     )
 
     @property
@@ -313,6 +313,11 @@ class FineTune(Section):
     average: Share = described(
         0.99,
         "Share of the old average in the moving average of the weights, which becomes the model; 0: the last weights.",
+    )
+    blend: Share = described(
+        0.0,
+        "Weight of the regression on the pretrained features in the average of its logits with those of a regression "
+        "on the features of the trained encoder; 0: the trained encoder alone.",
     )
     steps: Count | None = described(None, "Number of training steps, instead of encoder_training.epochs.")
     minutes: Positive | None = described(

@@ -62,8 +62,8 @@ def weight_files(encoder: str, weights: str) -> list[str]:
 def joined_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for every conflict of scaled features or of joined encoders with other fields."""
     section, method = recipe.encoder, recipe.method
-    if section.scaling != "none" and not recipe.is_frozen:
-        do = "Only the features of a frozen encoder are scaled."
+    if section.scaling != "none" and not recipe.is_frozen and method != "fine-tune":
+        do = "Only the features of a pretrained encoder are scaled."
         yield sentence(f'encoder.scaling must be "none" with method "{method}"', f'"{section.scaling}"', do)
     names = section.name.split(JOINT)
     if len(names) == 1:

@@ -101,7 +101,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
             f"        features.append(encoder(torch.stack([{views}])).mean(dim=0))",
             "features = torch.cat(features)",
             *(["features = features.sign() * features.abs().sqrt()"] if card["scaling"] == "root" else []),
-            *(["features = features / features.norm()"] if card["scaling"] == "root" else []),
+            *([_LENGTH_CODE[card["members"] > 1].format(**card)] if card["scaling"] == "root" else []),
             *(_CLASSIFIER_CODE if linear else ["print(features.shape)"]),
             "```",
         ]
@@ -115,6 +115,11 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     )
 
 
+_LENGTH_CODE = (
+    "features = features / features.norm()",
+    "features = torch.cat([part / part.norm() for part in features.chunk({members})])",
+)
+"""How scaled features get length 1: all of them together, or those of each member of an ensemble."""
 _CLASSIFIER_CODE = (
     'classifier = load_file(f"{folder}/classifier.safetensors")',
     'probabilities = (classifier["weight"] @ features + classifier["bias"]).softmax(dim=0)',

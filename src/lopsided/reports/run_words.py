@@ -156,7 +156,8 @@ def summary(facts: Facts) -> str:
         plus = ", averaged with a logistic regression" if recipe.adapter.blend else ""
         how = f"{amount(recipe.adapter.heads, 'head')} on {its} features, which were not trained, with {how}{plus}"
     elif recipe.method == "fine-tune":
-        how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}"
+        plus = ", averaged with that regression" if recipe.blends else ""
+        how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}{plus}"
     num = len(parse_views(recipe.encoder.views))
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""

@@ -71,16 +71,7 @@ class Built:
             raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
         channels = 1 if vector else prepared.shape[0]
         late = self._late_encoder() if fresh else None
-        encoder, features = late or build_encoder(
-            recipe.encoder.name,
-            channels=channels,
-            image_size=None if vector else (prepared.shape[1], prepared.shape[2]),
-            in_features=prepared.shape[0] if vector else None,
-            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
-            seed=recipe.seed,
-        )
-        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
-            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        encoder, features = late or self.untrained(fresh=fresh)
         heads = self._heads()
         adapter = None if heads is None else self._adapter(heads, features)
         with seeded_init(recipe.seed, "classifier"):
@@ -108,6 +99,25 @@ class Built:
             views=views,
             scaling=scaling,
         )
+
+    def untrained(self, *, fresh: bool = True) -> tuple[nn.Module, int]:
+        """Return the encoder as it is before training, and the number of its features."""
+        recipe, shape, vector = self.recipe, self.prepared.shape, self.prepared.kind == "vector"
+        encoder, features = build_encoder(
+            recipe.encoder.name,
+            channels=1 if vector else shape[0],
+            image_size=None if vector else (shape[1], shape[2]),
+            in_features=shape[0] if vector else None,
+            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
+            seed=recipe.seed,
+        )
+        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
+            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        return encoder, features
+
+    def replace_model(self, model: Model) -> None:
+        """Continue with another model, or with the same one after it was trained."""
+        self.model, self._engine, self._extractor = model, None, None
 
     def head(self, loss: LossSettings, features: int) -> ClassifierHead:
         """Return a new classifier of the kind that a loss needs."""

@@ -253,7 +253,7 @@ class Kept:
         self._activations = Activations(model, self.cut, prepared.shape, ranks, fast=recipe.fast)
         self._log, self._batch_size = log, recipe.encoder_training.batch_size
         self._plain: dict[int, Tensor] = {}
-        self._views = model.views
+        self._views, self._scale = model.views, model.scale
         views, more = section.views or USUAL_VIEWS, 0
         if prepared.val is not None:
             more = len(prepared.val)
@@ -277,7 +277,7 @@ class Kept:
         self.transform = self._activations.draw(kept, recipe.encoder_training.views)
 
     def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
-        """Return the mean features of the views of inputs through the rest, in eval mode.
+        """Return the mean features of the views of inputs through the rest, in eval mode, scaled as the model does.
 
         ``rows`` must always be the same for the same inputs.
         """
@@ -287,7 +287,7 @@ class Kept:
             self._plain[id(inputs)] = self._activations.compute(
                 inputs, count, views=len(views), augment=lambda batch, view, *_: look(batch, views[view]), rows=rows
             )
-        return self._activations.features(self._plain[id(inputs)], self._batch_size)
+        return self._scale(self._activations.features(self._plain[id(inputs)], self._batch_size))
 
 
 def settle_steps(

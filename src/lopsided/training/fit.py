@@ -29,6 +29,7 @@ because each rank draws the masks for its own images. Each validation or test im
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,7 @@ from lopsided.inference.probabilities import (
     share_rows,
 )
 from lopsided.inference.small import SmallImages
+from lopsided.models.ensemble import average
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
@@ -220,6 +222,8 @@ def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], fo
         stages.checkpoint.tidy(state)  # The run may have been killed before it did this.
         if ranks.first:
             stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
+        elif stages.recipe.blends:  # The weights come from the first rank.
+            stages.model, stages.card = average([(copy.deepcopy(stages.model), stages.card) for _ in range(2)])
         if ranks.size > 1:
             load_strictly(stages.model, ranks.spread(stages.model.state_dict))
             stages.card = ModelCard.model_validate(ranks.told(partial(stages.card.model_dump, mode="json")))

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from lopsided.errors import RunError
+from lopsided.models.ensemble import average
+from lopsided.models.machine import arrange
+from lopsided.models.model import Model
 from lopsided.recipe import Recipe
 from lopsided.recipe.views import PLAIN
 from lopsided.training.adapter import Joined, Rows, fit_adapter
@@ -19,10 +22,11 @@ from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.stage_kinds import objective_of
 
 
-def regress(built: Built, *, cached: bool = True) -> None:
+def regress(built: Built, *, cached: bool = True, strength: float | None = None) -> float:
     """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
 
-    ``cached`` is false for an encoder that no other run has.
+    ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. Return the
+    strength of the regression.
     """
     settings, train = built.recipe.regression, built.prepared.train
     features = _training_features(built, cached=cached)
@@ -35,7 +39,7 @@ def regress(built: Built, *, cached: bool = True) -> None:
             built.num_classes,
             groups=train.groups,
             weighted=built.recipe.classifier.loss.name == "weighted-ce",
-            strength=settings.strength,
+            strength=settings.strength if strength is None else strength,
             folds=settings.folds,
             seed=built.recipe.seed,
         )
@@ -45,7 +49,35 @@ def regress(built: Built, *, cached: bool = True) -> None:
     state = built.ranks.spread(fit)
     built.model.classifier.load_state_dict(state)
     for fitted in found:
-        _tell_choice(built, fitted)
+        if strength is None:
+            _tell_choice(built, fitted)
+    chosen: float = built.ranks.told(lambda: found[0].strength)
+    return chosen
+
+
+def blend(built: Built) -> None:
+    """Average the logits of a regression on the features of the trained encoder and of the pretrained encoder.
+
+    The features of the trained encoder separate the images that it was trained on, so inner folds cannot choose the
+    strength of their regression. It is that of the other regression.
+    """
+    tuned, prepared, share = built.model, built.prepared, built.recipe.fine_tune.blend
+    encoder, features = built.untrained()
+    head = built.head(built.recipe.classifier.loss, features)
+    frozen = Model(encoder, head, prepared.mean, prepared.std, views=tuned.views, scaling=tuned.scaling)
+    frozen.to(built.device)
+    if built.recipe.fast:
+        arrange(frozen.encoder, built.device, prepared.shape)
+    built.replace_model(frozen)
+    strength = regress(built)
+    built.replace_model(tuned)
+    regress(built, cached=False, strength=strength)
+    both, built.card = average([(frozen, built.card), (tuned, built.card)], shares=(share, 1 - share))
+    built.replace_model(both)
+    built.log.note(
+        f"The model averages the logits of two regressions: on the features of the pretrained encoder (weight "
+        f"{share:g}) and of the trained encoder (weight {1 - share:g})."
+    )
 
 
 def adapt(built: Built) -> list[Facts]:

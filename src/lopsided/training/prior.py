@@ -28,7 +28,7 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike, *, early: bool = False)
         return prior_of(np.asarray(counts) > 0)
     stage: EncoderTraining | Classifier = recipe.encoder_training
     regressed = recipe.is_frozen or (
-        recipe.method == "fine-tune" and "logits" not in recipe.encoder_training.loss.entry.needs
+        recipe.method == "fine-tune" and (recipe.blends or "logits" not in recipe.encoder_training.loss.entry.needs)
     )
     if recipe.method == "two-stage" or regressed or recipe.retrains:
         stage = recipe.classifier

@@ -48,7 +48,7 @@ def network_stage(
     module, heads = _module(built, name, needs)
 
     def output(x: Tensor) -> Tensor:
-        features = encode(x)
+        features = built.model.scale(encode(x))
         rows = torch.cat([head(features) for head in heads], dim=1) if len(heads) > 1 else heads[0](features)
         return rows if views == 1 else rows.view(len(rows) // views, views, -1)
 
@@ -86,7 +86,8 @@ def classifier_stage(built: Built) -> Stage:
 
     def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
         with torch.no_grad():
-            return built.model.encode(built.augment(x, generator, start=start, total=total))
+            images = built.augment(x, generator, start=start, total=total)
+            return built.model.scale(built.model.encode(images))
 
     def judge() -> Judged:
         assert val is not None

@@ -19,7 +19,7 @@ from lopsided.training import fine_tune
 from lopsided.training.built import Built
 from lopsided.training.checkpoint import ENCODER_NAME, State, load_strictly, restoring
 from lopsided.training.deferred import deferred_epoch, first_kept, training_words
-from lopsided.training.frozen import adapt, regress
+from lopsided.training.frozen import adapt, blend, regress
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import bias_between, carried_prior, regression_prior
 from lopsided.training.rescale import Scales, choose_tau, normalise
@@ -83,6 +83,10 @@ class Stages(Built):
                 else:
                     stage = encoder_stage(self) if state.stage == "encoder" else end_to_end_stage(self)
                     self._run_stage(stage, state, tensors)
+            if recipe.blends:
+                blend(self)
+            elif state.stage == "fine-tune" and "logits" not in recipe.encoder_training.loss.entry.needs:
+                regress(self, cached=False)
             state.seconds = perf_counter() - self._begin
         if recipe.method == "two-stage" or recipe.retrains:
             if state.stage != "classifier":
@@ -134,7 +138,7 @@ class Stages(Built):
         self.log.note(f"The weights of the classifier are divided by their length to the power {shown}, without bias.")
 
     def _fine_tune(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Fit the regression and train the encoder or its last blocks. Without logits, fit the regression again."""
+        """Fit the regression and train the encoder or its last blocks."""
         recipe, section, counts = self.recipe, self.recipe.fine_tune, self.prepared.counts()
         if self.prepared.kind == "vector":
             raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe default or from-scratch.')
@@ -146,7 +150,7 @@ class Stages(Built):
             shift = bias_between(regression_prior(recipe, counts), carried_prior(recipe, counts, early=True))
             with torch.no_grad():
                 self.model.classifier.bias.add_(torch.from_numpy(shift).to(self.model.classifier.bias))
-        self._engine = self._extractor = None  # The encoder changes now.
+        self.replace_model(self.model)  # The encoder changes now.
         sampler = fine_tune.fine_tune_sampler(recipe, self.prepared.train.labels)
         stage = fine_tune_stage(self, sampler)
         steps = fine_tune.num_steps(recipe, len(sampler), state.steps)
@@ -162,8 +166,6 @@ class Stages(Built):
         stage.warmup = round(section.warmup * steps)
         self._run_stage(stage, state, tensors)
         self.model.encoder.requires_grad_(True)
-        if "logits" not in recipe.encoder_training.loss.entry.needs:
-            regress(self, cached=False)
 
     def _loop(self, stage: Stage) -> Loop:
         return Loop(
