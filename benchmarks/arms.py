@@ -36,7 +36,6 @@ from lopsided.evaluation.resampled import fold_overlap
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "methods.jsonl"
 RECORD_ISIC = RECORD.with_name("methods_isic.jsonl")
-ISIC_IMAGES = 1228
 BASE = "weighted-ce"
 
 
@@ -45,7 +44,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for line in lines:
         line["arm"] = Path(line["arm"]).stem
-    return sorted(lines, key=lambda line: (line["scenario"] or "", line["arm"], line["seed"], line["fold"] or 0))
+    return sorted(lines, key=lambda line: (line["scenario"] or "", line["arm"], line["seed"], _fold(line)))
+
+
+def _fold(line: dict[str, Any]) -> int:
+    return line["fold"]["fold"] if line["fold"] else 0
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
@@ -97,11 +100,9 @@ def isic_table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm on the folds of ISIC 2018, and the differences to ``default``, corrected for folds."""
     rows = ["| arm | folds | balanced | minus default | plain | AUROC | minus default | minutes |", "|---" * 8 + "|"]
     arms: dict[str, dict[int, dict[str, float]]] = {}
-    overlap = fold_overlap(
-        [line["test"]["images"] for line in lines], [ISIC_IMAGES - line["test"]["images"] for line in lines]
-    )
+    overlap = fold_overlap([line["test"]["images"] for line in lines], [line["fold"]["rest"] for line in lines])
     for line in lines:
-        arms.setdefault(line["arm"], {})[line["fold"]] = figures(line)
+        arms.setdefault(line["arm"], {})[_fold(line)] = figures(line)
     for arm, runs in sorted(
         arms.items(), key=lambda item: -statistics.mean(run["balanced"] for run in item[1].values())
     ):

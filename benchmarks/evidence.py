@@ -101,10 +101,9 @@ def _methods_isic() -> Iterable[Line]:
     for line in methods.read(methods.RECORD_ISIC):
         found = methods.figures(line)
         group = "from scratch" if line["weights"] == "none" else "frozen"
-        test = line["test"]["images"]
-        overlap = fold_overlap([test], [methods.ISIC_IMAGES - test])
+        overlap = fold_overlap([line["test"]["images"]], [line["fold"]["rest"]])
         shown = (found["balanced"], found["auroc"], line["seconds"] if group == "from scratch" else None)
-        yield Line("isic by fold", group, line["arm"], line["fold"], *shown, overlap)
+        yield Line("isic by fold", group, line["arm"], line["fold"]["fold"], *shown, overlap)
 
 
 def _fine_tuned() -> Iterable[Line]:
