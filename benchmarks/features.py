@@ -1,20 +1,27 @@
 """How fast are features of the embedded encoder, and how much memory do they need?
 
     python benchmarks/features.py [speed] [predict] [memory] [--record FILE.json]
+    python benchmarks/features.py folder --photos FOLDER [--peer SRC]
 
 speed     images per second at 224 px from JPEG files of 600 x 450 pixels, with decoding: lopsided against timm's model
           in plain torch. Both decode in the same way, so that the ratio is that of the encoders. Also without decoding.
 predict   images per second of a ResNet-18 at 64 px through the engine of ``lopsided predict``, against torch with the
-          fast paths and memory layout of training. Decoded images.
+          fast paths and memory layout of training, and against timm's model as it is, channels-last. Decoded images.
 memory    peak memory of a process that computes features of 1,000 and of 10,000 files, in separate processes.
+folder    seconds of whole commands on a folder of class folders, with a cache of their own: a run, a second run with
+          another seed, and the prediction of five images. The second run and the prediction are repeated with the
+          sources of another version in ``--peer``, such as the folder ``src`` of an older clone. Seconds of the
+          processor (user and system) are given beside those of the clock, and the load of the machine as well.
 
-The two variants run in turns, and the figures are medians of the rounds.
+The variants run in turns, and the figures are medians of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import os
 import platform
 import resource
 import statistics
@@ -30,6 +37,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+import lopsided
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import StreamedInputs, row_batches
 from lopsided.inference.engine import Engine, evaluating
@@ -124,6 +132,8 @@ def predict() -> dict[str, Any]:
     model = make_model("resnet18", "none", 64)
     engine = Engine(model, (3, 64, 64))
     assert engine.is_fast
+    plain = copy.deepcopy(model)
+    plain.encoder.to(memory_format=torch.channels_last)
     arrange(model.encoder, torch.device("cpu"), (3, 64, 64))
     batch = torch.randint(0, 256, (256, 3, 64, 64), dtype=torch.uint8)
 
@@ -132,8 +142,14 @@ def predict() -> dict[str, Any]:
             compute(part)
         return len(batch)
 
-    rates = in_turns({"lopsided": lambda: run(engine.features), "torch": lambda: run(lambda b: by_torch(model, b))})
-    return {**rates, "ratio": round(rates["lopsided"] / rates["torch"], 2)}
+    variants = {
+        "lopsided": lambda: run(engine.features),
+        "torch": lambda: run(lambda b: by_torch(model, b)),
+        "timm, channels-last": lambda: run(lambda b: by_torch(plain, b.to(memory_format=torch.channels_last))),
+    }
+    rates = in_turns(variants)
+    ratios = {"ratio": "torch", "ratio to timm": "timm, channels-last"}
+    return rates | {name: round(rates["lopsided"] / rates[peer], 2) for name, peer in ratios.items()}
 
 
 def memory() -> dict[str, Any]:
@@ -146,6 +162,44 @@ def memory() -> dict[str, Any]:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[f"{number} images"] = json.loads(done.stdout)
     return found
+
+
+def folder(photos: Path, peer: Path | None) -> dict[str, Any]:
+    """Time whole commands on a folder of photographs, in turns with those of another version."""
+    versions = {"lopsided": Path(lopsided.__file__).parents[1]} | ({} if peer is None else {"peer": peer})
+    few = [str(path) for path in sorted(photos.glob("*/*"))[:5]]
+    found: dict[str, Any] = {"images": len(list(photos.glob("*/*"))), "load before": round(os.getloadavg()[0], 1)}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def fit(out: str, seed: int) -> list[str]:
+            return [*f"fit {photos} --out {folder}/{out} --recipe default --folds 1 --seed {seed} -q".split()]
+
+        found["first run"] = timed(fit("first", 0), versions["lopsided"], folder)
+        for name, source in versions.items():  # The first prediction keeps the graph of the encoder.
+            timed(["predict", f"{folder}/first", *few, "--out", f"{folder}/{name}.csv"], source, folder)
+        for name, source in versions.items():
+            found[f"second run, other seed, {name}"] = timed(fit(f"{name}-second", 1), source, folder)
+            found[f"predict 5 images, {name}"] = timed(
+                ["predict", f"{folder}/first", *few, "--out", f"{folder}/{name}-2.csv"], source, folder
+            )
+        found["help"] = timed(["--help"], versions["lopsided"], folder)
+        for name in versions:
+            for file in ("{}.csv", "{}-2.csv", "{}-second/model.safetensors", "{}-second/predictions.csv"):
+                own, first = (Path(folder, file.format(one)).read_bytes() for one in (name, "lopsided"))
+                assert own == first, f"{file.format(name)} differs"
+    found["load after"] = round(os.getloadavg()[0], 1)
+    return found
+
+
+def timed(arguments: list[str], source: Path, cache: str) -> dict[str, float]:
+    """Run the command with the sources of one version. Return its seconds by the clock and by the processor."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "LOPSIDED_CACHE": f"{cache}/cache"}
+    before, begin = os.times(), time.perf_counter()
+    command = [sys.executable, "-m", "lopsided", *arguments]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wall, after = time.perf_counter() - begin, os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"seconds": round(wall, 2), "CPU seconds": round(used, 2)}
 
 
 def child(number: int, photos: Path) -> None:
@@ -163,10 +217,12 @@ def child(number: int, photos: Path) -> None:
 def main() -> None:
     """Answer the questions and add the answers to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", choices=["speed", "predict", "memory", []])
+    parser.add_argument("questions", nargs="*", choices=["speed", "predict", "memory", "folder", []])
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--child", type=int)
     parser.add_argument("--photos", type=Path)
+    parser.add_argument("--peer", type=Path)
+    parser.add_argument("--under", default="", help="added to the name of the question in the record")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments.photos)
@@ -177,8 +233,14 @@ def main() -> None:
     record["machine"] = {"processor": platform.machine(), "threads": torch.get_num_threads()}
     record["machine"] |= {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
     for question in arguments.questions or ["speed", "predict", "memory"]:
-        record[question] = {"speed": speed, "predict": predict, "memory": memory}[question]()
-        print(question, json.dumps(record[question], indent=2), flush=True)
+        about = question + arguments.under
+        if question == "folder":
+            if arguments.photos is None:
+                parser.error("folder needs --photos FOLDER")
+            record[about] = folder(arguments.photos.resolve(), arguments.peer)
+        else:
+            record[about] = {"speed": speed, "predict": predict, "memory": memory}[question]()
+        print(about, json.dumps(record[about], indent=2), flush=True)
         arguments.record.write_text(json.dumps(record, indent=2) + "\n")
 
 

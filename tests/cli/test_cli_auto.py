@@ -9,14 +9,16 @@ import pytest
 
 from cli.test_cli_bad_input import assert_refused
 from lopsided.runs.folder import Run
-from lopsided.sweeps import auto
+from lopsided.sweeps import auto, ray_engine
 from tiny import write_photos
 from tiny_command import Call, command_here, names_below
+from tiny_sweep import HereEngine
 
-TINY = [
+FLAGS = (
     *("--encoder", "mlp-8", "--epochs", "2", "--classifier-epochs", "1", "--batch-size", "8", "--device", "cpu"),
-    *("--workers", "1", "--folds", "2"),
-]
+    *("--folds", "2"),
+)
+TINY = (*FLAGS, "--workers", "1")
 
 
 @pytest.fixture
@@ -53,14 +55,29 @@ def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
     }
 
 
+@pytest.mark.slow
+def test_a_cluster_is_connected_to_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(auto, "_ARMS", ("ce",))
+    monkeypatch.setattr(ray_engine, "RayEngine", lambda address, threads: HereEngine(2))
+    monkeypatch.setattr(ray_engine, "connect", lambda address, closing: asked.append(address))
+    engine = ("--engine", "ray", "--address", "x:1")
+    ended = command_here("fit", photos, "--auto", "--out", tmp_path / "run", *FLAGS, *engine)
+    assert ended.code == 0, ended.err
+    assert asked == ["x:1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--auto", "--recipe", "default"), "--recipe chooses what to train and cannot be used with --auto."),
         (("--auto", "--loss", "cl"), "--loss chooses what to train and cannot be used with --auto."),
         (("--auto", "--folds", "1"), "--folds 1 trains one split and cannot be used with --auto."),
+        (("--auto", "--test", "0.2"), "--test is a share of one split and cannot be used with --auto."),
+        (("--auto", "--split", "given"), 'cannot be used with --split = "given"'),
         (("--auto", "--repeats", "2"), "--repeats repeats the folds of one recipe and cannot be used with --auto."),
         (("--minutes", "5"), "--minutes is the time of a comparison, but --auto is missing. Add --auto."),
+        (("--auto", "--decide", "recall:bird>=0.9"), "bird"),
         (("--auto", "--minutes", "-1"), "Invalid value for '--minutes'"),
         (
             ("--auto", "--folds", "9"),

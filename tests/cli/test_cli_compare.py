@@ -187,6 +187,80 @@ def test_other_settings_than_those_of_the_runs_in_a_folder_are_named_and_refused
     assert (Path("CMP", "sweep.json").read_text(), len(trained)) == (before, number)
 
 
+def forget(sweep_file: Path, *paths: str) -> None:
+    """Write ``sweep.json`` as a version wrote it that did not have these fields."""
+    about = json.loads(sweep_file.read_text())
+    for table in (about["settings"], *about["changes"].values()):
+        for path in paths:
+            table.pop(path, None)
+    sweep_file.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("arms", "flags", "forgotten", "told"),
+    [
+        (
+            "default",
+            (),
+            ("encoder.scaling",),
+            "runs of the arm 'default' with other settings: encoder.scaling was 'none' and is now 'root'.",
+        ),
+        (
+            "cl",
+            ("--set", "encoder_training.ema=0.9"),
+            ("encoder_training.ema",),
+            "runs with other settings: encoder_training.ema was 0.0 and is now 0.9.",
+        ),
+        (
+            "cl",
+            (),
+            ("decision.rule", "decision.calibration"),
+            "runs with other settings: decision.rule was 'plain' and is now 'balanced', decision.calibration was "
+            "'none' and is now 'affine'.",
+        ),
+    ],
+    ids=["arm", "all arms", "decision"],
+)
+def test_a_field_that_a_folder_lacks_has_the_value_of_before_the_field_existed(
+    arms: str,
+    flags: tuple[str, ...],
+    forgotten: tuple[str, ...],
+    told: str,
+    call: Call,
+    photos: Path,
+    trained: list[Cell],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "CMP"
+    first = call("compare", photos, "--arms", "cl,default", "--seeds", "1", "--out", out)
+    assert first.code == 0, first.err
+    forget(out / "sweep.json", *forgotten)
+    before = (out / "sweep.json").read_text()
+    assert_refused(call("compare", photos, "--arms", arms, *flags, "--seeds", "1", "--out", out), f"{out} has {told}")
+    assert (out / "sweep.json").read_text() == before
+
+
+def test_a_folder_without_later_fields_continues_with_arms_that_do_not_use_them(
+    call: Call, photos: Path, trained: list[Cell], tmp_path: Path
+) -> None:
+    out = tmp_path / "CMP"
+    assert call("compare", photos, "--arms", "cl,ce", "--seeds", "1", "--out", out).code == 0
+    later = ("encoder.scaling", "encoder_training.ema", "data.folds", "data.include", "classifier.kind", "final")
+    forget(out / "sweep.json", *later, "adapter.heads", "track")
+    more = call("compare", photos, "--arms", "cl,ce,default", "--seeds", "2", "--out", out)
+    assert more.code == 0, more.err
+    assert json.loads((out / "sweep.json").read_text())["changes"]["default"]["encoder.scaling"] == "root"
+
+
+def test_a_folder_without_settings_continues(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
+    out = tmp_path / "CMP"
+    flags = ("--arms", "cl", "--seeds", "1", "--set", "encoder_training.epochs=5", "--out", out)
+    assert call("compare", photos, *flags).code == 0
+    (out / "sweep.json").write_text('{"format": 1}')  # What an error about a damaged file advises.
+    ended = call("compare", photos, *flags)
+    assert ended.code == 0, ended.err
+
+
 def test_other_settings_may_follow_where_no_run_has_ended(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

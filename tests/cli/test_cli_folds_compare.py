@@ -120,6 +120,17 @@ def test_cells_are_arms_by_folds_and_a_recipe_keeps_its_own_validation_share(
     assert ended.out.count("On all images, ") == 1
 
 
+def test_a_group_of_several_classes_is_noted(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
+    rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted(photos.glob("*/*"))]
+    groups = ["both" if place in (0, len(rows) - 1) else f"g{place}" for place in range(len(rows))]
+    lines = ["path,label,patient", *(f"{row},{group}" for row, group in zip(rows, groups, strict=True))]
+    (photos / "table.csv").write_text("\n".join(lines) + "\n")
+    flags = ("--folds", "3", "--arms", "ce", "--set", "data.group=patient", "--out", tmp_path / "CMP")
+    ended = call("compare", photos / "table.csv", *flags)
+    assert ended.code == 0, ended.err
+    assert ended.err == "One group holds images of several classes, for example both. Check its labels.\n"
+
+
 def test_a_field_that_is_set_for_all_arms_holds_for_recipes_too(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
@@ -149,11 +160,16 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
         (("--folds", "3", "--set", "data.fold=1"), "A comparison cannot set data.fold. Use --folds and --repeats."),
         (("--folds", "3", "--arms", "defalt"), "Did you mean default?"),
         (
+            ("--folds", "3", "--arms", "default,ce", "--set", "encoder.name=mlp"),
+            "arm 'default': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
+        ),
+        (
             ("--folds", "7"),
             "the number of folds must be from 2 to the number of images of every class, got 7 for 6 images of 'dog' in "
             "photos. Use at most 6, or add images.",
         ),
         (("--folds", "3", "--set", "data.split=given"), 'data.folds cannot be used with data.split = "given"'),
+        (("--folds", "3", "--set", "decision.rule=recall:bird>=0.9"), "bird"),
         (("--folds", "3", "--set", "data.val=0.7"), "data.val must be below 0.667 with 3 folds"),
     ],
 )

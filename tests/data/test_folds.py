@@ -140,7 +140,7 @@ def test_the_note_names_the_fold() -> None:
     [
         (4, 5, "stratified", r"every class, got 5 for 4 images of '1' in arrays\. Use at most 4, or add images\."),
         (6, 5, "group", r"every class, got 5 for 3 groups of '1' in arrays\. Use at most 3, or add images\."),
-        (1, 2, "stratified", r"got 2 for 1 images of '1' in arrays\. Add images, or drop the class\."),
+        (1, 2, "stratified", r"got 2 for 1 image of '1' in arrays\. Add images, or drop the class\."),
     ],
 )
 def test_more_folds_than_images_or_groups_of_the_rare_class_are_an_error(

@@ -69,6 +69,12 @@ def test_of_arms_of_one_cost_the_higher_is_chosen() -> None:
     assert cheapest_near_best("big", {"small": 0.1, "tiny": 0.1}, {"small": 1.0, "tiny": 1.0}, costs) == "big"
 
 
+def test_a_cost_that_differs_by_less_than_times_vary_does_not_decide() -> None:
+    below, errors = {"small": 0.1, "tiny": 0.2}, {"small": 1.0, "tiny": 1.0}
+    assert cheapest_near_best("big", below, errors, {"big": 1.19, "small": 1.0, "tiny": 1.1}) == "big"
+    assert cheapest_near_best("big", below, errors, {"big": 1.21, "small": 1.1, "tiny": 1.0}) == "small"
+
+
 def _half(deviation: float, folds: int, repeats: int) -> float:
     """The half width of the interval, and the margin for a chance of 80 per cent."""
     runs = folds * repeats

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,10 @@ def test_without_the_hub_the_sentence_says_what_to_do(monkeypatch: pytest.Monkey
     )
     with pytest.raises(InputError, match=r"timm has no weights for lcnet_035 on the Hugging Face hub\. Set encoder"):
         build_encoder("lcnet_035", channels=3, weights="timm")
+
+
+@pytest.mark.slow
+def test_timm_does_not_bring_weights_and_biases() -> None:
+    program = "import sys\nfrom lopsided.models.encoders import build_encoder\nbuild_encoder('test_resnet')\n"
+    program += "assert 'timm' in sys.modules and 'wandb' not in sys.modules\nimport wandb\n"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -14,7 +14,7 @@ from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
 from lopsided.runs.keys import LossTable
 from lopsided.runs.records import Failure, Record
-from made_arms import runs
+from made_arms import folds, runs
 
 
 def write(folder: Path, records: Sequence[Record], **about: object) -> Path:
@@ -48,6 +48,21 @@ def test_a_page_needs_no_script_to_show_the_sentence_figures_and_minutes(tmp_pat
     assert "60 s" in text
     assert "Comparison CMP" in text
     assert not re.search(r"\b(eta|gamma)\b", text.partition("Skip to the content")[2].partition('{"kind"')[0])
+
+
+def test_a_page_of_folds_speaks_of_folds_and_not_of_splits(tmp_path: Path) -> None:
+    records = [*folds("ce", 0.5, 0.6, 0.7, seconds=0.44), *folds("cl", 0.6, 0.7, 0.8, seconds=90.0)]
+    page = arms_page(write(tmp_path / "comparison", records))
+    text = words(page)
+    assert "<title>Comparison</title>" in page
+    assert "Only 24 images of the rare class. All folds together test no more than these" in text
+    assert "Each out-of-fold image is tested by a model that was trained without it." in text
+    assert "held-out images, where there are" not in text
+    assert "Test images belong to the split of the run" not in text
+    assert re.search(r"\b0\.4 s\b", text)
+    seeds = words(arms_page(write(tmp_path / "CMP", runs("ce", 0.5, 0.6))))
+    assert "2 runs with fewer than 30 test images of the rare class" in seeds
+    assert "Test images belong to the split of the run" in seeds
 
 
 def test_failed_cells_are_listed_by_their_arms_and_runs_lead_to_their_pages(tmp_path: Path) -> None:

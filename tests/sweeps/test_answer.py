@@ -81,8 +81,8 @@ def test_the_answer_names_the_best_the_close_and_the_lower_arms() -> None:
         "lower."
     )
     assert second == (
-        "Take small: it is the cheapest arm within one standard error of the best arm (1.0 minutes per fold; big needs "
-        "10.0)."
+        "Take small: it is the cheapest arm within one standard error of the best arm (60 s per fold; big needs 10.0 "
+        "minutes)."
     )
     assert third.startswith("big and small differ by 0.1 points. It would take ")
     assert third.endswith(" to tell them apart. More repeats of the same images would not be enough.")
@@ -93,7 +93,7 @@ def test_a_cheaper_arm_that_is_more_than_one_standard_error_below_is_not_taken()
     found = answer(comparison, None)
     assert (found.best, found.chosen) == ("big", "big")
     assert found.sentences()[1] == (
-        "Take big: no cheaper arm lies within one standard error of it (10.0 minutes per fold)."
+        "Take big: no arm within one standard error of it is clearly cheaper (10.0 minutes per fold)."
     )
 
 
@@ -157,4 +157,4 @@ def test_the_table_has_log_loss_with_three_digits_and_minutes_of_a_fold() -> Non
     rows = list(block.rows(comparison))
     assert rows[0][place].startswith("0.295 ±")
     assert rows[2][place].startswith("+0.050 ±")
-    assert notes(comparison)[0] == "Minutes of a fold: ce 1.0, cl 1.0."
+    assert notes(comparison)[0] == "Time of a fold: ce 60 s, cl 60 s."

@@ -105,6 +105,26 @@ def test_an_arm_that_fails_is_named_and_the_others_are_compared(
         chosen(tmp_path / "other", minutes=60.0)
 
 
+def test_without_time_the_cheapest_arm_that_does_not_fail_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = cheapest_first(parse_arms(["ce,weighted-ce,cl"]), Recipe().override(**{"data.source": "photos"}))
+    monkeypatch.setattr(Pretending, "wrong", (order[0].name,))
+    choice = chosen(tmp_path / "CMP", minutes=0.0)
+    assert choice.answer.chosen == order[1].name
+    assert set(choice.left_out) == {order[2].name}
+    assert choice.failed == {order[0].name: "it broke."}
+
+
+def test_an_arm_that_cannot_have_a_setting_of_all_arms_is_named_before_training(tmp_path: Path) -> None:
+    base = Recipe().override(**{"data.source": "photos", "data.folds": 3, "encoder.name": "mlp"})
+    arms = parse_arms(["default,ce"], {"encoder.name": "mlp"})
+    choice = choose(arms, base, tmp_path / "CMP", engine=lambda: Pretending(slots=1), clock=lambda: 0.0, minutes=0.0)
+    assert {arm for arm, _ in Pretending.trained} == {"ce"}
+    assert choice.answer.chosen == "ce"
+    assert choice.sentences()[-1].startswith("default failed: encoder.name must be one of tf_efficientnet_lite0, ")
+
+
 def test_a_scenario_is_compared_like_all_images(tmp_path: Path) -> None:
     base = Recipe().override(**{"data.source": "photos", "data.folds": 3, "data.scenario": "90:10,total=100"})
     choice = choose(

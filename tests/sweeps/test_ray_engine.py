@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,15 +17,16 @@ import pytest
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import read_failures
+from lopsided.runs.record_files import read_failures, read_records
 from lopsided.runs.records import Record
-from lopsided.sweeps import ray_engine
+from lopsided.sweeps import auto, ray_engine
 from lopsided.sweeps.engines import LOST, Cell
 from lopsided.sweeps.ray_engine import RayEngine, train_on_node
 from lopsided.sweeps.sweep import run_sweep
 from ray_nodes import cluster, with_ray
 from tiny import write_photos
-from tiny_command import names_below
+from tiny_boards import scalars
+from tiny_command import command_here, names_below
 from tiny_sweep import Heard, is_alive, tiny_recipe, wait_until
 
 __all__ = ["cluster"]
@@ -168,6 +170,82 @@ def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_wa
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, before)
+
+
+def results_of(folder: Path) -> tuple[bytes, bytes, dict[str, Any]]:
+    """The model, the predictions and the figures of a run."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    kept = {name: metrics[name] for name in ("recipe", "folds", "test", "fingerprint", "decision")}
+    return (folder / "model.safetensors").read_bytes(), (folder / "predictions.csv").read_bytes(), kept
+
+
+@pytest.fixture(scope="class")
+def engine(cluster: Any) -> Iterator[tuple[str, ...]]:
+    """Options for the cluster, to which the process is connected."""
+    import ray
+
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield "--engine", "ray", "--address", cluster.address
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, before)
+
+
+@with_ray
+class TestCommands:
+    """Commands on the cluster. They share a connection, and so the workers, whose imports take seconds."""
+
+    FLAGS = ("--encoder", "mlp", "--batch-size", "8", "--device", "cpu", "--set", "compare_default=false")
+
+    def test_folds_have_the_results_of_one_process_even_if_a_worker_dies(
+        self, engine: tuple[str, ...], photos: Path, tmp_path: Path
+    ) -> None:
+        flags = (photos, "--folds", "2", "--loss", "ce", "--epochs", "40", *self.FLAGS)
+        here = command_here("fit", *flags, "--out", tmp_path / "here")
+        assert here.code == 0, here.err
+        folds = tmp_path / "far" / "folds"
+
+        def kill() -> None:
+            os.kill(wait_until(lambda: worker_of(folds / "1") or worker_of(folds / "2"), 600.0), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        far = command_here("fit", *flags, "--out", tmp_path / "far", *engine)
+        killer.join()
+        assert far.code == 0, far.err
+        assert far.err.count("the worker died, and the fold continues") == 1
+        assert results_of(tmp_path / "far") == results_of(tmp_path / "here")
+
+    def test_auto_hands_over_the_model_that_one_process_makes_of_its_recipe(
+        self, engine: tuple[str, ...], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(auto, "_ARMS", ("ce", "weighted-ce"))
+        out = tmp_path / "auto"
+        flags = ("--folds", "2", "--epochs", "1", "--classifier-epochs", "1", *self.FLAGS)
+        ended = command_here("fit", photos, "--auto", "--out", out, *flags, *engine)
+        assert ended.code == 0, ended.err
+        arms = [record.arm for record in read_records(out / "comparison" / "records.jsonl")[0]]
+        assert sorted(map(str, arms)) == ["ce", "ce", "weighted-ce", "weighted-ce"]
+        again = command_here("fit", "--recipe", out / "recipe.toml", "--out", tmp_path / "again")
+        assert again.code == 0, again.err
+        assert results_of(out) == results_of(tmp_path / "again")
+
+    def test_cells_are_child_runs_of_the_comparison_in_a_tracker(
+        self, engine: tuple[str, ...], photos: Path, tmp_path: Path
+    ) -> None:
+        out, boards = tmp_path / "CMP", tmp_path / "boards"
+        sets = {"encoder.name": "mlp", "encoder_training.epochs": 2, "encoder_training.batch_size": 8, "device": "cpu"}
+        flags = [part for name, value in sets.items() for part in ("--set", f"{name}={value}")]
+        tracked = ("--arms", "ce", "--folds", "2", "--track", f"tensorboard:{boards}", "--out", out)
+        ended = command_here("compare", photos, *tracked, *flags, *engine)
+        assert ended.code == 0, ended.err
+        records = read_records(out / "records.jsonl")[0]
+        uwas = {record.cell[:8]: record.test.uwa for record in records}
+        children = {path.name[-8:]: scalars(path) for path in (boards / "CMP").iterdir() if path.is_dir()}
+        assert {cell: points["test/uwa"][0][1] for cell, points in children.items()} == pytest.approx(uwas, abs=1e-4)
+        steps = [*range(1, records[0].epochs[0] + 1)]
+        assert [[step for step, _ in points["end-to-end/loss"]] for points in children.values()] == [steps, steps]
+        assert scalars(boards / "CMP")["uwa/ce"] == [(0, pytest.approx(sum(uwas.values()) / 2, abs=1e-4))]
 
 
 @with_ray

@@ -44,6 +44,6 @@ def test_the_last_words_are_the_sentence_of_the_comparison() -> None:
     assert lines[-1] == (
         "At 90:10, cl has the highest UWA on test images, 58.0 per cent (2 runs); [ce] cannot be told apart from it."
     )
-    assert "Minutes of a run at 90:10: [ce] 1.0, cl 1.0." in lines
+    assert "Time of a run at 90:10: [ce] 60 s, cl 60 s." in lines
     assert notes(comparison)[-1] == "1 run ignored: an earlier run has the same arm, data and seed."
     assert "Bonferroni's correction for the number of arms" in out.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,8 @@ from lopsided.trackers.wandb import WandB
 from lopsided.training import checkpoint
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
+from tiny_boards import scalars
+from tiny_sweep import Heard
 from wandb_files import read_runs
 
 SMALL = {
@@ -46,16 +47,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe_of(photos: Path, *track: str, **changes: Any) -> Recipe:
     return Recipe().override(**{**SMALL, "data.source": str(photos), "track": list(track), **changes})
-
-
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The points of each tag, as TensorBoard shows them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # It warns of points that it hides.
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def client(folder: Path) -> Any:
@@ -160,6 +151,24 @@ def test_trackers_of_a_run_that_was_killed_after_its_last_file_are_ended_when_it
         found = mlflow_runs(tmp_path / "mlruns")["run"]
         assert found.info.status == "FINISHED"
         assert len(history(tmp_path / "mlruns", found, "test/uwa")) == 1
+
+
+def test_a_tracker_that_is_added_to_a_finished_run_gets_its_epochs_and_results_once(
+    photos: Path, tmp_path: Path
+) -> None:
+    boards, runs = tmp_path / "boards", tmp_path / "mlruns"
+    recipe = recipe_of(photos, **{"encoder_training.epochs": 1, "classifier.epochs": 1})
+    run = run_recipe(recipe, tmp_path / "run")
+    for track in ([f"tensorboard:{boards}"], [f"tensorboard:{boards}", f"mlflow:{runs}"]):
+        for _ in range(2):
+            again = run_recipe(recipe.override(track=track), tmp_path / "run", resume=True)
+            assert again.metrics == run.metrics
+    points, found = scalars(boards / "run"), mlflow_runs(runs)["run"]
+    assert [step for step, _ in points["encoder/loss"]] == [1]
+    assert len(points["test/uwa"]) == len(history(runs, found, "test/uwa")) == 1
+    assert found.info.status == "FINISHED"
+    told = [event["text"] for event in run.events() if event.get("text", "").startswith("Tracked by")]
+    assert told == [f"Tracked by tensorboard:{boards}.", f"Tracked by mlflow:{runs}."]
 
 
 def test_folds_are_child_runs_and_sub_folders(photos: Path, tmp_path: Path) -> None:
@@ -329,6 +338,13 @@ def test_cells_of_a_sweep_are_child_runs_and_a_later_command_adds_to_the_same_pa
     assert parent.data.params["cells"] == "1"
     assert len(records) == 2
     assert "uwa/mine" in parent.data.metrics
+    view, late = Heard(), f"tensorboard:{tmp_path / 'late'}"
+    more = [Cell.of(cell.recipe.override(track=[*cell.recipe.track, late]), "mine") for cell in cells]
+    assert run_sweep(more, tmp_path / "sweep", engine=Inline(), view=view, keep="records").skipped == 2
+    assert view.notes == [
+        f"2 finished cells are not sent to {late}: a tracker receives the cells that are trained from now on."
+    ]
+    assert not (tmp_path / "late").exists()
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "tensorboard", "wandb"])

@@ -14,6 +14,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
+from lopsided.inference.small import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
 from lopsided.training import baseline, default_run, stages
@@ -140,7 +141,7 @@ def test_too_few_images_and_vectors_have_no_baseline(train: tuple[int, ...], tes
 
 def test_small_images_that_are_no_multiple_of_the_side_are_shrunk_by_means() -> None:
     pixels = torch.arange(2 * 20 * 10, dtype=torch.uint8).reshape(1, 2, 20, 10)
-    small = baseline._small(MemoryInputs(pixels), np.array([0]))
+    small = baseline._floats(SmallImages((2, 20, 10), None), Part(MemoryInputs(pixels), np.array([0])), np.array([0]))
     assert small.shape == (1, 2 * 16 * 10)
     assert small[0, 0] == pytest.approx(pixels[0, 0, :2, 0].double().mean() / 255)
 

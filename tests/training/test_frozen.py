@@ -17,6 +17,7 @@ from lopsided.errors import InputError
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.probabilities import predict
+from lopsided.models import late
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
 from lopsided.recipe import Recipe, named_recipe
@@ -114,6 +115,23 @@ def test_another_run_on_the_same_images_encodes_none(photos: Path, weights: Path
     smaller = Counts()
     fit(small(weights, **{"data.image_size": 16}), source_of(photos), tmp_path / "4", reporter=smaller)
     assert smaller.images == 39
+
+
+@pytest.mark.slow
+def test_a_run_on_cached_features_makes_no_layers_and_writes_the_same_bytes(
+    photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = named_recipe("default").override(**{"device": "cpu", "threads": 1, "data.image_size": 32})
+    told = Counts()
+    first = fit(recipe, source_of(photos), tmp_path / "1", reporter=told)
+    assert told.images == 39
+    assert first.model.is_complete
+    monkeypatch.setattr(late, "build_encoder", None)
+    again = fit(recipe, source_of(photos), tmp_path / "2", reporter=told)
+    assert told.images == 39
+    assert not again.model.is_complete
+    for name in ("model.safetensors", "model.json"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -86,3 +90,21 @@ def test_each_class_counts_the_same_in_the_loss() -> None:
     logits = np.log(np.array([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.8, 0.2]]))
     expected = (np.log(2) - np.log(0.2)) / 2
     assert balanced_log_loss(logits, np.array([0, 0, 0, 1])) == pytest.approx(expected)
+
+
+def test_one_thread_computes_the_regression_also_if_scipy_was_not_loaded_before() -> None:
+    script = """
+import numpy as np
+from threadpoolctl import threadpool_info
+from lopsided.training import regression
+
+def fit(*_):
+    import scipy.linalg
+    print(*{one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"})
+
+regression._fit = fit
+regression.fit_regression(np.ones((2, 2)), np.array([0, 1]), 2)
+"""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("1\n", "")

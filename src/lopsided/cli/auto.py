@@ -60,19 +60,18 @@ def fit_auto(
             about |= {"baseline": BASELINE, "images": images}
             from lopsided.sweeps.view import sweep_view
 
-            slots = (
-                work.make().slots if work.engine in (None, "local") else 1
-            )  # A cluster is asked only once it is used.
-            choice = choose(
-                arms,
-                base,
-                folder,
-                engine=work.make,
-                slots=slots,
-                minutes=MINUTES if minutes is None else minutes,
-                view=lambda: sweep_view(quiet=quiet),
-                about=about,
-            )
+            work.make()  # Wrong options are reported before a cluster is asked.
+            with work.connected():
+                choice = choose(
+                    arms,
+                    base,
+                    folder,
+                    engine=work.make,
+                    slots=work.make().slots,
+                    minutes=MINUTES if minutes is None else minutes,
+                    view=lambda: sweep_view(quiet=quiet),
+                    about=about,
+                )
             why = " ".join(choice.sentences())
             if not quiet:
                 for text in choice.sentences():

@@ -16,7 +16,7 @@ from lopsided.cli import sweeping
 from lopsided.cli.fit_fields import read_changes
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.options import Json, Quiet, option
-from lopsided.cli.output import show, show_json
+from lopsided.cli.output import say, show, show_json
 from lopsided.cli.sweeping import CHOICE
 from lopsided.errors import InputError, sentence
 
@@ -140,6 +140,7 @@ def compare(
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
     chosen = parse_arms(arms or [usual], sets, late)
     recipes = check_arms(chosen, base)
+    check_encoders(recipes)
     if baseline is not None and baseline not in recipes:
         must = f"--baseline must be one of the arms, {', '.join(recipes)}"
         raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
@@ -156,6 +157,8 @@ def compare(
     about = about_comparison(out, source, base, recipes, planned) | {"baseline": baseline}
     about |= {} if images is None else {"images": images}
     worker = sweeping.make_engine(engine or "local", address, workers, threads)
+    if not quiet:
+        say_mixed_groups(base, opened)
     failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)
     _show(_compare(out, planned, baseline, source), failed, out, as_json=as_json)
     if failed:
@@ -220,10 +223,13 @@ def about_comparison(
     scenarios = {str(proportion(text)): text for text in texts}
     if records:  # Only finished runs can stand beside new ones on a page.
         old, old_changes, old_scenarios = (_table(there, name) for name in ("settings", "changes", "scenarios"))
-        same_loss = old.get(f"{LOSS}.name") == settings[f"{LOSS}.name"]
-        _check_same(out, "runs", *((old, settings) if same_loss else (_without_loss(old), _without_loss(settings))))
+        if old:  # Otherwise the file was written anew after it was damaged.
+            same_loss = old.get(f"{LOSS}.name") == settings[f"{LOSS}.name"]
+            then = _before(base) | old
+            both = (then, settings) if same_loss else (_without_loss(then), _without_loss(settings))
+            _check_same(out, "runs", *both)
         for arm in filter(old_changes.__contains__, changes):
-            then = _without_loss(old) | _table(old_changes, arm)
+            then = _before(recipes[arm]) | _without_loss(old) | _table(old_changes, arm)
             now = _without_loss(settings) | changes[arm]
             _check_same(out, f"runs of the arm {shown(arm)}", then, now)
         for name in filter(old_scenarios.__contains__, scenarios):
@@ -235,16 +241,31 @@ def about_comparison(
     return {"kind": KIND, "arms": arms, "settings": settings, "changes": changes, "scenarios": scenarios}
 
 
+def check_encoders(recipes: Mapping[str, Recipe]) -> None:
+    """Check the encoders of all arms, before every cell of an arm fails on its encoder."""
+    from lopsided.recipe.words import shown
+    from lopsided.runs.run import check_encoder
+
+    for arm, recipe in recipes.items():
+        try:
+            check_encoder(recipe)
+        except InputError as error:
+            raise InputError(f"arm {shown(arm)}: {error}") from None
+
+
 def check_images(out: Path, source: Source, base: Recipe) -> str:
     """Return a digest of the names, labels and groups of the images. Raise an error if the folder has another one.
 
-    Folds of other images cannot be compared. The number of folds is checked, too, before any cell fails on it.
+    Folds of other images cannot be compared. The number of folds and the rule are checked, too, before any cell fails
+    on them.
     """
     from lopsided.data.folds import fold_numbers
     from lopsided.data.prepare import data_seed, split_rule
     from lopsided.recipe.words import shown
+    from lopsided.runs.folds import check_rule
     from lopsided.sweeps.sweep import about_sweep
 
+    check_rule(base, source)
     if base.data.scenario is None:
         how = split_rule(base, source)
         fold_numbers(source, how=how, folds=base.data.folds or 0, seed=data_seed(base))
@@ -256,6 +277,15 @@ def check_images(out: Path, source: Source, base: Recipe) -> str:
         what = f"{out} has folds of other images than {shown(source.name)} has now"
         raise InputError(f"{what}: names, labels or groups differ. Choose another folder.")
     return digest
+
+
+def say_mixed_groups(base: Recipe, source: Source) -> None:
+    """Print a note if folds by group have groups with images of several classes."""
+    from lopsided.data.prepare import split_rule
+    from lopsided.runs.folds import mixed_group_words
+
+    for text in mixed_group_words(source) if split_rule(base, source) == "group" else ():
+        say(text)
 
 
 def _check_kind_of_runs(out: Path, records: Sequence[Record], folds: int | None) -> None:
@@ -279,6 +309,14 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     return settings | {"encoder.weights": weights}
 
 
+def _before(recipe: Recipe) -> dict[str, Any]:
+    """Return what a field stands for that ``sweep.json`` lacks because an earlier version wrote it."""
+    from lopsided.recipe import earlier_values
+
+    values: dict[str, Any] = json.loads(json.dumps(earlier_values(recipe)))
+    return values
+
+
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in new.items() if path not in old or old[path] != value}
 
@@ -296,8 +334,8 @@ def _without_loss(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise an error that names the fields with other values. A field that only one version knows is ignored."""
-    changed = [path for path in _changed(old, new) if path in old]
+    """Raise an error that names the fields with other values. A field that is not in ``new`` no longer exists."""
+    changed = list(_changed(old, new))
     if changed:
         texts = [f"{path} was {_value(old[path])} and is now {_value(new[path])}" for path in changed[:3]]
         texts += [f"and {len(changed) - 3} more fields"] if len(changed) > 3 else []

@@ -27,6 +27,7 @@ def check_auto(
     loss: str | None,
     folds: int | None,
     repeats: int | None,
+    test: float | None,
     ranks: Ranks | None,
 ) -> None:
     """Raise an error for options that --auto decides itself, and for its own option without it."""
@@ -36,6 +37,7 @@ def check_auto(
         return
     refuse({"--recipe": recipe, "--loss": loss}, "chooses what to train", "--auto")
     refuse({"--folds 1": folds == 1 or None}, "trains one split", "--auto")
+    refuse({"--test": test or None}, "is a share of one split", "--auto")
     refuse({"--repeats": repeats}, "repeats the folds of one recipe", "--auto")
     if ranks is not None:
         raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -82,6 +83,16 @@ class Work(NamedTuple):
     def make(self) -> Engine:
         """Return the engine."""
         return make_engine(self.engine or "local", self.address, self.workers, None)
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Keep one connection to a cluster for all engines inside the block, because each connection takes seconds."""
+        with ExitStack() as closing:
+            if self.engine == "ray":
+                from lopsided.sweeps.ray_engine import connect
+
+                connect(self.address or "auto", closing)
+            yield
 
 
 def check_data(base: Recipe) -> str:

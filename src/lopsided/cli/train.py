@@ -113,7 +113,7 @@ def fit(
         first = ranks is None or ranks.first
         sets = read_changes(changes or (), [("DATA", "data.source", data), *flags])
         asked = fields | ({"data.folds": None} if folds == 1 else {}) | sets
-        check_auto(auto, minutes, recipe, loss, folds, repeats, ranks)
+        check_auto(auto, minutes, recipe, loss, folds, repeats, asked.get("data.test"), ranks)
         work = Work(workers, engine, address)
         with naming_flags(fields):
             if auto:

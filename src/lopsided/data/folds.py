@@ -132,7 +132,7 @@ def _check_number(source: Source, how: How, folds: int) -> None:
     most = units[fewest]
     if not 2 <= folds <= most:
         of = f" of {fewest!r}" if fewest else ""
-        got = f"{folds} for {most:,} {what}{of} in {source.name}"
+        got = f"{folds} for {most:,} {what.removesuffix('s') if most == 1 else what}{of} in {source.name}"
         do = f"Use at most {most:,}, or add images." if most >= 2 else "Add images, or drop the class."
         raise DataError(sentence(f"the number of folds must be from 2 to the number of {what} of every class", got, do))
 

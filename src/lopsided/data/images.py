@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,16 @@ _T = TypeVar("_T")
 _WINDOW = 256
 
 
+class Known(Protocol):
+    """Remembers which images were decoded without an error, by the SHA-256 of their files."""
+
+    def find(self, digests: Sequence[str]) -> set[str]:
+        """Return those of these images that are known to be readable."""
+
+    def add(self, digests: Sequence[str]) -> None:
+        """Remember that these images are readable."""
+
+
 class Images(ABC):
     """A fixed sequence of images. ``load`` returns a uint8 batch of selected images."""
 
@@ -58,9 +68,12 @@ class Images(ABC):
 
     @abstractmethod
     def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None
+        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Decode every image once and return the errors of the unreadable images, with their indices."""
+        """Decode every image once and return the errors of the unreadable images, with their indices.
+
+        Images that are ``known`` to be readable are not decoded.
+        """
 
     @abstractmethod
     def size(self, index: int) -> tuple[int, int]:
@@ -125,7 +138,7 @@ class ArrayImages(Images):
         return [hashlib.sha256(shape + self.pixels[i].tobytes()).hexdigest() for i in indices]
 
     def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None
+        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
         """Return an empty list: images in memory are already decoded."""
         if progress is not None:
@@ -177,15 +190,28 @@ class FileImages(Images):
         return [file_digest(self.paths[i]) for i in indices]
 
     def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None
+        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Decode every file once and return the errors of the unreadable files, with their indices."""
+        """Decode every file once and return the errors of the unreadable files, with their indices.
+
+        A file whose content is ``known`` to be readable is only read.
+        """
+        # A file that cannot be read has no digest. Decoding reports it.
+        digests = [None] * len(self) if known is None else list(ordered_map(_digest_or_none, self.paths, workers))
+        good = set() if known is None else known.find([digest for digest in digests if digest is not None])
+        todo = [index for index, digest in enumerate(digests) if digest not in good]
         found = []
-        for index, error in enumerate(ordered_map(_error_in, self.paths, workers)):
+        before = len(self) - len(todo)
+        for done, error in enumerate(ordered_map(_error_in, [self.paths[index] for index in todo], workers)):
             if error is not None:
-                found.append((index, error))
+                found.append((todo[done], error))
             if progress is not None:
-                progress(index + 1, len(self))
+                progress(before + done + 1, len(self))
+        if progress is not None and not todo:
+            progress(len(self), len(self))
+        if known is not None:
+            broken = {index for index, _ in found}
+            known.add([digest for i in todo if i not in broken and (digest := digests[i]) is not None])
         return found
 
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -243,6 +269,13 @@ def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: i
     with ThreadPoolExecutor(workers) as pool:
         while window := list(islice(rest, _WINDOW)):
             yield from pool.map(function, window)
+
+
+def _digest_or_none(path: Path) -> str | None:
+    try:
+        return file_digest(path)
+    except UnreadableImageError:
+        return None
 
 
 def _error_in(path: Path) -> UnreadableImageError | None:

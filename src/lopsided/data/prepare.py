@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from lopsided.data.folds import fold_splits
-from lopsided.data.images import FileImages, Progress
+from lopsided.data.images import FileImages, Known, Progress
 from lopsided.data.more import add_more
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits, open_source
@@ -27,8 +27,13 @@ def open_drawn(recipe: Recipe, progress: Progress | None = None) -> Source:
     return open_sources(recipe, progress)[0]
 
 
-def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Source, Source | None]:
-    """Return the source of ``open_drawn``, and the held-out images if ``data.held_out`` is set, otherwise None."""
+def open_sources(
+    recipe: Recipe, progress: Progress | None = None, known: Known | None = None
+) -> tuple[Source, Source | None]:
+    """Return the source of ``open_drawn``, and the held-out images if ``data.held_out`` is set, otherwise None.
+
+    Images that are ``known`` to be readable are not decoded.
+    """
     data = recipe.data
     where = data.source or ""
     source = open_source(
@@ -45,7 +50,7 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
         check_splits(source, where)
     workers = recipe.threads or os.cpu_count() or 1
     if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
-        source = source.verify(skip_unreadable=True, workers=workers, progress=progress)
+        source = source.verify(skip_unreadable=True, workers=workers, progress=progress, known=known)
         if given:
             check_splits(source, where)
     held_out = None
@@ -57,11 +62,11 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> tuple[Sour
             held_out = source.subset(rows)
         source = source.subset(drawn)
     if not data.skip_unreadable:
-        source = source.verify(workers=workers, progress=progress)
-        held_out = None if held_out is None else held_out.verify(workers=workers)
+        source = source.verify(workers=workers, progress=progress, known=known)
+        held_out = None if held_out is None else held_out.verify(workers=workers, known=known)
     source = _with_more(recipe, source, held_out)
     if source.more is not None:
-        more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers)
+        more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers, known=known)
         source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
     if data.image_size is None:
         side = usual_side(*filter(None, (source, source.more, held_out)))

@@ -19,6 +19,8 @@ from lopsided.evaluation.intervals import SAME, Floats, check_level
 
 POWER = 0.8
 """The chance to tell two arms apart that a number of repeats or images is computed for."""
+SAME_COST = 0.2
+"""Two arms whose costs differ by at most this share count as equally cheap: their times vary by as much."""
 MOST_REPEATS = 100
 MOST_TIMES = 1000.0
 """Numbers of repeats, and multiples of the images, above which an answer is None: it would help nobody."""
@@ -51,8 +53,8 @@ def cheapest_near_best(
     """Return the cheapest arm that lies at most one standard error below the best arm (Breiman et al., 1984).
 
     ``below`` is how far each arm lies below the best arm, and ``errors`` is the standard error of this paired
-    difference. An arm without a standard error counts only if it equals the best arm. If two arms cost the same, the
-    higher arm wins.
+    difference. An arm without a standard error counts only if it equals the best arm. The highest of the arms that
+    cost at most ``1 + SAME_COST`` times as much as the cheapest wins, because measured times vary.
 
     >>> costs = {"big": 9, "small": 3, "tiny": 1}
     >>> cheapest_near_best("big", {"small": 0.4, "tiny": 2.0}, {"small": 0.5, "tiny": 0.5}, costs)
@@ -63,7 +65,9 @@ def cheapest_near_best(
         error = errors[arm]
         if arm != best and gap <= (SAME if math.isnan(error) else max(error, SAME)):
             near[arm] = gap
-    return min(near, key=lambda arm: (costs[arm], near[arm]))
+    least = min(costs[arm] for arm in near)
+    cheap = [arm for arm in near if costs[arm] <= (1 + SAME_COST) * least]
+    return min(cheap, key=lambda arm: (near[arm], costs[arm]))
 
 
 def repeats_needed(

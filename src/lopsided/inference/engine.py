@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.data.augment import to_float
+from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.model import Model
 from lopsided.models.views import look
@@ -30,16 +32,28 @@ _BATCH = 32
 
 
 class Engine:
-    """Computes the features of one model, whose weights must not change while the engine is in use."""
+    """Computes the features of one model, whose weights must not change while the engine is in use.
+
+    A model whose encoder has no layers yet gets them when the engine has to compute features for the first time. Until
+    then the engine has the name that it will have if onnxruntime agrees with torch.
+    """
 
     def __init__(self, model: Model, shape: tuple[int, ...], *, fast: bool = True) -> None:
-        self._model = model
-        self._session = _session(model, shape) if fast else None
+        self._model, self._shape = model, shape
+        self._waits = fast and not model.is_complete and len(shape) == 3 and self._device.type == "cpu"
+        self._session = _session(model, shape) if fast and not self._waits else None
+
+    def complete(self) -> None:
+        """Make the session of onnxruntime, if it is not made yet, and the layers of the encoder, if it needs them."""
+        if self._waits:
+            self._waits, self._session = False, _late_session(self._model, self._shape)
+        if self._session is None:
+            self._model.complete()
 
     @property
     def name(self) -> str:
         """The library and the device, with the version. Two engines of one name give the same bits on one machine."""
-        if self._session is not None:
+        if self._session is not None or self._waits:
             import onnxruntime
 
             return f"onnxruntime {onnxruntime.__version__} cpu"
@@ -48,6 +62,7 @@ class Engine:
     @property
     def is_fast(self) -> bool:
         """Whether onnxruntime computes the features."""
+        self.complete()
         return self._session is not None
 
     def features(self, batch: Tensor) -> Features:
@@ -85,6 +100,7 @@ class Engine:
 
     def encode(self, batch: Tensor) -> Features:
         """Return the features of the encoder, (n, f), of a batch as it is."""
+        self.complete()
         if self._session is None or batch.dtype != torch.uint8:
             return self._by_torch(batch)
         pixels = batch.contiguous().numpy()  # A view may be another order of the same memory.
@@ -127,11 +143,36 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             child.training = mode
 
 
-def _session(model: Model, shape: tuple[int, ...]) -> Any:
-    """Return a session of onnxruntime that agrees with torch, or None."""
+def _late_session(model: Model, shape: tuple[int, ...]) -> Any:
+    """Return the session of a model whose encoder has no layers. They are made if the graph is not in the cache."""
+    path = graph_path(model, shape)
+    known = None if path is None else load_graph(path)
+    session = None if known is None else _checked(known[0], shape, known[1])
+    if session is not None:
+        return session
+    model.complete()
+    return _session(model, shape, path)
+
+
+def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> Any:
+    """Return a session of onnxruntime that agrees with torch, or None. The graph is also written to ``path``."""
     convolves = any(isinstance(child, nn.Conv2d) for child in model.encoder.modules())
     if len(shape) != 3 or not convolves or model.classifier.weight.device.type != "cpu":
         return None
+    try:
+        graph = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
+    except Exception:  # Any layer may fail in its own way, and torch can compute any encoder.
+        return None
+    with evaluating(model):
+        expected = model.encode(to_float(torch.from_numpy(_example(shape)))).numpy()
+    session = _checked(graph, shape, expected)
+    if session is not None and path is not None:
+        store_graph(path, graph, expected)
+    return session
+
+
+def _checked(graph: bytes, shape: tuple[int, ...], expected: Features) -> Any:
+    """Return a session of onnxruntime for a graph, or None if its features of one image are not those of torch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -140,16 +181,15 @@ def _session(model: Model, shape: tuple[int, ...]) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # Only fatal errors. The caller sees every other error as an exception.
     try:
-        content = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        example = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
-        (found,) = session.run([OUTPUT], {INPUT: example})
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        (found,) = session.run([OUTPUT], {INPUT: _example(shape)})
     except Exception:  # The exceptions of onnxruntime have no common public class, and torch can compute any encoder.
         return None
-    with evaluating(model):
-        expected = model.encode(to_float(torch.from_numpy(example))).numpy()
-    agree = found.shape == expected.shape and _agrees(found, expected)
-    return session if agree else None
+    return session if found.shape == expected.shape and _agrees(found, expected) else None
+
+
+def _example(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
 
 
 def _agrees(found: Features, expected: Features) -> bool:

@@ -106,6 +106,7 @@ def _network(model: Model, card: ModelCard) -> Any:
     from lopsided.models.fast.small_maps import use_fast_paths
     from lopsided.models.heads import DecisionHead
 
+    model.complete()
     use_fast_paths(model, enabled=False)  # The fast paths are for torch only; the exporter needs plain convolutions.
     return nn.Sequential(model, DecisionHead(card.decision, len(card.classes))).cpu().eval()
 

@@ -32,6 +32,8 @@ from lopsided.files import atomic_write, check_regular, make_folder, reading_ten
 Features = npt.NDArray[np.float32]
 
 FORMAT = 1
+GRAPHS = "graphs-1"
+"""The folder of the graphs of encoders; see ``graph_cache``."""
 PACK = 512
 """Vectors in a pack. A killed run loses at most the vectors of one pack."""
 DEFAULT_GIB = 4.0
@@ -141,14 +143,18 @@ def list_cache(root: Path) -> list[dict[str, Any]]:
         if number:
             names = ("encoder", "image_size", *(["view"] if "view" in about else []), "engine")
             found.append({**{name: about.get(name) for name in names}, "images": number, "bytes": size})
+    sizes = [path.stat().st_size for path in root.glob(f"{GRAPHS}/*{_SUFFIX}")]
+    if sizes:
+        about = {"encoder": "graphs of encoders", "image_size": None, "engine": "onnxruntime"}
+        found.append({**about, "images": 0, "bytes": sum(sizes)})
     return found
 
 
 def empty_cache(root: Path) -> int:
     """Remove all features, including those of other versions. Return the number of removed bytes."""
     freed = 0
-    for folder in sorted(root.glob("features-*")):
-        for path in [*folder.glob(f"*/*{_SUFFIX}"), *folder.glob("*/.*.tmp")]:
+    for folder in sorted([*root.glob("features-*"), *root.glob("graphs-*")]):
+        for path in [*folder.glob(f"**/*{_SUFFIX}"), *folder.glob("**/.*.tmp")]:
             try:
                 size = path.stat().st_size
                 path.unlink()
@@ -184,8 +190,9 @@ def _packs(folder: Path) -> list[Path]:
 
 
 def _all_packs(root: Path) -> Iterator[Path]:
-    """Yield the packs of all versions: the size limit counts all of them."""
+    """Yield the packs and graphs of all versions: the size limit counts all of them."""
     yield from root.glob(f"features-*/*/*{_SUFFIX}")
+    yield from root.glob(f"graphs-*/*{_SUFFIX}")
 
 
 def _checksum(content: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,7 +16,8 @@ from lopsided.errors import RunError
 from lopsided.inference.engine import Engine, Features
 from lopsided.inference.feature_cache import PACK, Space, cache_limit, cache_root, tidy, trim
 from lopsided.inference.probabilities import gather_rows, share_rows
-from lopsided.models.model import Model, ModelCard
+from lopsided.inference.small import SmallImages
+from lopsided.models.model import Model, ModelCard, weights_hash
 from lopsided.models.views import look
 
 Counted = Callable[[int, int], None]
@@ -30,18 +30,32 @@ class Extractor:
     """Returns the features of images, from the cache or from the encoder: the mean over the views of the model.
 
     The features of each view are cached on their own. An image is decoded once for all views that are missing.
-    ``problem`` is a sentence about the first disk error, after which features are no longer cached.
+    ``small`` also keeps a small version of each image that is decoded. ``problem`` is a sentence about the first disk
+    error, after which features are no longer cached.
     """
 
-    def __init__(self, model: Model, card: ModelCard, engine: Engine | None = None, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        card: ModelCard,
+        engine: Engine | None = None,
+        ranks: Ranks | None = None,
+        small: SmallImages | None = None,
+    ) -> None:
         self.engine = engine or Engine(model, card.shape)
         self.ranks = ranks or Ranks()
+        self.small = small
         self.width = card.features
         self.problem: str | None = None
         self.root = cache_root() if card.kind == "image" else None
+        self._facts = {} if self.root is None else _facts(model, card)
         self.spaces: list[Space] = []
+        self._open()
+
+    def _open(self) -> None:
+        """Find the place of the features in the cache, which depends on the engine."""
         if self.root is not None:
-            facts = _facts(model, card, self.engine)
+            facts = {**self._facts, "engine": self.engine.name}
             self.spaces = [Space(self.root, {**facts, **_fact_of(view)}) for view in self.engine.views]
         for space in self.spaces:
             tidy(space)
@@ -65,11 +79,15 @@ class Extractor:
         """Return the mean features of the inputs ``own``. Memory holds the features of each view."""
         views, keys = self.engine.views, None if digests is None else [digests[row] for row in own]
         parts = [self._fetch(keys, place, len(own)) for place in range(len(views))]
+        if not all(found.all() for _, found in parts) and self.complete():
+            parts = [self._fetch(keys, place, len(own)) for place in range(len(views))]
         missing = np.flatnonzero(~np.all([found for _, found in parts], axis=0))
         pending = 0
         batches = inputs.batches(own[missing[part]] for part in row_batches(len(missing), _BATCH))
         for done, (rows, batch) in zip(range(0, len(missing), _BATCH), batches, strict=True):
             places = missing[done : done + _BATCH]
+            if self.small is not None and keys is not None:
+                self.small.keep([keys[row] for row in places], batch)
             for view, (features, found) in zip(views, parts, strict=True):
                 lacking = np.flatnonzero(~found[places])
                 if len(lacking):
@@ -83,7 +101,18 @@ class Extractor:
                 pending = end
             if count is not None:
                 count(end, len(missing))
+        if self.small is not None:
+            self.small.flush()
         return self.engine.average([features for features, _ in parts])
+
+    def complete(self) -> bool:
+        """Make the engine ready to compute features. Return whether it is another one than it was expected to be."""
+        before = self.engine.name
+        self.engine.complete()
+        if self.engine.name == before:
+            return False
+        self._open()
+        return True
 
     def _fetch(self, keys: Sequence[str] | None, place: int, num: int) -> tuple[Features, npt.NDArray[np.bool_]]:
         """Return the cached features of one view, and which rows these are."""
@@ -113,8 +142,8 @@ def _fact_of(view: str) -> dict[str, object]:
     return {} if view == "identity" else {"view": view}
 
 
-def _facts(model: Model, card: ModelCard, engine: Engine) -> dict[str, object]:
-    """Return all values that a feature depends on, besides the image."""
+def _facts(model: Model, card: ModelCard) -> dict[str, object]:
+    """Return all values that a feature depends on, besides the image, its view and the engine."""
     return {
         "encoder": card.encoder,
         "weights": weights_hash(model),
@@ -123,18 +152,5 @@ def _facts(model: Model, card: ModelCard, engine: Engine) -> dict[str, object]:
         "mean": list(card.mean),
         "std": list(card.std),
         "interpolation": card.interpolation,
-        "engine": engine.name,
         "pillow": PIL.__version__,
     }
-
-
-def weights_hash(model: Model) -> str:
-    """Return the SHA-256 of the encoder's weights."""
-    digest = hashlib.sha256()
-    for key, value in sorted(model.encoder.state_dict().items()):
-        if key.endswith("num_batches_tracked"):  # A count of training steps does not change the features.
-            continue
-        array = value.detach().cpu().numpy()
-        digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())  # In the order of the indices, whatever the memory layout is.
-    return digest.hexdigest()

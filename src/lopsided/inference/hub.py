@@ -100,6 +100,7 @@ def export_hub(model: Model, card: ModelCard, out: str | os.PathLike[str], readm
     check_hub(card)
     target = Path(out)
     check_folder(target)
+    model.complete()
     use_fast_paths(model, enabled=False)  # timm has no fast paths, and their names of weights are the same.
     model = model.cpu().eval()
     parts = part_names(card)

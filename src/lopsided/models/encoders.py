@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -130,8 +131,7 @@ def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: in
 
 
 def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
-    import timm
-
+    timm = import_timm()
     options: dict[str, Any] = {}
     config = timm_config(name)
     if size is not None and config is not None and config.fixed_input_size:
@@ -145,10 +145,26 @@ def _timm(name: str, channels: int, size: tuple[int, int] | None) -> nn.Module:
     return model
 
 
+def import_timm() -> ModuleType:
+    """Return timm. It is not allowed to import W&B, which it does where that is installed.
+
+    That import takes a second and patches ``sys.stdout``. Training scripts of timm need it, but its models do not.
+    """
+    if "timm" in sys.modules or "wandb" in sys.modules:
+        import timm
+
+        return timm
+    sys.modules["wandb"] = None  # type: ignore[assignment]  # Python's own way to say that there is no such module.
+    try:
+        import timm
+    finally:
+        del sys.modules["wandb"]
+    return timm
+
+
 def timm_config(name: str) -> Any:
     """Return timm's configuration of a model. Raise if timm has no such model; hub addresses are not allowed."""
-    import timm
-
+    timm = import_timm()
     if not timm.is_model(name):
         raise unknown_encoder(name, timm.list_models())
     try:

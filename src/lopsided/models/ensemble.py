@@ -45,6 +45,8 @@ def average(
     from lopsided.models.model import Model
 
     first, card = models[0]
+    for model, _ in models:
+        model.complete()
     num, num_classes = len(models), len(card.classes)
     encoder = Ensemble([model.encoder for model, _ in models], card.channels)
     classifier = ClassifierHead(sum(model.classifier.in_features for model, _ in models), num_classes)

@@ -11,6 +11,7 @@ Any other layer raises ``UntranslatableError``; torch then computes such an enco
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,9 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from timm.layers.adaptive_avgmax_pool import SelectAdaptivePool2d
-from timm.layers.conv2d_same import Conv2dSame
-from timm.layers.drop import DropPath
 from torch import fx, nn
 from torch.nn import functional
 
@@ -78,7 +76,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is a layer with a translation."""
-        return isinstance(m, _LEAVES)
+        return isinstance(m, _leaves())
 
 
 class _Graph:
@@ -193,12 +191,14 @@ class _Translation:
             return self._linear(layer, x)
         if isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
             return self._pool(layer, x)
-        for kinds, translate in _LAYERS:
+        for kinds, translate in _layers():
             if isinstance(layer, kinds):
                 return translate(self.graph, x, layer)
         raise UntranslatableError(type(layer).__name__)
 
     def _convolution(self, layer: nn.Conv2d, x: str) -> str:
+        from timm.layers.conv2d_same import Conv2dSame
+
         known = type(layer).forward in (nn.Conv2d.forward, Conv2dSame.forward) or _is_fast(layer)
         if not known or layer.padding_mode != "zeros" or layer.padding == "same":
             raise UntranslatableError(type(layer).__name__)
@@ -348,7 +348,12 @@ def _dropped(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, A
     return x
 
 
-def _kinds() -> tuple[tuple[tuple[type, ...], Callable[..., str]], ...]:
+@functools.cache
+def _layers() -> tuple[tuple[tuple[type, ...], Callable[..., str]], ...]:
+    """Return the kinds of simple layers, each with its translation. timm is imported only if a graph is made."""
+    from timm.layers.adaptive_avgmax_pool import SelectAdaptivePool2d
+    from timm.layers.drop import DropPath
+
     return (
         ((nn.Identity, nn.Dropout, nn.Dropout2d, DropPath), _same),
         ((nn.ReLU6,), _relu6),
@@ -363,11 +368,13 @@ def _kinds() -> tuple[tuple[tuple[type, ...], Callable[..., str]], ...]:
     )
 
 
-_LAYERS = _kinds()
-_LEAVES = (
-    *(kind for kinds, _ in _LAYERS for kind in kinds),
-    *(nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d),
-)
+@functools.cache
+def _leaves() -> tuple[type, ...]:
+    """Return the kinds of all layers that have a translation."""
+    simple = (kind for kinds, _ in _layers() for kind in kinds)
+    return (*simple, nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d)
+
+
 _BINARY: dict[Any, str] = {
     operator.add: "Add", operator.iadd: "Add", torch.add: "Add",
     operator.mul: "Mul", operator.imul: "Mul", torch.mul: "Mul",

@@ -21,7 +21,9 @@ from lopsided.models.adapter import Adapter, adapter_width
 from lopsided.models.encoders import build_encoder, is_mlp
 from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
+from lopsided.models.late import LateEncoder, embedded_state, late_encoder
 from lopsided.models.machine import arrange
+from lopsided.models.pretrained import EMBEDDED
 from lopsided.models.scaling import Scaling, scaled
 from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
@@ -139,8 +141,19 @@ class Model(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=dtype).view(shape), persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=dtype).view(shape), persistent=False)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the layers of the encoder are made."""
+        return not isinstance(self.encoder, LateEncoder)
+
+    def complete(self) -> None:
+        """Make the layers of the encoder, if they are not made yet."""
+        if isinstance(self.encoder, LateEncoder):
+            self.encoder = self.encoder.made()
+
     def encode(self, x: Tensor) -> Tensor:
         """Return the features of the encoder, (n, f), of inputs (n, c, h, w) in [0, 1], or (n, d), as they are."""
+        self.complete()
         features: Tensor = self.encoder(((x - self.mean) / self.std).float())
         return features
 
@@ -163,14 +176,18 @@ class Model(nn.Module):
         return logits
 
 
-def _build(card: ModelCard) -> Model:
-    """Build the model that a card describes. The caller must replace its weights."""
+def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
+    """Build the model that a card describes. The caller must replace its weights, unless ``late`` is its encoder."""
     vector = card.kind == "vector"
-    encoder, features = build_encoder(
-        card.encoder,
-        channels=card.channels,
-        image_size=None if vector else (card.shape[1], card.shape[2]),
-        in_features=card.shape[0] if vector else None,
+    encoder, features = (
+        (late, card.features)
+        if late is not None
+        else build_encoder(
+            card.encoder,
+            channels=card.channels,
+            image_size=None if vector else (card.shape[1], card.shape[2]),
+            in_features=card.shape[0] if vector else None,
+        )
     )
     if card.members > 1:
         rest = [copy.deepcopy(encoder) for _ in range(card.members - 1)]
@@ -234,11 +251,12 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     _check_head(state, card, path)
     _check_adapter(state, card, path)
     _check_members(state, card, path)
+    late = _late(state, card, fast) if torch.device(device).type == "cpu" else None
     try:
         if is_mlp(card.encoder):  # The card may ask for any size, so compare shapes before allocating memory.
             with torch.device("meta"):
                 _check_shapes(_build(card), state, card, path)
-        model = _build(card)
+        model = _build(card, late)
         _check_shapes(model, state, card, path)
     except RunError:
         raise
@@ -249,9 +267,25 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     except RuntimeError as error:
         got = " ".join(str(error).splitlines()[1].split()).rstrip(".") if "\n" in str(error) else str(error)
         raise RunError(f"{path} does not fit the encoder {card.encoder}: {got}.") from error
-    if fast and card.shape == (card.channels, card.image_size, card.image_size):  # The size of the check above.
+    if fast and late is None and _is_square(card):  # The size of the check above.
         arrange(model.encoder, torch.device(device), card.shape)
     return model.to(device).eval(), card
+
+
+def _is_square(card: ModelCard) -> bool:
+    return card.shape == (card.channels, card.image_size, card.image_size)
+
+
+def _late(state: Mapping[str, Tensor], card: ModelCard, fast: bool) -> LateEncoder | None:
+    """Return the encoder of a model without its layers, if the weights certainly fit them, otherwise None."""
+    known = None if card.members > 1 or card.channels != 3 else embedded_state(card.encoder, EMBEDDED)
+    if known is None or card.features != known[1] or not _is_square(card):
+        return None
+    own = {key.removeprefix("encoder."): value for key, value in state.items() if key.startswith("encoder.")}
+    fits = own.keys() == known[0].keys() and all(
+        (value.shape, value.dtype) == (known[0][key].shape, known[0][key].dtype) for key, value in own.items()
+    )
+    return late_encoder(card.encoder, own, card.shape, fast=fast) if fits else None
 
 
 def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
@@ -366,6 +400,18 @@ def _check_decision(card: ModelCard, path: Path) -> None:
         raise RunError(f"{path} must hold a prior of {num} shares that add up to 1. Train the model again.")
     if not card.decision.fits(num):
         raise RunError(f"{path} holds a decision rule for another number of classes than {num}. Train the model again.")
+
+
+def weights_hash(model: Model) -> str:
+    """Return the SHA-256 of the encoder's weights."""
+    digest = hashlib.sha256()
+    for key, value in sorted(model.encoder.state_dict().items()):
+        if key.endswith("num_batches_tracked"):  # A count of training steps does not change the features.
+            continue
+        array = value.detach().cpu().numpy()
+        digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())  # In the order of the indices, whatever the memory layout is.
+    return digest.hexdigest()
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

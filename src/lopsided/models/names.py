@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lopsided.errors import InputError, sentence
+from lopsided.models.pretrained import EMBEDDED_SHA256
 from lopsided.recipe.weights import JOINT
 
 MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)|identity")
@@ -26,7 +27,7 @@ def check_encoder_name(name: str) -> None:
         for part in name.split(JOINT):
             check_encoder_name(part)
         return
-    if MLP_NAME.fullmatch(name) is not None:
+    if MLP_NAME.fullmatch(name) is not None or name in EMBEDDED_SHA256:
         return
     if "timm" in sys.modules:  # Another package may have added models.
         import timm

@@ -52,7 +52,7 @@ from lopsided.recipe.sections import (
     Selection,
     described,
 )
-from lopsided.recipe.upgrade import upgraded
+from lopsided.recipe.upgrade import DECISION, upgraded
 from lopsided.recipe.values import AnyText, Seed, Text, Threads, TrackerTexts
 
 MAX_BYTES = 1_000_000
@@ -271,9 +271,19 @@ class Recipe(Section):
 
 def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Yield dotted name and value of each field that a hash may cover, without ``LATER_FIELDS`` at their default."""
-    for path, field, value in recipe.leaves():
-        if path not in LATER_FIELDS or value != field.default:
+    before = earlier_values(recipe)
+    for path, _, value in recipe.leaves():
+        if path not in LATER_FIELDS or value != before[path]:
             yield path, value
+
+
+def earlier_values(recipe: Recipe) -> dict[str, Any]:
+    """Return what each field of a recipe stands for in a file of an earlier version, which lacks it: its default.
+
+    Earlier versions decided differently, before a recipe stated it.
+    """
+    decision = {f"decision.{name}": value for name, value in DECISION.items()}
+    return {path: field.default for path, field, _ in words.leaves(recipe)} | decision
 
 
 def parse_change(text: str) -> tuple[str, Any]:

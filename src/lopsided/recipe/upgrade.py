@@ -12,7 +12,7 @@ _FLAT = {
     "classifier": ("focal_gamma",),
 }
 """Loss parameters that version 0.1 kept beside ``loss`` in the table of the stage, whether or not the loss had them."""
-_DECISION = {"rule": "plain", "calibration": "none"}
+DECISION = {"rule": "plain", "calibration": "none"}
 """How the models of version 0.1 decided."""
 _UNSAID = {"encoder_training": "afcl", "classifier": "ce"}
 
@@ -24,7 +24,7 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     stays in the table of the loss, and validation raises an error. Such a recipe decides for the most probable class.
     """
     found = {name: _stage(name, table) if name in _FLAT else table for name, table in values.items()}
-    return found if found == values else {"decision": dict(_DECISION), **found}
+    return found if found == values else {"decision": dict(DECISION), **found}
 
 
 def _stage(section: str, table: Any) -> Any:

@@ -16,7 +16,7 @@ from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import amount, clean, duration, signed
 from lopsided.runs.records import Record
-from lopsided.sweeps.answer import answer
+from lopsided.sweeps.answer import answer, time_text
 from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
 from lopsided.sweeps.tables import MISSING, mean_text, shown_interval
 
@@ -66,7 +66,7 @@ def _render(
         data={"kind": "sweep"},
         pictures=pictures,
         images=images,
-        title=f"Comparison {sweep.name}",
+        title="Comparison" if sweep.name.lower() == "comparison" else f"Comparison {sweep.name}",
         folder=sweep.name,
         summary=sweep.summary(amount(len({arm for comparison in comparisons for arm in comparison.arms}), "arm")),
         warnings=warnings,
@@ -75,6 +75,8 @@ def _render(
             _group(source, comparison, records, sweep)
             for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
         ],
+        has_folds=any(comparison.folds is not None for comparison in comparisons),
+        has_seeds=any(comparison.folds is None for comparison in comparisons),
         failures=sweep.failure_rows(),
         has_pages=bool(sweep.pages),
     )
@@ -190,7 +192,7 @@ def _mean_row(
         "interval": "" if limits is None else _interval_text(limits, figure),
         "runs": len(entry.runs),
         "seconds": seconds,
-        "time": duration(seconds),
+        "time": time_text(seconds) if seconds < 10 else duration(seconds),
     }
 
 

@@ -69,7 +69,11 @@ class SweepData:
                     "One run has no interval; how much of a figure is chance cannot be told from it.",
                 )
             )
-        few = [number for number in map(_tested, self.records) if number < FEW]
+        few = [_tested(record) for record in self.records if record.fold is None and _tested(record) < FEW]
+        folded = [_tested(record) for record in self.records if record.fold is not None and _tested(record) < FEW]
+        if folded:
+            what = f"Only {amount(min(folded), 'image')} of the rare class"
+            found.append((what, "All folds together test no more than these: see how wide the intervals are."))
         if few:
             what = f"{amount(len(few), 'run')} with fewer than {FEW} test images of the rare class"
             found.append(

@@ -17,6 +17,7 @@ from lopsided.data.prepare import open_sources, split_source
 from lopsided.errors import InputError, RunError
 from lopsided.inference.feature_cache import cache_limit, trim
 from lopsided.inference.packs import Mapper, Scorer, packs
+from lopsided.inference.readable import ReadableImages
 from lopsided.models.machine import pick_device
 from lopsided.models.model import save_model
 from lopsided.recipe import Recipe
@@ -44,7 +45,7 @@ def fill_cache(
         do = "Use the recipe default, thorough, adapter or adapter-average."
         raise InputError(f'Only features of a frozen encoder are cached, but the method is "{recipe.method}". {do}')
     recipe = settle(recipe, data)
-    source, _ = open_sources(recipe)
+    source, _ = open_sources(recipe, known=ReadableImages())
     source, splits = training_source(source, split_source(recipe, source))
     digests = source.images.digest(np.arange(len(source)))
     prepared, _ = prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)
@@ -54,6 +55,8 @@ def fill_cache(
     extractor, card = stages.extractor, stages.card
     if extractor.root is None:
         raise InputError("The cache is disabled, because LOPSIDED_CACHE_GIB is 0 or there is no home folder.")
+    if cluster is not None:
+        extractor.complete()  # The nodes must compute with the libraries of this machine.
     images = source.images
     found = [space.fetch(digests, extractor.width)[1] for space in extractor.spaces]
     missing = np.flatnonzero(~np.all(found, axis=0))

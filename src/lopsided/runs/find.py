@@ -77,6 +77,7 @@ def find_in_pool(
     with counting("reading the images of the run") as count:
         labelled = labelled_images(run, count)
     extractor = Extractor(model, card)
+    extractor.complete()
     known = None
     if by != "probability":
         with counting("features of known images") as count:

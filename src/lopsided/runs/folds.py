@@ -102,7 +102,7 @@ def train_folds(
     numbers = _numbers(recipe, source)
     further = 0 if source.more is None else list(source.more.counts().values())
     prior = settled_prior(recipe, list(source.counts().values()), further)
-    _check_rule(recipe, source, prior)
+    check_rule(recipe, source)
     log = Log(folder if first else None, reporter if first else None)
     parts = [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
     alone = [] if recipe.ensembles else [(whole_recipe(recipe), place(WHOLE))]
@@ -184,9 +184,10 @@ def _numbers(recipe: Recipe, source: Source) -> list[Codes]:
     ]
 
 
-def _check_rule(recipe: Recipe, source: Source, prior: Sequence[float]) -> None:
+def check_rule(recipe: Recipe, source: Source) -> None:
     """Raise if the rule of a recipe cannot be used with these classes. It is called before training."""
     num = len(source.classes)
+    prior = settled_prior(recipe, list(source.counts().values()))
     held = HeldBack(np.full((len(source), num), 1 / num), source.labels, source.groups)
     settle_scores(recipe.decision.rule, "none", source.classes, prior, held)
 
@@ -198,10 +199,17 @@ def _fold_words(recipe: Recipe, source: Source) -> Iterator[str]:
     times = f", {data.repeats} times" if data.repeats > 1 else ""
     number = f"The {len(source):,} images are in {data.folds} folds {what.get(how, 'at random')}"
     yield f"{number}. Each fold tests a model of the others{times}."
-    if how == "group" and source.groups is not None:
-        pairs = np.unique(np.stack([source.groups, source.labels.astype(np.str_)]), axis=1)
-        groups, counts = np.unique(pairs[0], return_counts=True)
-        mixed = groups[counts > 1].tolist()
-        if mixed:
-            some = "One group holds" if len(mixed) == 1 else f"{len(mixed):,} groups hold"
-            yield f"{some} images of several classes, for example {mixed[0]}. Check its labels."
+    if how == "group":
+        yield from mixed_group_words(source)
+
+
+def mixed_group_words(source: Source) -> Iterator[str]:
+    """Yield a sentence if groups hold images of several classes: these may be real, or wrong labels."""
+    if source.groups is None:
+        return
+    pairs = np.unique(np.stack([source.groups, source.labels.astype(np.str_)]), axis=1)
+    groups, counts = np.unique(pairs[0], return_counts=True)
+    mixed = groups[counts > 1].tolist()
+    if mixed:
+        some = "One group holds" if len(mixed) == 1 else f"{len(mixed):,} groups hold"
+        yield f"{some} images of several classes, for example {mixed[0]}. Check its labels."

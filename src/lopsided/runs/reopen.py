@@ -19,6 +19,7 @@ from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import named_out_of_fold
 from lopsided.inference.predict import PROBABILITY
+from lopsided.inference.readable import ReadableImages
 from lopsided.inference.use import Use, choose_use
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
@@ -72,7 +73,7 @@ def open_own_split(
     if run.recipe.data.folds is not None and run.recipe.data.fold is None:
         what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
         raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
-    source, _ = open_sources(run.recipe, progress)
+    source, _ = open_sources(run.recipe, progress, ReadableImages())
     source, splits = training_source(source, split_source(run.recipe, source))
     if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
         what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"

@@ -14,9 +14,11 @@ from lopsided import files
 from lopsided.data.prepare import open_sources
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.inference.readable import ReadableImages
 from lopsided.models.names import check_encoder_name
-from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
-from lopsided.recipe.weights import change_files, weight_files
+from lopsided.models.pretrained import EMBEDDED, check_embedded
+from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
+from lopsided.recipe.weights import JOINT, change_files, split_weights
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.results import write_results
@@ -76,7 +78,7 @@ def run_recipe(
     told(lambda: trackers.check(recipe.track))
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
-        sources = sources or open_sources(recipe, progress)
+        sources = sources or open_sources(recipe, progress, ReadableImages())
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
@@ -88,20 +90,28 @@ def run_recipe(
                     _train(folder, recipe, *sources, resume=resumes, **watched)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
-        finish_left(folder, recipe)
+        finish_left(folder, recipe, reporter)
         if folds.has_folds(recipe):
             folds.tidy(folder)
     metrics = told(lambda: Run.open(folder).metrics)
     return Run.open(folder) if first else Run(folder, recipe, metrics)
 
 
-def _check_early(recipe: Recipe, folder: Path) -> None:
-    """Raise for simple mistakes before images are read and torch is imported, which takes long."""
-    check_encoder_name(recipe.encoder.name)
-    for weights in weight_files(recipe.encoder.name, recipe.encoder.weights):
-        if not os.path.exists(weights):
+def check_encoder(recipe: Recipe) -> None:
+    """Raise if the encoder of a recipe or its weights certainly do not exist, without importing torch."""
+    names = recipe.encoder.name.split(JOINT)
+    for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
+        check_encoder_name(name)
+        if weights == EMBEDDED:
+            check_embedded(name)
+        elif weights not in WEIGHT_NAMES and not os.path.exists(weights):
             got = f"{weights} (No such file or directory)"
             raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
+
+
+def _check_early(recipe: Recipe, folder: Path) -> None:
+    """Raise for simple mistakes before images are read and torch is imported, which takes long."""
+    check_encoder(recipe)
     made = _make(folder)
     try:
         with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):

@@ -98,8 +98,7 @@ class Trackers:
     def _write(self, *, ended: bool) -> None:
         if self._keys:
             try:
-                content = {"keys": self._keys, "ended": ended}
-                files.atomic_write(self._folder / TRACKERS, json.dumps(content, indent=2) + "\n")
+                _write_keys(self._folder, self._keys, ended=ended)
             except RunError as error:
                 self._warn(f"The run will not be found again by its trackers ({error}).")
 
@@ -116,13 +115,19 @@ def read_keys(folder: Path) -> tuple[dict[str, str], bool]:
     return {}, False
 
 
+def _write_keys(folder: Path, keys: Mapping[str, str], *, ended: bool) -> None:
+    files.atomic_write(folder / TRACKERS, json.dumps({"keys": dict(keys), "ended": ended}, indent=2) + "\n")
+
+
 class Tracking(Reporter):
     """Passes the events of a run on to another reporter and to the trackers of its recipe."""
 
-    def __init__(self, folder: Path, recipe: Recipe, reporter: Reporter | None) -> None:
+    def __init__(
+        self, folder: Path, recipe: Recipe, reporter: Reporter | None, texts: Sequence[str] | None = None
+    ) -> None:
         self._folder, self._recipe = folder, recipe
         self._log = Log(folder, reporter)  # A warning of a tracker is a line of the log, not one about the figures.
-        self._trackers = Trackers(recipe.track, folder, self._log.warn)
+        self._trackers = Trackers(recipe.track if texts is None else texts, folder, self._log.warn)
         self._classes: Sequence[str] = ()
         self._step = 0
         self._began = False
@@ -198,14 +203,24 @@ def tracked(
     tracking.finish()
 
 
-def finish_left(folder: Path, recipe: Recipe) -> None:
-    """End the trackers of a finished run whose process was killed before it could do so."""
+def finish_left(folder: Path, recipe: Recipe, reporter: Reporter | None = None) -> None:
+    """End the trackers of a finished run whose process was killed before it could do so.
+
+    Trackers that the run did not have receive its epochs and results, unless it is part of another run.
+    """
     keys, ended = read_keys(folder)
-    if recipe.track and keys and not ended:
-        with suppress(LopsidedError, OSError):  # The run is complete, and its log may be gone.
-            tracking = Tracking(folder, recipe, None)
-            tracking.begin(_metrics(folder).get("classes", ()), _epochs_of(folder))
-            tracking.finish()
+    left = bool(keys) and not ended
+    late = [] if _is_part(folder) else [text for text in recipe.track if text not in keys]
+    texts = recipe.track if left else late
+    if not texts:
+        return
+    with suppress(LopsidedError, OSError):  # The run is complete, and its log may be gone.
+        tracking = Tracking(folder, recipe, reporter, texts)
+        tracking.begin(_metrics(folder).get("classes", ()), _epochs_of(folder))
+        tracking.finish()
+        found, done = read_keys(folder)
+        if not left and keys and done:  # The earlier trackers have ended, too.
+            _write_keys(folder, {**keys, **found}, ended=True)
 
 
 def results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
@@ -258,6 +273,12 @@ def _parent(folder: Path) -> Path | None:
     absolute = folder.absolute()
     above = absolute.parent.parent
     return above if absolute.parent.name in NESTS and (above / TRACKERS).is_file() else None
+
+
+def _is_part(folder: Path) -> bool:
+    """Return whether a run is a fold of another run or a cell of a sweep, tracked or not."""
+    nest = folder.absolute().parent
+    return nest.name in NESTS and any((nest.parent / name).is_file() for name in ("recipe.toml", "sweep.json"))
 
 
 def _child_name(folder: Path, recipe: Recipe) -> str:

@@ -82,12 +82,12 @@ class Answer:
         return "; ".join([text, *parts]) + "."
 
     def _chosen(self) -> list[str]:
-        cost = f"{self.minutes[self.chosen]:.1f} minutes per fold"
+        cost = f"{time_text(60 * self.minutes[self.chosen])} per fold"
         if not (self.close or self.lower):
             return []
         if self.chosen == self.best:
-            return [f"Take {self.best}: no cheaper arm lies within one standard error of it ({cost})."]
-        against = f"{self.best} needs {self.minutes[self.best]:.1f}"
+            return [f"Take {self.best}: no arm within one standard error of it is clearly cheaper ({cost})."]
+        against = f"{self.best} needs {time_text(60 * self.minutes[self.best])}"
         why = "it is the cheapest arm within one standard error of the best arm"
         return [f"Take {self.chosen}: {why} ({cost}; {against})."]
 
@@ -181,6 +181,15 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
 
 def _differences(first: Entry, second: Entry) -> list[float]:
     return [own - other for own, other in first.pairs(second)]
+
+
+def time_text(seconds: float) -> str:
+    """Return the time of a run as text.
+
+    >>> time_text(0.62), time_text(45), time_text(740)
+    ('0.6 s', '45 s', '12.3 minutes')
+    """
+    return f"{seconds / 60:.1f} minutes" if seconds >= 90 else f"{seconds:.{int(seconds < 10)}f} s"
 
 
 def _minutes(comparison: Comparison, scenario: str | None, arm: str) -> float:

@@ -13,12 +13,12 @@ from typing import Any
 
 from lopsided import files
 from lopsided.data.folds import fold_recipes
-from lopsided.errors import RunError
+from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe, named_recipes
 from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, RECIPE, place
 from lopsided.runs.keys import cell_key, proportion, treatment_of
 from lopsided.runs.records import Record
-from lopsided.runs.run import settle
+from lopsided.runs.run import check_encoder, settle
 from lopsided.sweeps.answer import Answer, answer
 from lopsided.sweeps.arms import Arm, check_arms, fold_cells
 from lopsided.sweeps.compare import compare
@@ -95,9 +95,9 @@ def choose(
     """Compare arms over the folds of ``base`` in the folder of a comparison, and choose one of them.
 
     The first fold of an arm shows how long its other folds will take. If they do not fit into the budget, this arm and
-    the costlier ones are left out. The cheapest arm is always completed. ``engine`` and ``view`` make an engine and a
-    view for each part, and ``slots`` is the number of folds that an engine trains at once. A second call continues, and
-    counts the time of finished folds.
+    the costlier ones are left out. The cheapest arm that does not fail is always completed. ``engine`` and ``view``
+    make an engine and a view for each part, and ``slots`` is the number of folds that an engine trains at once. A
+    second call continues, and counts the time of finished folds.
     """
     order = cheapest_first(arms, base)
     recipes = check_arms(arms, base)
@@ -119,21 +119,28 @@ def choose(
         """Return the minutes of this call, or those of all finished folds if an earlier call made some of them."""
         return max(clock() - begin, sum(record.seconds for record in done.values()) / slots) / 60
 
+    complete = False
     for number, arm in enumerate(order):
+        try:
+            check_encoder(recipes[arm.name])
+        except InputError as error:  # A setting for all arms, such as another encoder, need not fit this one.
+            failed[arm.name] = str(error)
+            continue
         cells = fold_cells([arm], base, [None], 1)
-        if number and spent() >= minutes:
+        if complete and spent() >= minutes:
             left_out |= dict.fromkeys((each.name for each in order[number:]), f"the {minutes:g} minutes were over")
             break
         train(cells[:1])
         if arm.name in failed:
             continue
         rest = math.ceil((len(cells) - 1) / slots) * done[cells[0].key].seconds / 60
-        if number and spent() + rest > minutes:
+        if complete and spent() + rest > minutes:
             why = f"its other folds would take about {rest:.1f} minutes, and {minutes:g} minutes are allowed"
             left_out[arm.name] = why
             left_out |= dict.fromkeys((each.name for each in order[number + 1 :]), "it costs more than an arm left out")
             break
         train(cells[1:])
+        complete = complete or arm.name not in failed
     wanted = {treatment_of(fold_cells([arm], base, [None], 1)[0].recipe): arm.name for arm in order}
     kept = {treatment: name for treatment, name in wanted.items() if name not in left_out and name not in failed}
     scenario = proportion(base.data.scenario)

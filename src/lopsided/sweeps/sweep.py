@@ -216,9 +216,8 @@ class _Driver:
             with _handling({signal.SIGTERM: _interrupt}):
                 self.open()
                 self.view.begin(len(self.cells), skipped)
-                if self.todo:
-                    with tracked_sweep(self.folder, self.cells, self.done, self.about, self.view.note):
-                        self.loop()
+                with tracked_sweep(self.folder, self.cells, self.done, self.about, self.view.note):
+                    self.loop()
         finally:
             with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # The sweep is ending.
                 self.engine.close()  # Close it before the claims: its workers still use the cells.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lopsided.evaluation.intervals import Figure
-from lopsided.sweeps.answer import answer
+from lopsided.sweeps.answer import answer, time_text
 from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, Comparison
 
 if TYPE_CHECKING:
@@ -155,13 +155,13 @@ def notes(comparison: Comparison) -> list[str]:
     found = []
     for scenario in comparison.scenarios:
         times = [
-            f"{arm} {entry.mean.value / 60:.1f}"
+            f"{arm} {time_text(entry.mean.value)}"
             for arm in comparison.arms
             if (entry := comparison.entry(scenario, arm, "test", SECONDS)) is not None
         ]
         if times:
             what = "run" if comparison.folds is None else "fold"
-            found.append(f"Minutes of a {what}{'' if scenario is None else f' at {scenario}'}: {', '.join(times)}.")
+            found.append(f"Time of a {what}{'' if scenario is None else f' at {scenario}'}: {', '.join(times)}.")
     means = (
         "Means over runs with Student's 95 % interval; the number of runs, or of pairs, is in parentheses."
         if comparison.folds is None

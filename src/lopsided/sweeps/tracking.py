@@ -10,7 +10,7 @@ from typing import Any
 
 from lopsided.runs.keys import proportion
 from lopsided.runs.records import Record
-from lopsided.runs.tracking import Trackers
+from lopsided.runs.tracking import Trackers, read_keys
 from lopsided.sweeps.engines import Cell
 from lopsided.trackers import TrackedRun
 
@@ -28,6 +28,13 @@ def tracked_sweep(
     """Track a sweep while the block runs. At its end, ``done`` holds the records of the finished cells."""
     texts = list(dict.fromkeys(text for cell in cells for text in cell.recipe.track))
     if not texts:
+        yield
+        return
+    new = [text for text in texts if text not in read_keys(folder)[0]]
+    if done and new:
+        some = "1 finished cell is" if len(done) == 1 else f"{len(done):,} finished cells are"
+        warn(f"{some} not sent to {', '.join(new)}: a tracker receives the cells that are trained from now on.")
+    if len(done) == len(cells):
         yield
         return
     trackers = Trackers(texts, folder, warn)

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn.functional import adaptive_avg_pool2d
 
-from lopsided.data.inputs import Indices, Inputs, Part, Prepared
+from lopsided.data.inputs import Indices, Part, Prepared
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.evaluation.metrics import confusion_figures
+from lopsided.inference.small import SIDE, SmallImages
 from lopsided.seeds import derive_seed
 
-SIDE = 16
-"""Side of the small images in pixels."""
 MOST_TRAIN, MOST_JUDGED = 2_000, 2_000
 """Maximum numbers of training images and of evaluated images."""
 MOST_CLASSES = 50
@@ -36,7 +33,6 @@ _ADVICE = {
     "fine-tune": "Use other pretrained weights (--encoder, --weights), or train fewer blocks (fine_tune.blocks).",
 }
 _PIXELS = f"a simple baseline, a linear classifier on images of {SIDE} x {SIDE} pixels"
-_BATCH = 256
 _SHRINKAGE = 0.1
 """Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
 
@@ -97,10 +93,17 @@ def compare_answers(labels: Indices, model: Indices, other: Indices, num_classes
     )
 
 
-def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], seed: int) -> Compared | None:
+def compare(
+    prepared: Prepared,
+    judged: Part,
+    predicted: npt.NDArray[np.int64],
+    seed: int,
+    small: SmallImages | None = None,
+) -> Compared | None:
     """Compare the predictions of a model with the baseline. Return None if there are too few or unsuitable images.
 
-    ``predicted`` holds one class per image of ``judged``. Large splits are sampled.
+    ``predicted`` holds one class per image of ``judged``. Large splits are sampled. ``small`` holds the small versions
+    of images that are known already.
     """
     num_classes = len(prepared.classes)
     counts = np.bincount(judged.labels, minlength=num_classes)
@@ -109,7 +112,8 @@ def compare(prepared: Prepared, judged: Part, predicted: npt.NDArray[np.int64], 
         return None
     train = sample(prepared.train.labels, MOST_TRAIN, derive_seed(seed, "baseline", "train"))
     rows = sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
-    answers = _linear(_small(prepared.train.inputs, train), prepared.train.labels[train], _small(judged.inputs, rows))
+    small = small or SmallImages(prepared.shape, prepared.image_size)
+    answers = _linear(_floats(small, prepared.train, train), prepared.train.labels[train], _floats(small, judged, rows))
     return compare_answers(judged.labels[rows], predicted[rows], answers, num_classes)
 
 
@@ -126,14 +130,9 @@ def sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:
     return np.sort(np.concatenate(drawn))
 
 
-def _small(inputs: Inputs, rows: Indices) -> npt.NDArray[np.float64]:
+def _floats(small: SmallImages, part: Part, rows: Indices) -> npt.NDArray[np.float64]:
     """Return small images as rows of numbers in [0, 1]."""
-    parts = []
-    for start in range(0, len(rows), _BATCH):
-        batch = inputs.batch(rows[start : start + _BATCH])
-        size = min(SIDE, batch.shape[2]), min(SIDE, batch.shape[3])
-        parts.append(adaptive_avg_pool2d(batch.to(torch.float32), size).flatten(1).double().numpy() / 255)
-    return np.concatenate(parts)
+    return small.of(part, rows).astype(np.float64) / 255
 
 
 def _linear(

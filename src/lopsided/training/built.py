@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, Part, Prepared, row_batches
@@ -19,9 +19,11 @@ from lopsided.evaluation.decision import resolve
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
+from lopsided.inference.small import SmallImages
 from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, build_head
+from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard
 from lopsided.recipe import LossSettings, Recipe
@@ -55,6 +57,8 @@ class Built:
         self.augment = self._choose_augment()
         self._engine: Engine | None = None
         self._extractor: Extractor | None = None
+        self.small: SmallImages | None = None
+        """Keeps small versions of the images that are decoded for their features, for another use of the run."""
         self._told = self.early = False
 
     def build(self, *, fresh: bool = True) -> None:
@@ -66,7 +70,8 @@ class Built:
         if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
             raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
         channels = 1 if vector else prepared.shape[0]
-        encoder, features = build_encoder(
+        late = self._late_encoder() if fresh else None
+        encoder, features = late or build_encoder(
             recipe.encoder.name,
             channels=channels,
             image_size=None if vector else (prepared.shape[1], prepared.shape[2]),
@@ -83,7 +88,7 @@ class Built:
             classifier = self.head(first, features if adapter is None else adapter.width)
         model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling)
         self.model = model.to(self.device)
-        if recipe.fast and not vector:
+        if recipe.fast and not vector and late is None:
             arrange(self.model.encoder, self.device, prepared.shape)
         if recipe.compile:
             compile_encoder(self.model.encoder, self.device, self.ranks.size)
@@ -107,6 +112,17 @@ class Built:
     def head(self, loss: LossSettings, features: int) -> ClassifierHead:
         """Return a new classifier of the kind that a loss needs."""
         return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
+
+    def _late_encoder(self) -> tuple[nn.Module, int] | None:
+        """Return an encoder that gets its layers if its features are not cached, or None if it needs them anyway."""
+        recipe, shape = self.recipe, self.prepared.shape
+        alone = self.ranks.size == 1 and self.device.type == "cpu" and not recipe.compile
+        if not (recipe.is_frozen and alone and self.prepared.kind == "image" and shape[0] == 3):
+            return None
+        found = embedded_state(recipe.encoder.name, recipe.encoder.weights)
+        if found is None:
+            return None
+        return late_encoder(recipe.encoder.name, found[0], shape, fast=recipe.fast), found[1]
 
     def _heads(self) -> AdapterCard | None:
         section = self.recipe.adapter
@@ -157,7 +173,7 @@ class Built:
     def extractor(self) -> Extractor:
         """Computes the features of the finished encoder. After the first use, the encoder must not change."""
         if self._extractor is None:
-            self._extractor = Extractor(self.model, self.card, self.engine, self.ranks)
+            self._extractor = Extractor(self.model, self.card, self.engine, self.ranks, self.small)
         return self._extractor
 
     def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:

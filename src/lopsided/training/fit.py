@@ -56,6 +56,7 @@ from lopsided.inference.probabilities import (
     predict_inputs,
     share_rows,
 )
+from lopsided.inference.small import SmallImages
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
@@ -178,6 +179,8 @@ def fit(
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
         stages = Stages(recipe, prepared, device, log, checkpoint, ranks)
+        if ranks.size == 1 and recipe.compare_default and is_default(recipe):
+            stages.small = SmallImages(prepared.shape, prepared.image_size)
         stages.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
         if folder is not None and ranks.first:
@@ -203,7 +206,7 @@ def fit(
             fingerprint=state.data,
         )
         if ranks.first:
-            fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, device, log)
+            fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, stages, log)
             for text in [*falling_cautions(recipe, state.history), *below]:
                 log.warn(text)
     log.event("end", seconds=fitted.seconds)
@@ -293,7 +296,7 @@ def _baseline(
     prepared: Prepared,
     fitted: Fitted,
     digests: list[str],
-    device: torch.device,
+    stages: Stages,
     log: Log,
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Compare the model with the recipe ``default``. Return its figures, and a warning if the model is worse.
@@ -304,8 +307,8 @@ def _baseline(
     if not recipe.compare_default:
         return None, []
     if is_default(recipe):
-        return None, _below_pixels(recipe, prepared, fitted)
-    answers = classify_by_default(recipe, source, fitted.splits, digests, device, log)
+        return None, _below_pixels(recipe, prepared, fitted, stages.small)
+    answers = classify_by_default(recipe, source, fitted.splits, digests, stages.device, log)
     splits: dict[str, Any] = {}
     warnings: list[str] | None = None
     for split, found in answers.items():
@@ -320,12 +323,12 @@ def _baseline(
     return ({"recipe": "default", "splits": splits} if splits else None), warnings or []
 
 
-def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted) -> list[str]:
+def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted, small: SmallImages | None) -> list[str]:
     """Return a warning if the model is worse than a linear classifier on small images."""
     for split, part, found in (("validation", prepared.val, fitted.val), ("test", prepared.test, fitted.test)):
         if part is None or found is None:
             continue
-        compared = compare(prepared, part, found.y_pred, recipe.seed)
+        compared = compare(prepared, part, found.y_pred, recipe.seed, small)
         if compared is not None:
             text = compared.words(split, recipe.method)
             return [text] if text else []

@@ -68,6 +68,9 @@ def fit_regression(
     ``strength`` is the value of C; None: inner folds choose it. ``folds`` is reduced if a class has fewer rows or
     groups.
     """
+    # The limit holds only for libraries that are loaded, and scipy brings a BLAS of its own.
+    import sklearn.linear_model  # noqa: F401
+
     # The matrices are small. Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
     with threadpool_limits(1, "blas"):
         return _fit(

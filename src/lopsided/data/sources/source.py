@@ -15,7 +15,7 @@ from lopsided.data.decoding import (
     Pixels,
     UnreadableImageError,
 )
-from lopsided.data.images import ArrayImages, FileImages, Images, Progress
+from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
 from lopsided.data.sources.listing import SPLITS, Listing
 from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.data.sources.registry import Asked, list_data
@@ -82,14 +82,15 @@ class Source:
         same_size: bool = False,
         workers: int = 0,
         progress: Progress | None = None,
+        known: Known | None = None,
     ) -> Source:
         """Decode every image once, so that training does not fail on a broken image after an hour.
 
         Unreadable images raise an error with the first image and their number. With ``skip_unreadable`` the returned
         source omits unreadable images and lists them in its ``unreadable``. ``same_size`` also checks that all images
-        have the same size, as loading without resizing requires.
+        have the same size, as loading without resizing requires. Images that are ``known`` are not decoded.
         """
-        broken = self.images.unreadable(workers=workers, progress=progress)
+        broken = self.images.unreadable(workers=workers, progress=progress, known=known)
         if broken and not skip_unreadable:
             first = broken[0][1]
             more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
