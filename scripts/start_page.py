@@ -76,7 +76,7 @@ def run(command: str, folder: Path) -> str:
 
 def tidied(text: str) -> str:
     """Return the text without lines of progress, and wrapped as a terminal does it."""
-    lines = [line for line in text.splitlines() if not re.fullmatch(r"[\w ]+: \d+ of \d+", line)]
+    lines = [line for line in text.splitlines() if not re.fullmatch(r"[\w ,]+: \d+ of \d+(, .*)?", line)]
     wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, drop_whitespace=True) or [""]]
     return "\n".join(part.rstrip() for part in wrapped).strip("\n") + "\n"
 

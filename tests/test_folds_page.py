@@ -1,0 +1,57 @@
+"""The pages about folds, leakage and calibration say what the records and the page about decisions say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+COVERAGE = json.loads((DOCS / "records" / "coverage_folds.json").read_text(encoding="utf-8"))["settings"]
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def percent(figure: dict[str, float], kind: str) -> str:
+    return f"{100 * figure[f'{kind}, coverage']:.1f}"
+
+
+def test_the_coverage_with_folds_is_that_of_the_record() -> None:
+    for name, figures in COVERAGE.items():
+        kinds = ("ours", "cluster bootstrap", "without groups")
+        cells = [percent(figures[figure], kind) for figure in ("uwa", "auroc") for kind in kinds]
+        assert f"| {name} | {' | '.join(cells)} |" in page("folds.md")
+
+
+@pytest.mark.parametrize(("kind", "words"), [("without groups", "contained the true UWA in"), ("ours", "did so in")])
+def test_the_page_on_leakage_has_the_coverage_of_the_record(kind: str, words: str) -> None:
+    found = " and ".join(percent(figures["uwa"], kind) for figures in COVERAGE.values())
+    assert f"{words} {found} %" in " ".join(page("understand/leakage.md").split())
+
+
+def test_what_folds_gain_is_that_of_the_record() -> None:
+    record = json.loads((DOCS / "records" / "folds.json").read_text(encoding="utf-8"))
+    for run, words in zip(record["runs"], ("test split of 15 %", "five folds"), strict=True):
+        cells = ["{:.1f} [{:.1f}, {:.1f}]".format(*run[figure]) for figure in ("uwa", "auroc", "recall")]
+        assert f"| {words} | {run['rare']} | {' | '.join(cells)} |" in page("folds.md")
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("`plain`", "most probable class"),
+        ("`balanced`", "divided by the prior, not calibrated"),
+        ("`balanced`, temperature", "the same with a temperature"),
+        ("`balanced`, calibrated", "the same with temperature and biases"),
+    ],
+)
+def test_the_page_on_calibration_repeats_the_means_of_the_page_on_decisions(rule: str, words: str) -> None:
+    below = page("decisions.md").partition("Points of UWA below the ceiling")[2]
+    row = next(line for line in below.splitlines() if line.startswith(f"| {rule} |"))
+    means = re.findall(r"\| ([\d.]+) \(", row)
+    assert len(means) == 3
+    assert f"| {words} | {' | '.join(means)} |" in page("understand/calibration.md")
