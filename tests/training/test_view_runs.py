@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
+from lopsided.data.sources import source_from_arrays
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
@@ -197,3 +198,20 @@ def test_the_estimator_takes_views_and_refuses_them_for_vectors() -> None:
     np.testing.assert_allclose(model.predict_proba(x[:, :, ::-1].copy()), p, atol=1e-6)
     with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
         LopsidedClassifier(views="flip").fit(generator.normal(size=(20, 3)), np.arange(20) % 2)
+
+
+@pytest.mark.parametrize(("views", "warned"), [("identity,vflip", True), ("flip", False), ("none", False)])
+def test_classes_that_a_view_exchanges_are_warned_about(views: str, warned: bool, weights: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 100, (40, SIDE, SIDE, 3), dtype=np.uint8)
+    labels = np.arange(40) % 4 // 3
+    for image, label in zip(images, labels, strict=True):
+        half = image[: SIDE // 2] if label else image[SIDE // 2 :]  # One class is bright at the top.
+        half += 100
+    recipe = named_recipe("default").override(
+        **{"encoder.name": SMALL, "encoder.weights": str(weights), "encoder.views": views, "data.image_size": SIDE}
+    )
+    found = fit(recipe, source_from_arrays(images, labels))
+    told = [text for text in found.warnings if "which way round" in text]
+    assert len(told) == warned
+    assert all(text.endswith("Use --views none.") for text in told)

@@ -105,6 +105,13 @@ class Extractor:
             self.small.flush()
         return self.engine.average([features for features, _ in parts])
 
+    def cached_view(self, view: str, digests: Sequence[str] | None) -> Features | None:
+        """Return the features of one view of the model, or None unless all of them are cached."""
+        if digests is None or view not in self.engine.views:
+            return None
+        features, found = self._fetch(digests, self.engine.views.index(view), len(digests))
+        return features if found.all() else None
+
     def complete(self) -> bool:
         """Make the engine ready to compute features. Return whether it is another one than it was expected to be."""
         before = self.engine.name

@@ -21,6 +21,9 @@ from lopsided.training.checkpoint import Facts
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.stage_kinds import objective_of
 
+UPRIGHT = 0.8
+"""If inner folds give at most this share of the log loss without views, there is a warning. Chance gives less."""
+
 
 def regress(built: Built, *, cached: bool = True, strength: float | None = None) -> float:
     """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
@@ -28,21 +31,11 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None)
     ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. Return the
     strength of the regression.
     """
-    settings, train = built.recipe.regression, built.prepared.train
     features = _training_features(built, cached=cached)
     found: list[Regression] = []
 
     def fit() -> dict[str, Tensor]:
-        fitted = fit_regression(
-            features,
-            train.labels,
-            built.num_classes,
-            groups=train.groups,
-            weighted=built.recipe.classifier.loss.name == "weighted-ce",
-            strength=settings.strength if strength is None else strength,
-            folds=settings.folds,
-            seed=built.recipe.seed,
-        )
+        fitted = _fit(built, features, strength)
         found.append(fitted)
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
 
@@ -51,8 +44,45 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None)
     for fitted in found:
         if strength is None:
             _tell_choice(built, fitted)
+            _check_views(built, fitted)
     chosen: float = built.ranks.told(lambda: found[0].strength)
     return chosen
+
+
+def _fit(built: Built, features: npt.NDArray[np.float32], strength: float | None) -> Regression:
+    """Fit a regression on features of the training images, as the recipe says."""
+    settings, train = built.recipe.regression, built.prepared.train
+    return fit_regression(
+        features,
+        train.labels,
+        built.num_classes,
+        groups=train.groups,
+        weighted=built.recipe.classifier.loss.name == "weighted-ce",
+        strength=settings.strength if strength is None else strength,
+        folds=settings.folds,
+        seed=built.recipe.seed,
+    )
+
+
+def _check_views(built: Built, fitted: Regression) -> None:
+    """Warn if the images alone tell the classes apart much better than the mean over their views.
+
+    Then the classes depend on left and right or up and down, which the mean does not know: arrows, digits, texts. The
+    features of each view are cached, so that this needs one more regression.
+    """
+    alone = None
+    if built.model.views != PLAIN and fitted.losses:
+        alone = built.extractor.cached_view(PLAIN[0], built.prepared.train.digests)
+    if alone is None:
+        return
+    loss, plain = (
+        min(loss for _, loss in each.losses) for each in (fitted, _fit(built, built.engine.scale(alone), None))
+    )
+    if plain < UPRIGHT * loss:
+        built.log.warn(
+            "The classes seem to depend on which way round the images are, which an average over views does not know: "
+            f"inner folds give a log loss of {plain:.2f} without views, and of {loss:.2f} with them. Use --views none."
+        )
 
 
 def blend(built: Built) -> None:
