@@ -55,7 +55,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         environment = {**os.environ, "LOPSIDED_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "2"}
         command = [sys.executable, "-m", "lopsided", "fit", *arguments, "--folds", "1", "--quiet", "--out"]
         begin = time.perf_counter()
-        process = subprocess.Popen([*command, f"{folder}/run"], env=environment)
+        process = subprocess.Popen([*command, f"{folder}/run"], env=environment, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - begin
     if status:

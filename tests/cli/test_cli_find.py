@@ -132,7 +132,7 @@ def test_a_model_without_its_run_searches_and_says_what_it_cannot_do(
 def test_features_are_made_ahead_of_a_run_here_or_elsewhere(
     call: Call, frozen: Path, photos: Path, tmp_path: Path
 ) -> None:
-    told = json.loads(call("cache", "--fill", photos, "--json").out)
+    told = json.loads(call("cache", "--fill", photos, "--recipe", "default", "--json").out)
     assert (told["images"], told["computed"], told["recipe"]) == (38, 0, "default"), "The run has cached the features."
     other = write_photos(tmp_path / "other", {"cat": 6, "dog": 4}, start=700)
 

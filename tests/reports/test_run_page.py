@@ -160,7 +160,8 @@ def test_a_warning_of_the_run_is_passed_on_unless_the_page_has_said_it(tmp_path:
     from lopsided.data.splits import Leaks
     from lopsided.training import cautions
 
-    own = list(cautions._of_leaks(Leaks(groups=("g",), duplicates=(("a", "train", "b", "test"),))))
+    leaks = Leaks(groups=("g",), duplicates=(("a", "train", "b", "test"),))
+    own = list(cautions.leak_cautions(leaks, "split", "Split"))
     other = "A batch holds 1.2 images of rare on average: its anchors have few positives."
     few = "The test split holds fewer than 30 images of rare (12): check how wide the intervals are."
     none = "There is no validation split: the run keeps the weights of the last epoch, not of the best one."

@@ -17,7 +17,7 @@ from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.inference.small import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
-from lopsided.training import baseline, default_run, stages
+from lopsided.training import baseline, default_run, frozen
 from lopsided.training import fit as fitting
 from lopsided.training.baseline import Compared, compare, compare_answers
 from lopsided.training.default_run import classify_by_default, is_default
@@ -196,9 +196,9 @@ def test_the_recipe_default_trains_on_the_training_images_alone(monkeypatch: pyt
     rows = np.random.default_rng(0).permutation(len(images))
     splits = Splits(np.sort(rows[:130]), np.sort(rows[130:150]), np.sort(rows[150:]))
     seen: list[int] = []
-    original = stages.fit_regression
+    original = frozen.fit_regression
     monkeypatch.setattr(
-        stages, "fit_regression", lambda x, y, *a, **k: seen.extend(y.tolist()) or original(x, y, *a, **k)
+        frozen, "fit_regression", lambda x, y, *a, **k: seen.extend(y.tolist()) or original(x, y, *a, **k)
     )
     digests = source.images.digest(np.arange(len(source)))
     found = classify_by_default(tiny(), source, splits, digests, torch.device("cpu"), Log(None, None))
