@@ -204,6 +204,9 @@ def draw_figure(path: Path) -> None:
         line = [(m, f.value) for _, arm, m, f in points if arm in ("default", "thorough")]
         axis.step(*zip(*sorted(line), strict=True), where="post", color=GROUPS["frozen"], linewidth=1)
         axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model", ylabel="UWA, %")
+        axis.set_xlim(0.15, 5)  # Room for the names of the points.
+        axis.set_xticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="lower right")
     fig.tight_layout()

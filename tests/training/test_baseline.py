@@ -236,5 +236,5 @@ def test_a_class_without_evaluated_images_leaves_a_comparison_but_no_warning() -
     assert (
         compare_answers(labels, np.zeros_like(labels), labels, 2)
         .default_words("validation")
-        .endswith("Use the recipe default (lopsided fit without --recipe and --loss), or change this recipe.")
+        .endswith("Use the recipe default (--recipe default), or change this recipe.")
     )

@@ -137,7 +137,7 @@ Final = Annotated[
     option(
         DATA,
         "The model of a run with folds: refit (one model of all images) or ensemble (of the models of the folds). "
-        "Default: refit if the encoder is frozen, otherwise ensemble.",
+        "Default: refit if the encoder is frozen or fine_tune.blend is set, otherwise ensemble.",
     ),
 ]
 Scenario = Annotated[str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")]

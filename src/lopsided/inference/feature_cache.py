@@ -143,7 +143,10 @@ def list_cache(root: Path) -> list[dict[str, Any]]:
         if number:
             names = ("encoder", "image_size", *(["view"] if "view" in about else []), "engine")
             found.append({**{name: about.get(name) for name in names}, "images": number, "bytes": size})
-    sizes = [path.stat().st_size for path in root.glob(f"{GRAPHS}/*{_SUFFIX}")]
+    sizes = []
+    for path in root.glob(f"{GRAPHS}/*{_SUFFIX}"):
+        with suppress(OSError):  # Another process may remove it.
+            sizes.append(path.stat().st_size)
     if sizes:
         about = {"encoder": "graphs of encoders", "image_size": None, "engine": "onnxruntime"}
         found.append({**about, "images": 0, "bytes": sum(sizes)})

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lopsided import __version__
 from lopsided.errors import RunError
-from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
+from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, remove_leftovers
 from lopsided.inference.feature_cache import GRAPHS, cache_limit, cache_root, trim
 from lopsided.models.late import LateEncoder
 from lopsided.models.model import Model, weights_hash
@@ -67,6 +67,7 @@ def store_graph(path: Path, graph: bytes, expected: Features) -> None:
     checksum = np.frombuffer(_checksum(bytes_of, expected), dtype=np.uint8)
     with suppress(RunError):
         make_folder(path.parent)
+        remove_leftovers(path.parent)
         atomic_write(path, save({"graph": bytes_of, "expected": expected, "checksum": checksum}))
         trim(path.parents[1], cache_limit())
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import PIL
 
+from lopsided import __version__
 from lopsided.errors import RunError
-from lopsided.inference.feature_cache import Space, cache_limit, cache_root, trim
+from lopsided.inference.feature_cache import Space, cache_limit, cache_root, tidy, trim
 
 
 class ReadableImages:
@@ -19,8 +20,11 @@ class ReadableImages:
 
     def __init__(self) -> None:
         root = cache_root()
-        facts = {"encoder": "readable images", "image_size": None, "engine": f"pillow {PIL.__version__}"}
+        engine = f"pillow {PIL.__version__}, lopsided {__version__}"  # Both refuse images.
+        facts = {"encoder": "readable images", "image_size": None, "engine": engine}
         self._space = None if root is None else Space(root, facts)
+        if self._space is not None:
+            tidy(self._space)
 
     def find(self, digests: Sequence[str]) -> set[str]:
         """Return those of these images that are known to be readable."""

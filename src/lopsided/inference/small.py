@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from lopsided.data.inputs import Indices, Part
 from lopsided.errors import RunError
-from lopsided.inference.feature_cache import PACK, Features, Space, cache_limit, cache_root, trim
+from lopsided.inference.feature_cache import PACK, Features, Space, cache_limit, cache_root, tidy, trim
 
 SIDE = 16
 """Side of the small images in pixels."""
@@ -37,6 +37,8 @@ class SmallImages:
             "pillow": PIL.__version__,
         }
         self._space = None if root is None else Space(root, facts)
+        if self._space is not None:
+            tidy(self._space)
         self._keys: list[str] = []
         self._rows: list[Features] = []
 

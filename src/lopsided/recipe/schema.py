@@ -96,7 +96,7 @@ class Recipe(Section):
     final: Literal["auto", "refit", "ensemble"] = described(
         "auto",
         "The model of a run with folds: refit trains on all images, ensemble averages the models of the folds; auto: "
-        "refit if the encoder is frozen, otherwise ensemble.",
+        "refit if the encoder is frozen or fine_tune.blend is set, otherwise ensemble.",
     )
     data: Data = Data()
     augment: Augment = Augment()

@@ -57,7 +57,7 @@ class Compared:
 
     def default_words(self, split: str) -> str:
         """Return a warning about the recipe ``default``, or an empty text. See ``warning``."""
-        advice = "Use the recipe default (lopsided fit without --recipe and --loss), or change this recipe."
+        advice = "Use the recipe default (--recipe default), or change this recipe."
         return self.warning(split, "the recipe default, which takes seconds", advice)
 
     def warning(self, split: str, baseline: str, advice: str) -> str:

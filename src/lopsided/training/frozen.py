@@ -15,6 +15,7 @@ from lopsided.models.machine import arrange
 from lopsided.models.model import Model
 from lopsided.recipe import Recipe
 from lopsided.recipe.views import PLAIN
+from lopsided.recipe.weights import JOINT
 from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.built import Built
 from lopsided.training.checkpoint import Facts
@@ -25,11 +26,11 @@ UPRIGHT = 0.8
 """If inner folds give at most this share of the log loss without views, there is a warning. Chance gives less."""
 
 
-def regress(built: Built, *, cached: bool = True, strength: float | None = None) -> float:
+def regress(built: Built, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
     """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
 
-    ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. Return the
-    strength of the regression.
+    ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. ``told`` is
+    false if the same regression is fitted again later. Return the strength of the regression.
     """
     features = _training_features(built, cached=cached)
     found: list[Regression] = []
@@ -42,7 +43,7 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None)
     state = built.ranks.spread(fit)
     built.model.classifier.load_state_dict(state)
     for fitted in found:
-        if strength is None:
+        if strength is None and told:
             _tell_choice(built, fitted)
             _check_views(built, fitted)
     chosen: float = built.ranks.told(lambda: found[0].strength)
@@ -79,9 +80,11 @@ def _check_views(built: Built, fitted: Regression) -> None:
         min(loss for _, loss in each.losses) for each in (fitted, _fit(built, built.engine.scale(alone), None))
     )
     if plain < UPRIGHT * loss:
+        recipe = "--recipe thorough " if JOINT in built.recipe.encoder.name else ""  # Without it, fit takes default.
         built.log.warn(
             "The classes seem to depend on which way round the images are, which an average over views does not know: "
-            f"inner folds give a log loss of {plain:.2f} without views, and of {loss:.2f} with them. Use --views none."
+            f"inner folds give a log loss of {plain:.2f} without views, and of {loss:.2f} with them. "
+            f"Use {recipe}--views none."
         )
 
 

@@ -79,7 +79,7 @@ class Stages(Built):
         else:
             with self.following(before):  # The first stage is the same whatever follows.
                 if state.stage == "fine-tune":
-                    self._fine_tune(state, tensors)
+                    self._fine_tune(state, tensors, told=not recipe.blends)
                 else:
                     stage = encoder_stage(self) if state.stage == "encoder" else end_to_end_stage(self)
                     self._run_stage(stage, state, tensors)
@@ -137,8 +137,8 @@ class Stages(Built):
         normalise(head, float(tau))
         self.log.note(f"The weights of the classifier are divided by their length to the power {shown}, without bias.")
 
-    def _fine_tune(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Fit the regression and train the encoder or its last blocks."""
+    def _fine_tune(self, state: State, tensors: dict[str, Tensor], *, told: bool) -> None:
+        """Fit the regression and train the encoder or its last blocks. See ``regress`` for ``told``."""
         recipe, section, counts = self.recipe, self.recipe.fine_tune, self.prepared.counts()
         if self.prepared.kind == "vector":
             raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe default or from-scratch.')
@@ -146,7 +146,7 @@ class Stages(Built):
             own = {key.removeprefix(_ENCODER): value for key, value in tensors.items() if key.startswith(_ENCODER)}
             load_strictly(self.model.encoder, own)  # The front computes the activations with these weights.
         else:
-            regress(self)
+            regress(self, told=told)
             shift = bias_between(regression_prior(recipe, counts), carried_prior(recipe, counts, early=True))
             with torch.no_grad():
                 self.model.classifier.bias.add_(torch.from_numpy(shift).to(self.model.classifier.bias))
