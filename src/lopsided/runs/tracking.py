@@ -48,7 +48,7 @@ class Trackers:
                 own = {**vars(run), "key": keys.get(text), "parent": above.get(text)}
                 keys[text] = str(tracker.start(TrackedRun(**own)))
                 self._running[text] = tracker
-        self._keys = {text: key for text, key in keys.items() if text in self._texts}
+        self._keys = keys  # A tracker that is not named this time keeps its run.
         self._write(ended=False)
 
     @property
@@ -218,9 +218,6 @@ def finish_left(folder: Path, recipe: Recipe, reporter: Reporter | None = None) 
         tracking = Tracking(folder, recipe, reporter, texts)
         tracking.begin(_metrics(folder).get("classes", ()), _epochs_of(folder))
         tracking.finish()
-        found, done = read_keys(folder)
-        if not left and keys and done:  # The earlier trackers have ended, too.
-            _write_keys(folder, {**keys, **found}, ended=True)
 
 
 def results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
