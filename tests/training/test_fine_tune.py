@@ -483,7 +483,7 @@ def test_epochs_are_known_only_without_another_budget() -> None:
     assert list(falling_cautions(steps, history)) == []
     (text,) = falling_cautions(epochs, history)
     assert text.startswith("The training loss of stage fine-tune still fell steeply at its last epoch (2 to 1)")
-    second = epochs.override(**{"classifier.kind": "crt", "classifier.epochs": 2})
+    second = epochs.override(**{"fine_tune.blend": 0, "classifier.kind": "crt", "classifier.epochs": 2})
     falling = [{"stage": "classifier", "epoch": i + 1, "loss": 3.0 - i} for i in range(2)]
     assert [text.split(" still ")[0] for text in falling_cautions(second, history + falling)] == [
         "The training loss of stage classifier",

@@ -279,7 +279,9 @@ def test_other_methods_have_no_second_stage() -> None:
     with pytest.raises(InputError, match=message):
         Recipe.from_toml(text)
     with pytest.raises(InputError, match=r'the loss cl, which trains no classifier\. Use "linear"\.$'):
-        named_recipe("fine-tune").override(**{"encoder_training.loss": "cl", "classifier.kind": "crt"})
+        named_recipe("fine-tune").override(
+            **{"encoder_training.loss": "cl", "classifier.kind": "crt", "fine_tune.blend": 0}
+        )
 
 
 def test_the_classifier_of_a_baseline_can_be_trained_again_in_one_command() -> None:
