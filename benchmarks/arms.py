@@ -4,6 +4,7 @@
       --arms weighted-ce,ce,focal,logit-adjusted,class-balanced,label-aware-smoothing,ldam,cl,fcl,acl,afcl --out CMP
     lopsided compare ... --arms benchmarks/arms/bcl.toml,benchmarks/arms/ce-drw.toml     # and the other files there
     lopsided compare ... --scenario 95:5 --arms weighted-ce,cl,afcl --out CMP         # 95:5, too
+    lopsided compare ... --scenario 98:2 --seeds 12 --arms weighted-ce,cl,acl,afcl --out CMP    # does eta help there?
     python benchmarks/arms.py CMP          # copy the records of the comparison to docs/records/methods.jsonl
     python benchmarks/arms.py              # print the table of the records
     python benchmarks/arms.py --pairs      # the paper's family against CL, on the same seeds

@@ -149,8 +149,9 @@ def shown(figure: Figure, *, sign: bool = False) -> str:
 def table() -> str:
     """Return a row for every arm and setting, the highest UWA first."""
     rows = ["| data | arm | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB |", "|---" * 8 + "|"]
+    everything = gather()
     for setting in SETTINGS:
-        found = _by_arm(line for line in gather() if line.setting == setting)
+        found = _by_arm(line for line in everything if line.setting == setting)
         for (group, arm), lines in sorted(found.items(), key=lambda item: -mean(item[1], "uwa").value):
             minutes, memory = cost_of(setting, arm, lines)
             cells = [setting, arm, group, str(len(lines)), shown(mean(lines, "uwa")), shown(mean(lines, "auroc"))]
@@ -217,9 +218,9 @@ def draw_figure(path: Path) -> None:
 
 def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
     """Return group, arm, minutes and UWA of the arms; an arm of an earlier setting is not repeated."""
-    points, seen = [], set()
+    points, seen, everything = [], set(), gather()
     for setting in settings:
-        for (group, arm), lines in _by_arm(line for line in gather() if line.setting == setting).items():
+        for (group, arm), lines in _by_arm(line for line in everything if line.setting == setting).items():
             minutes, _ = cost_of(setting, arm, lines)
             if minutes is not None and arm not in seen:
                 seen.add(arm)

@@ -23,7 +23,7 @@ from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.stage_kinds import objective_of
 
 UPRIGHT = 0.8
-"""If inner folds give at most this share of the log loss without views, there is a warning. Chance gives less."""
+"""If inner folds give less than this share of the log loss without views, there is a warning."""
 
 
 def regress(built: Built, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
