@@ -341,6 +341,8 @@ def test_a_blend_averages_the_regressions_on_the_pretrained_and_the_trained_enco
     assert (card.members, card.features, card.prior) == (2, model.classifier.in_features, fitted.card.prior)
     for member, expected in zip(model.encoder.members, (pretrained(weights), tuned), strict=True):
         assert all(torch.equal(value, expected[key]) for key, value in member.state_dict().items())
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert log.count('"event": "regression"') == 1  # That on the pretrained encoder is fitted twice and told once.
     assert fitted.test is not None
     found = predict(model, card, source.images.take(fitted.splits.test))
     assert np.abs(found - fitted.test.probabilities).max() < 1e-4
