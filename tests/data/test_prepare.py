@@ -8,7 +8,7 @@ from PIL import Image
 
 from lopsided.data.decoding import read_header
 from lopsided.data.inputs import prepare
-from lopsided.data.prepare import open_sources, split_rule, split_source, split_words, usual_side
+from lopsided.data.prepare import list_drawn, open_sources, split_rule, split_source, split_words, usual_side
 from lopsided.data.sources import open_source
 from lopsided.recipe import Recipe
 
@@ -77,3 +77,31 @@ def test_the_split_rule_is_named_with_its_reason(tmp_path: Path) -> None:
     assert split_words(asked, grouped) == (
         "The images are split at random, without regard to classes or groups; as requested."
     )
+
+
+def marked(folder: Path) -> Path:
+    """Eight images of each class, of which the first three are test images and the next is a validation image."""
+    write(folder / "photos", [(8, 8)] * 8)
+    rows = [f"photos/{label}/{i}.jpg,{label},{'test' if i < 3 else 'val' if i == 3 else 'train'}"
+            for label in ("cat", "dog") for i in range(8)]  # fmt: skip
+    (folder / "table.csv").write_text("path,label,split\n" + "\n".join(rows))
+    return folder / "table.csv"
+
+
+def test_a_scenario_leaves_the_test_images_that_the_data_define_as_they_are(tmp_path: Path) -> None:
+    data = {"data.source": str(marked(tmp_path)), "data.scenario": "80:20,total=5"}
+    recipe = Recipe().override(**data)
+    source, _ = open_sources(recipe)
+    splits = split_source(recipe, source)
+    assert [source.counts(), source.subset(splits.test).counts()] == [{"cat": 7, "dog": 4}, {"cat": 3, "dog": 3}]
+    assert len(splits.train) + len(splits.val) == 5
+    assert list_drawn(recipe).names == source.names
+    assert split_words(recipe, source).endswith("and the test images of the data stay as they are.")
+
+
+def test_a_scenario_draws_from_all_images_if_their_own_split_is_not_used(tmp_path: Path) -> None:
+    data = {"data.source": str(marked(tmp_path)), "data.scenario": "80:20,total=5", "data.split": "stratified"}
+    recipe = Recipe().override(**data)
+    source, _ = open_sources(recipe)
+    assert source.counts() == {"cat": 4, "dog": 1}
+    assert "stay as they are" not in split_words(recipe, source)

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lopsided.data.folds import fold_splits
 from lopsided.data.images import FileImages, Known, Progress
@@ -55,10 +56,9 @@ def open_sources(
             check_splits(source, where)
     held_out = None
     if data.scenario is not None:
-        seed = data_seed(recipe)
-        drawn = draw(source.labels, source.classes, parse_scenario(data.scenario), seed)
+        drawn = drawn_rows(recipe, source)
         if data.held_out:
-            rows = draw_held_out(source.labels, source.classes, drawn, seed, source.groups)
+            rows = draw_held_out(source.labels, source.classes, drawn, data_seed(recipe), source.groups)
             held_out = source.subset(rows)
         source = source.subset(drawn)
     if not data.skip_unreadable:
@@ -72,6 +72,22 @@ def open_sources(
         side = usual_side(*filter(None, (source, source.more, held_out)))
         source = replace(source, resized=side)
     return source, held_out
+
+
+def drawn_rows(recipe: Recipe, source: Source) -> NDArray[np.int64]:
+    """Return the rows of the images that the scenario of a recipe draws, and of test images that stay as they are.
+
+    If the data define a test split and the recipe uses it, the scenario draws from the other images, as the long-tailed
+    data sets of the field do: an imbalance of the test images would only widen the intervals.
+    """
+    assert recipe.data.scenario is not None
+    kept = np.zeros(len(source), dtype=bool)
+    if source.splits is not None and split_rule(recipe, source) == "given":
+        kept = source.splits == "test"
+    pool = np.flatnonzero(~kept)
+    drawn = pool[draw(source.labels[pool], source.classes, parse_scenario(recipe.data.scenario), data_seed(recipe))]
+    kept[drawn] = True
+    return np.flatnonzero(kept)
 
 
 def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -> Source:
@@ -97,8 +113,7 @@ def list_drawn(recipe: Recipe, *, more: bool = False) -> Source:
         exclude=data.exclude,
     )
     if data.scenario is not None:
-        rows = draw(source.labels, source.classes, parse_scenario(data.scenario), data_seed(recipe))
-        source = source.subset(rows)
+        source = source.subset(drawn_rows(recipe, source))
     return _with_more(recipe, source) if more else source
 
 
@@ -158,4 +173,6 @@ def split_words(recipe: Recipe, source: Source) -> str:
         repeat, fold = divmod(data.fold - 1, data.folds)
         which = f"fold {fold + 1} of {data.folds}" + (f" in repeat {repeat + 1}" if repeat else "")
         return f"The test images are {which}. The images are split {what}; {reason}."
-    return f"The images are split {what}; {reason}."
+    kept = how == "given" and data.scenario is not None and source.splits is not None and "test" in source.splits
+    scenario = " The scenario draws from the other images, and the test images of the data stay as they are."
+    return f"The images are split {what}; {reason}.{scenario if kept else ''}"

@@ -63,7 +63,11 @@ class Data(Section):
         None,
         "Tables of further labelled images, with the columns path and label, for training only; unset: none.",
     )
-    scenario: Text | None = described(None, 'Class proportions to draw, such as "90:10,total=1000"; unset: all images.')
+    scenario: Text | None = described(
+        None,
+        'Class proportions to draw, such as "90:10,total=1000"; unset: all images. Test images that the data define '
+        "stay as they are.",
+    )
     split: Literal["auto", "random", "stratified", "group", "given"] = described(
         "auto",
         "How to split the images; auto: given if the source has splits, group if it has groups, otherwise stratified. "
