@@ -26,7 +26,7 @@ from lopsided.models.views import look
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import SETS, VIEWS
 from lopsided.training.fine_tune import Kept
-from lopsided.training.fit import fit
+from lopsided.training.fit import fit, load_model
 from lopsided.training.regression import fit_regression
 from lopsided.training.reporter import Log
 from training.conftest import stripes, tiny
@@ -215,3 +215,75 @@ def test_classes_that_a_view_exchanges_are_warned_about(views: str, warned: bool
     told = [text for text in found.warnings if "which way round" in text]
     assert len(told) == warned
     assert all(text.endswith("Use --views none.") for text in told)
+
+
+def halves(*, side: bool, both: bool = False) -> Any:
+    """Images of which one class is bright at the top or, with ``side``, on the left; with ``both``, in a corner."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 100, (60, SIDE, SIDE, 3), dtype=np.uint8)
+    labels = np.arange(60) % 4 // 3
+    for image, label in zip(images, labels, strict=True):
+        turned = image.swapaxes(0, 1) if side else image
+        half = turned[: SIDE // 2] if label else turned[SIDE // 2 :]
+        half += 100
+    if both:  # Classes that no view exchanges.
+        images[labels == 1] //= 2
+    return source_from_arrays(images, labels)
+
+
+def chosen(weights: Path, source: Any, folder: Path | None = None, **changes: Any) -> Any:
+    unset = {"regression.strength": None, "encoder.views": "auto"}
+    return fit(frozen(weights, **unset | changes), source, folder)
+
+
+@pytest.mark.parametrize(
+    ("side", "both", "views"), [(False, False, "flip"), (True, False, "none"), (False, True, "flips")]
+)
+def test_inner_folds_take_the_views_that_do_not_exchange_classes(
+    weights: Path, tmp_path: Path, side: bool, both: bool, views: str
+) -> None:
+    source = halves(side=side, both=both)
+    found = chosen(weights, source, tmp_path / "run")
+    assert found.card.views == found.model.views == SETS[views]
+    named = fit(frozen(weights, **{"regression.strength": None, "encoder.views": views}), source)
+    assert torch.equal(found.model.classifier.weight, named.model.classifier.weight)
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert f'"chosen": "{views}"' in log
+    assert ("which way round" in log) == (views != "flips")
+    assert not found.warnings or all("which way round" not in text for text in found.warnings)
+    model, card = load_model(tmp_path / "run", torch.device("cpu"))
+    assert card.views == model.views == SETS[views]
+
+
+def test_the_chosen_views_do_not_depend_on_the_cache_or_on_blocks(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = halves(side=False)
+    first = chosen(weights, source)
+    monkeypatch.setenv("LOPSIDED_CACHE_GIB", "0")
+    monkeypatch.setattr("lopsided.inference.features.BLOCK", 7)
+    again = chosen(weights, source)
+    assert first.card.views == again.card.views == SETS["flip"]
+    assert torch.equal(first.model.classifier.weight, again.model.classifier.weight)
+
+
+def test_without_inner_folds_all_views_are_taken(weights: Path, tmp_path: Path) -> None:
+    found = chosen(weights, halves(side=False), tmp_path / "run", **{"regression.strength": 0.1})
+    assert found.card.views == SETS["flips"]
+    assert "Inner folds cannot choose the views of an image" in (tmp_path / "run" / "log.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "two-stage", "encoder.views": "auto"},
+         'encoder.views must name views with method "two-stage", got auto. Name the views, such as flip.'),
+        ({"method": "frozen", "encoder.weights": "embedded", "augment.normalisation": "weights",
+          "encoder.views": "auto", "data.folds": 3, "final": "ensemble"},
+         'final cannot be "ensemble" with encoder.views = "auto": each fold may choose other views.'),
+    ],
+)  # fmt: skip
+def test_views_that_cannot_be_chosen_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Recipe().override(**changes)
+    assert message in str(caught.value)

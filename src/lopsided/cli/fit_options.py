@@ -108,7 +108,10 @@ Weights = Annotated[
 ]
 Views = Annotated[
     str | None,
-    option(NETWORK, "Views of an image whose features are averaged: none, flip, flips or dihedral."),
+    option(
+        NETWORK,
+        "Views of an image whose features are averaged: none, flip, flips, dihedral, or auto (frozen encoders).",
+    ),
 ]
 ImageSize = Annotated[
     int | None,

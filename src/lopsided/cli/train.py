@@ -74,9 +74,8 @@ def fit(
     By default, pretrained encoders turn each image into features, and a
     logistic regression on the features is fitted. This takes seconds to
     minutes and needs no network. Up to 3,000 images go through three
-    encoders, mirrored and turned as well (the recipe thorough), more images
-    through one (default). Use --recipe thorough --views none if up and down,
-    or left and right, tell your classes apart.
+    encoders, mirrored and turned as well where that does not confuse the
+    classes (the recipe thorough), more images through one (default).
 
     With --loss or --recipe from-scratch, an encoder is trained: first with a
     contrastive loss, then a linear classifier on top. The epoch with the

@@ -65,18 +65,36 @@ class Extractor:
 
         ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
         """
+        return self.means(inputs, digests, [self.engine.views], count)[0]
+
+    def means(
+        self,
+        inputs: Inputs,
+        digests: Sequence[str] | None,
+        sets: Sequence[Sequence[str]],
+        count: Counted | None = None,
+    ) -> list[Features]:
+        """Return the features of ``features``, once for each of several sets of views of the model.
+
+        Each image goes through the encoder once per view, whatever the number of sets.
+        """
         own, sizes = share_rows(len(inputs), self.ranks)
         if len(self.engine.views) == 1:
-            return gather_rows(self._block(inputs, own, digests, count), sizes, self.ranks)
-        features, told = np.zeros((len(own), self.width), dtype=np.float32), count
+            (alone,) = self._block(inputs, own, digests, count)
+            return [gather_rows(alone, sizes, self.ranks)] * len(sets)
+        found, told = [np.zeros((len(own), self.width), dtype=np.float32) for _ in sets], count
         for rows in row_batches(len(own), BLOCK):
             if count is not None and len(own) > BLOCK:  # Images in the cache count as done.
                 told = partial(_count_rows, count, int(rows[0]), len(rows), len(own))
-            features[rows] = self._block(inputs, own[rows], digests, told)
-        return gather_rows(features, sizes, self.ranks)
+            parts = dict(zip(self.engine.views, self._block(inputs, own[rows], digests, told), strict=True))
+            for features, views in zip(found, sets, strict=True):
+                features[rows] = self.engine.average([parts[view] for view in views])
+        return [gather_rows(features, sizes, self.ranks) for features in found]
 
-    def _block(self, inputs: Inputs, own: Indices, digests: Sequence[str] | None, count: Counted | None) -> Features:
-        """Return the mean features of the inputs ``own``. Memory holds the features of each view."""
+    def _block(
+        self, inputs: Inputs, own: Indices, digests: Sequence[str] | None, count: Counted | None
+    ) -> list[Features]:
+        """Return the features of the inputs ``own``, once for each view of the model."""
         views, keys = self.engine.views, None if digests is None else [digests[row] for row in own]
         parts = [self._fetch(keys, place, len(own)) for place in range(len(views))]
         if not all(found.all() for _, found in parts) and self.complete():
@@ -103,7 +121,7 @@ class Extractor:
                 count(end, len(missing))
         if self.small is not None:
             self.small.flush()
-        return self.engine.average([features for features, _ in parts])
+        return [features for features, _ in parts]
 
     def cached_view(self, view: str, digests: Sequence[str] | None) -> Features | None:
         """Return the features of one view of the model, or None unless all of them are cached."""

@@ -10,6 +10,7 @@ from lopsided.losses import catalogue
 from lopsided.recipe.second_stage import second_stage_conflicts
 from lopsided.recipe.sections import USUAL_VIEWS, EncoderTraining
 from lopsided.recipe.training import training_conflicts
+from lopsided.recipe.views import AUTO
 from lopsided.recipe.weights import joined_conflicts
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
     yield from _fold_conflicts(recipe)
     yield from _weights_conflicts(recipe)
     yield from joined_conflicts(recipe)
+    if recipe.encoder.views == AUTO and recipe.method != "frozen":
+        do = "Name the views, such as flip."
+        yield sentence(f'encoder.views must name views with method "{recipe.method}"', AUTO, do)
     yield from _loss_conflicts(recipe)
     if recipe.method == "adapter" and recipe.adapter.blend == 0 and recipe.regression.strength is not None:
         do = "Set adapter.blend, or remove regression.strength."
@@ -72,6 +76,9 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
         what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.classifier_loss.name}"
         what = "fine_tune.blend, which gives each model two encoders" if recipe.blends else what
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
+    if recipe.final == "ensemble" and recipe.encoder.views == AUTO and not recipe.encoder.is_joined:
+        do = 'Name the views, or use final = "refit".'
+        yield f'final cannot be "ensemble" with encoder.views = "auto": each fold may choose other views. {do}'
     if data.split == "given":
         do = "Use another split, or leave out folds."
         yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'

@@ -33,7 +33,7 @@ from lopsided.recipe.values import (
     Weights,
     Width,
 )
-from lopsided.recipe.views import parse_views
+from lopsided.recipe.views import computed_views
 from lopsided.recipe.weights import JOINT
 
 _OPEN = "The paper does not state it."
@@ -142,7 +142,8 @@ class Encoder(Section):
     views: Views = described(
         "none",
         "Views of an image whose features are averaged wherever images are not augmented: none, flip (with its mirror "
-        'image), flips (4 views), dihedral (8 views of square images), or names such as "identity,rot180".',
+        'image), flips (4 views), dihedral (8 views of square images), names such as "identity,rot180", or auto: inner '
+        "folds choose flips, flip or none for a frozen encoder.",
     )
     scaling: Literal["none", "root"] = described(
         "none",
@@ -158,7 +159,7 @@ class Encoder(Section):
     @property
     def passes(self) -> int:
         """How often an image goes through an encoder if it is not augmented: once for each encoder and each view."""
-        return len(self.name.split(JOINT)) * len(parse_views(self.views))
+        return len(self.name.split(JOINT)) * len(computed_views(self.views))
 
 
 class Head(Section):

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator
 from lopsided.errors import InputError
 from lopsided.recipe import words
 from lopsided.recipe.rules import parse_rule
-from lopsided.recipe.views import name_views, parse_views
+from lopsided.recipe.views import AUTO, name_views, parse_views
 from lopsided.recipe.weights import JOINT, is_weights
 
 MAX_SIDE = 8192
@@ -57,7 +57,7 @@ def _rule(text: str) -> str:
 
 def _views(text: str) -> str:
     try:
-        return name_views(parse_views(text))
+        return AUTO if text.strip() == AUTO else name_views(parse_views(text))
     except InputError as error:
         raise words.RefusedError("", f"cannot be used. {error}") from None
 

@@ -5,6 +5,7 @@
     flips                the image and its mirror images: left to right, top to bottom, and both (a half turn)
     dihedral             all eight: the image and its mirror image, each turned by 0, 90, 180 and 270 degrees
     identity,rot180      any views by their names
+    auto                 flips, flip or none, as inner folds of the training images say (recipes of a frozen encoder)
 
 A view only moves pixels, so nothing is interpolated. Turns are counterclockwise. ``transpose`` mirrors the image at its
 main diagonal, from the top left to the bottom right, and ``transverse`` at the other diagonal.
@@ -23,6 +24,9 @@ TURNED = frozenset(VIEWS[4:])
 PLAIN = ("identity",)
 SETS = {"none": PLAIN, "flip": VIEWS[:2], "flips": VIEWS[:4], "dihedral": VIEWS}
 """Named sets of views."""
+AUTO = "auto"
+CANDIDATES = (SETS["flips"], SETS["flip"], SETS["none"])
+"""The sets that ``auto`` chooses from, each inside the one before."""
 
 
 def parse_views(text: str) -> tuple[str, ...]:
@@ -42,6 +46,11 @@ def parse_views(text: str) -> tuple[str, ...]:
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"Each view may be named once, got {twice} {names.count(twice)} times.")
     return tuple(name for name in VIEWS if name in names)
+
+
+def computed_views(text: str) -> tuple[str, ...]:
+    """Return the views that a recipe computes: those that a text names, or all that ``auto`` chooses from."""
+    return CANDIDATES[0] if text == AUTO else parse_views(text)
 
 
 def name_views(views: Sequence[str]) -> str:

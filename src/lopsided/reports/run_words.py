@@ -12,7 +12,7 @@ import numpy as np
 from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.recipe import LossSettings, Recipe
-from lopsided.recipe.views import parse_views
+from lopsided.recipe.views import computed_views
 from lopsided.recipe.weights import JOINT, split_weights
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
@@ -158,7 +158,7 @@ def summary(facts: Facts) -> str:
     elif recipe.method == "fine-tune":
         plus = ", averaged with that regression" if recipe.blends else ""
         how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}{plus}"
-    num = len(parse_views(recipe.encoder.views))
+    num = len(facts.metrics.views or computed_views(recipe.encoder.views))
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     which = "All tested images" if recipe.data.more else "All images"  # Marked images may be from elsewhere.

@@ -31,6 +31,7 @@ from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
+from lopsided.recipe.views import AUTO, PLAIN, name_views
 from lopsided.runs import results
 from lopsided.runs.folder import PREDICTIONS, WHOLE, Run, place
 from lopsided.runs.labels import write_label_check
@@ -45,6 +46,7 @@ RANKS_NOTE = "AUROC and average precision are means over the folds: scores of di
 OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
     r"|^Tracked by|^The decision is|^The probabilities are|^The regression has|^The images are split"
+    r"|^The features are (means|those)|^The recipe default, for comparison"
 )
 """Notes and warnings of a fold that do not hold for the whole run. The run has its own instead."""
 
@@ -306,6 +308,9 @@ class FoldResults:
             sum(parameter.numel() for parameter in model.parameters()),
             sum(value.numel() * value.element_size() for value in model.state_dict().values()),
         )
+        if self.recipe.encoder.views == AUTO:
+            which = f"averages over the views {name_views(card.views)} of" if card.views != PLAIN else "has one view of"
+            yield f"The model {which} an image, as inner folds chose."
         yield " ".join([explain(card.decision, card.classes), *card.decision.notes])
         if card.calibrated_on:
             yield (

@@ -176,6 +176,8 @@ class Metrics(_Content):
     counts: Counts
     folds: FoldFacts | None = None
     """None in a run with one split."""
+    views: tuple[str, ...] | None = Field(None, strict=False)
+    """The views of an image that the model averages over; None in runs of earlier versions."""
     decision: DecisionFacts | None = None
     """None in runs of earlier versions, which decide for the most probable class."""
     val: Evaluation | None

@@ -120,6 +120,7 @@ def write_metrics(
         "classes": list(source.classes),
         "counts": {split: dict(numbers) for split, numbers in counts.items()},
         **({} if folds is None else {"folds": dict(folds)}),
+        "views": list(card.views),
         "decision": card.model_dump(mode="json", include=set(DECISION_FIELDS)),
         **evaluations,
         "leaks": {"groups": list(leaks.groups), "duplicates": [list(pair) for pair in leaks.duplicates]},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,9 +25,9 @@ from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.machine import arrange, compile_encoder
-from lopsided.models.model import AdapterCard, Model, ModelCard
+from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe
-from lopsided.recipe.views import check_views, parse_views
+from lopsided.recipe.views import check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, load_strictly
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import Log
@@ -64,7 +64,7 @@ class Built:
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
         recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
-        views = parse_views(recipe.encoder.views)
+        views = computed_views(recipe.encoder.views)
         check_views(views, prepared.kind, prepared.shape)
         scaling = "none" if vector else recipe.encoder.scaling  # Numbers of a table are no activations.
         if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
@@ -118,6 +118,11 @@ class Built:
     def replace_model(self, model: Model) -> None:
         """Continue with another model, or with the same one after it was trained."""
         self.model, self._engine, self._extractor = model, None, None
+
+    def take_views(self, views: Sequence[str]) -> None:
+        """Continue with some of the views of the model."""
+        self.card = with_views(self.model, self.card, views)
+        self._extractor = None  # The engine asks the model for its views.
 
     def head(self, loss: LossSettings, features: int) -> ClassifierHead:
         """Return a new classifier of the kind that a loss needs."""
@@ -188,8 +193,12 @@ class Built:
 
     def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
         """Return the features of a split through the finished encoder, from the cache if they are there."""
+        return self.frozen_means(part, label, [self.model.views])[0]
+
+    def frozen_means(self, part: Part, label: str, sets: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
+        """Return the features of a split as ``frozen_features`` does, once for each of several sets of views."""
         extractor = self.extractor
-        found = extractor.features(part.inputs, part.digests, lambda done, total: self.log.count(label, done, total))
+        found = extractor.means(part.inputs, part.digests, sets, lambda done, total: self.log.count(label, done, total))
         if extractor.problem is not None and not self._told:
             self._told = True
             self.log.warn(extractor.problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from lopsided.models.ensemble import average
 from lopsided.models.machine import arrange
 from lopsided.models.model import Model
 from lopsided.recipe import Recipe
-from lopsided.recipe.views import PLAIN
+from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
 from lopsided.recipe.weights import JOINT
 from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.built import Built
@@ -23,7 +24,8 @@ from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.stage_kinds import objective_of
 
 UPRIGHT = 0.8
-"""If inner folds give less than this share of the log loss without views, there is a warning."""
+"""If inner folds give less than this share of the log loss with fewer views, the classes depend on these views."""
+Features = npt.NDArray[np.float32]
 
 
 def regress(built: Built, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
@@ -32,25 +34,67 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None,
     ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. ``told`` is
     false if the same regression is fitted again later. Return the strength of the regression.
     """
-    features = _training_features(built, cached=cached)
+    auto = built.recipe.encoder.views == AUTO and built.model.views != PLAIN
+    sets = CANDIDATES if auto else (built.model.views,)
+    features = _training_features(built, sets, cached=cached)
     found: list[Regression] = []
+    views: list[int] = []
 
     def fit() -> dict[str, Tensor]:
-        fitted = _fit(built, features, strength)
+        place, fitted = _fit_views(built, features, strength)
+        views.append(place)
         found.append(fitted)
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
 
     state = built.ranks.spread(fit)
     built.model.classifier.load_state_dict(state)
+    if auto:
+        built.take_views(sets[built.ranks.told(lambda: views[0])])
     for fitted in found:
         if strength is None and told:
             _tell_choice(built, fitted)
-            _check_views(built, fitted)
+            if not auto:
+                _check_views(built, fitted)
     chosen: float = built.ranks.told(lambda: found[0].strength)
     return chosen
 
 
-def _fit(built: Built, features: npt.NDArray[np.float32], strength: float | None) -> Regression:
+def choose_views(losses: Sequence[float], least: float = UPRIGHT) -> int:
+    """Return the place of the first log loss that no later one is below ``least`` times of.
+
+    >>> choose_views([0.31, 0.30, 0.30]), choose_views([0.69, 0.10, 0.11]), choose_views([0.69, 0.69, 0.10])
+    (0, 1, 2)
+    """
+    return next(i for i, loss in enumerate(losses) if all(other >= least * loss for other in losses[i + 1 :]))
+
+
+def _fit_views(built: Built, sets: list[Features], strength: float | None) -> tuple[int, Regression]:
+    """Fit a regression on the features of the first set of views that no later set is much better than.
+
+    The sets are in the order of ``CANDIDATES``. A mean over views loses what tells an image from its mirror image, and
+    gains by less noise. The gain is small, so that only a large loss speaks against the views.
+    """
+    if len(sets) == 1:
+        return 0, _fit(built, sets[0], strength)
+    found = [_fit(built, features, strength) for features in sets]
+    names = [name_views(views) for views in CANDIDATES]
+    if not all(fitted.losses for fitted in found):
+        built.log.note(f"Inner folds cannot choose the views of an image, so the features are means over {names[0]}.")
+        return 0, found[0]
+    losses = [min(loss for _, loss in fitted.losses) for fitted in found]
+    chosen = choose_views(losses)
+    shown = ", ".join(f"{name} {loss:.3g}" for name, loss in zip(names, losses, strict=True))
+    what = f"means over the views {names[chosen]}" if chosen < len(sets) - 1 else "those of the image alone"
+    built.log.event("views", chosen=names[chosen], losses=dict(zip(names, losses, strict=True)))
+    built.log.note(f"The features are {what}. Log loss of inner folds: {shown}.")
+    if chosen:
+        built.log.note(
+            "The classes seem to depend on which way round the images are, which a mean over more views does not know."
+        )
+    return chosen, found[chosen]
+
+
+def _fit(built: Built, features: Features, strength: float | None) -> Regression:
     """Fit a regression on features of the training images, as the recipe says."""
     settings, train = built.recipe.regression, built.prepared.train
     return fit_regression(
@@ -115,7 +159,8 @@ def blend(built: Built) -> None:
 
 def adapt(built: Built) -> list[Facts]:
     """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""
-    recipe, train, features = built.recipe, built.prepared.train, _training_features(built)
+    recipe, train = built.recipe, built.prepared.train
+    (features,) = _training_features(built, [built.model.views])
     adapter, steps = built.model.adapter, -(-len(train) // recipe.encoder_training.batch_size)
     assert adapter is not None
     found: list[Joined] = []
@@ -149,8 +194,8 @@ def adapt(built: Built) -> list[Facts]:
     return history
 
 
-def _training_features(built: Built, *, cached: bool = True) -> npt.NDArray[np.float32]:
-    """Return the features of the training images by the encoder as it is."""
+def _training_features(built: Built, sets: Sequence[Sequence[str]], *, cached: bool = True) -> list[Features]:
+    """Return the features of the training images by the encoder as it is, for each set of views."""
     train = built.prepared.train
     built.model.eval()
     if not cached:
@@ -159,12 +204,13 @@ def _training_features(built: Built, *, cached: bool = True) -> npt.NDArray[np.f
         root, views = built.extractor.root, built.model.views
         where = "not cached" if root is None else f"cached in {root}"
         engine = built.extractor.engine.name.split()[0]
-        what = "" if views == PLAIN else f", averaged over the views {', '.join(views)} of each image"
+        averaged = "averaged over the views" if len(sets) == 1 else "once for each of the views"
+        what = "" if views == PLAIN else f", {averaged} {', '.join(views)} of each image"
         built.log.note(f"{engine} computes the features of {built.recipe.encoder.name}{what}. Features are {where}.")
-    features = built.frozen_features(train, "features of training images")
-    if not np.isfinite(features).all():
+    found = built.frozen_means(train, "features of training images", sets)
+    if not all(np.isfinite(features).all() for features in found):
         raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
-    return built.engine.scale(features)
+    return [built.engine.scale(features) for features in found]
 
 
 def _tell_choice(built: Built, fitted: Regression) -> None:
