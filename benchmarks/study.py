@@ -13,7 +13,8 @@ fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's pac
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 
-Arms: ``default`` and ``thorough`` are the recipes. ``plain features`` is ``default`` without the scaling of features.
+Arms: ``default`` and ``thorough`` are the recipes. ``plain features`` is ``default`` without the scaling of features,
+and ``thorough with root`` is ``thorough`` with the scaling of ``default``.
 ``resnet50`` is ``default`` with a ResNet-50 (a file that is not part of the package), ``thorough + resnet50`` joins it
 to the three encoders. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` on the features of
 ``default``; ``+`` is their average with the regression (``adapter-average``). Peers, as one would write them by hand on
@@ -73,7 +74,8 @@ SMALL, LARGE = 224, named_recipe("thorough").data.image_size
 RESNET = "resnet50"
 BASE = "default"
 CHEAP = (
-    "default", "thorough", "plain features", "resnet50", "thorough + resnet50", "class_weight", "SMOTE",
+    "default", "thorough", "thorough with root", "plain features", "resnet50", "thorough + resnet50",
+    "class_weight", "SMOTE",
 )  # fmt: skip
 HEADS = ("CE", "CL", "ACL", "AFCL")
 Floats = np.ndarray
@@ -136,10 +138,6 @@ class Features:
         first = self._files[EMBEDDED[0], SMALL]
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
 
-    @staticmethod
-    def _root(features: Floats) -> Floats:
-        return scaled(torch.from_numpy(features), "root").numpy()
-
     def of(self, arm: str) -> Floats | None:
         """Return the features of an arm, or None if a file is missing."""
         keys = [(RESNET if arm == RESNET else EMBEDDED[0], SMALL)]
@@ -150,7 +148,9 @@ class Features:
         views = VIEWS if arm.startswith("thorough") else VIEWS[:1]
         parts = [np.mean([self._files[key][view] for view in views], axis=0) for key in keys]
         features = np.concatenate(parts, axis=1)
-        return features if arm == "plain features" else self._root(features)
+        recipe = named_recipe("thorough" if arm.startswith("thorough") else "default")
+        how = {"plain features": "none", "thorough with root": "root"}.get(arm, recipe.encoder.scaling)
+        return scaled(torch.from_numpy(features), how).numpy()
 
 
 def peer(arm: str, seed: int) -> Any:

@@ -101,7 +101,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "encoder": "test_resnet+test_efficientnet", "image_size": 32, "channels": 3, "scaling": "root",
         "views": ("identity", "hflip", "rot90"),
     },
-    "grey": {"encoder": "test_resnet", "image_size": 28, "channels": 1, "scaling": "root"},
+    "grey": {"encoder": "test_resnet", "image_size": 28, "channels": 1, "scaling": "cube-root"},
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, Preprocessing, preprocessing_of
-from lopsided.models.scaling import scaled
+from lopsided.models.scaling import Scaling, scaled
 
 SIDE = 32
 FILE_PIXELS = Preprocessing(SIDE, (0.1, 0.5, 0.7), (0.2, 0.4, 0.9))
@@ -53,26 +53,32 @@ def joined_model(name: str, weights: str, views: tuple[str, ...] = ("identity",)
     return Model(encoder, head, card.mean, card.std, views=views, scaling="root").eval(), card
 
 
-def test_scaled_features_keep_their_sign_have_length_1_and_a_row_of_zeros_stays_zero() -> None:
+@pytest.mark.parametrize(("scaling", "power"), [("root", 1 / 2), ("cube-root", 1 / 3)])
+def test_scaled_features_keep_their_sign_have_length_1_and_a_row_of_zeros_stays_zero(
+    scaling: Scaling, power: float
+) -> None:
     x = np.random.default_rng(0).normal(size=(6, 9)).astype(np.float32) * 100
     x[2] = 0
-    root = np.copysign(np.sqrt(np.abs(x.astype(np.float64))), x)
+    root = np.copysign(np.abs(x.astype(np.float64)) ** power, x)
     length = np.linalg.norm(root, axis=1, keepdims=True)
     expected = np.divide(root, length, out=np.zeros_like(root), where=length > 0)
-    np.testing.assert_allclose(scaled(torch.from_numpy(x), "root").numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(scaled(torch.from_numpy(x), scaling).numpy(), expected, atol=1e-6)
     np.testing.assert_array_equal(scaled(torch.from_numpy(x), "none").numpy(), x)
 
 
-def test_scaled_features_have_the_gradient_of_their_formula_and_a_finite_one_at_zero() -> None:
+@pytest.mark.parametrize(("scaling", "power"), [("root", 1 / 2), ("cube-root", 1 / 3)])
+def test_scaled_features_have_the_gradient_of_their_formula_and_a_finite_one_at_zero(
+    scaling: Scaling, power: float
+) -> None:
     x = torch.tensor([[4.0, 0.25, -1.0, 0.0], [0.0, 0.0, 0.0, 0.0]], requires_grad=True)
     weight = torch.tensor([1.0, -2.0, 3.0, 0.5])
-    found = scaled(x, "root")
-    assert torch.equal(found, scaled(x.detach(), "root"))
+    found = scaled(x, scaling)
+    assert torch.equal(found, scaled(x.detach(), scaling))
     (found @ weight).sum().backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
     other = x.detach()[:1, :3].double().requires_grad_()
-    roots = other.sign() * other.abs().sqrt()
+    roots = other.sign() * other.abs() ** power
     (roots / roots.norm() @ weight[:3].double()).sum().backward()
     assert other.grad is not None
     torch.testing.assert_close(x.grad[:1, :3].double(), other.grad)
@@ -164,7 +170,7 @@ def test_the_cache_keeps_the_features_of_joined_encoders_apart_but_not_those_of_
         ),
         ({"encoder": "+".join(["test_resnet"] * 500)}, r"must hold the weights of 500 encoders, got 2\."),
         ({"members": 2}, r"model\.safetensors does not fit the encoder "),
-        ({"scaling": "cube"}, r"model\.json is not a valid model card: scaling: input should be 'none' or 'root'\."),
+        ({"scaling": "cube"}, r"not a valid model card: scaling: input should be 'none', 'root' or 'cube-root'\."),
     ],
 )
 def test_an_edited_card_of_a_joined_model_is_one_sentence(

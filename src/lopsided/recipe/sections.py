@@ -145,10 +145,10 @@ class Encoder(Section):
         'image), flips (4 views), dihedral (8 views of square images), names such as "identity,rot180", or auto: inner '
         "folds choose flips, flip or none for a frozen encoder.",
     )
-    scaling: Literal["none", "root"] = described(
+    scaling: Literal["none", "root", "cube-root"] = described(
         "none",
-        "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1. "
-        "Vectors are not scaled.",
+        "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1; "
+        "cube-root: the same with the cube root. Vectors are not scaled.",
     )
 
     @property

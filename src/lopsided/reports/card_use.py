@@ -56,6 +56,12 @@ VIEW_CODE = {
 }
 """The views of an image as torch writes them (``lopsided.models.views``)."""
 
+_SCALING_CODE = {
+    "none": (),
+    "root": ("features = features.sign() * features.abs().sqrt()",),
+    "cube-root": ("features = features.sign() * features.abs().pow(1 / 3)",),
+}
+
 
 def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: str) -> Iterator[str]:
     """Yield two programs: the whole model with onnxruntime, and its encoders with timm."""
@@ -100,8 +106,8 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
             "    with torch.no_grad():",
             f"        features.append(encoder(torch.stack([{views}])).mean(dim=0))",
             "features = torch.cat(features)",
-            *(["features = features.sign() * features.abs().sqrt()"] if card["scaling"] == "root" else []),
-            *([_LENGTH_CODE[card["members"] > 1].format(**card)] if card["scaling"] == "root" else []),
+            *_SCALING_CODE[card["scaling"]],
+            *([_LENGTH_CODE[card["members"] > 1].format(**card)] if card["scaling"] != "none" else []),
             *(_CLASSIFIER_CODE if linear else ["print(features.shape)"]),
             "```",
         ]
