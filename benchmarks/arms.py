@@ -1,12 +1,14 @@
-"""The methods of the field, ResNet-18 from scratch, equal numbers of epochs: Fashion-MNIST tops, and ISIC 2018.
+"""The methods of the field, ResNet-18 from scratch, equal numbers of epochs: Fashion-MNIST and ISIC 2018.
 
     lopsided compare --recipe benchmarks/arms/base.toml --baseline weighted-ce --scenario 90:10,98:2 --seeds 6 \\
       --arms weighted-ce,ce,focal,logit-adjusted,class-balanced,label-aware-smoothing,ldam,cl,fcl,acl,afcl --out CMP
     lopsided compare ... --arms benchmarks/arms/bcl.toml,benchmarks/arms/ce-drw.toml     # and the other files there
-    lopsided compare ... --scenario 95:5 --arms weighted-ce,cl,afcl --out CMP         # 95:5, too
-    lopsided compare ... --scenario 98:2 --seeds 12 --arms weighted-ce,cl,acl,afcl --out CMP    # does eta help there?
+    lopsided compare ... --scenario 90:10,95:5,98:2 --seeds 12 --arms weighted-ce,cl,acl,afcl --out CMP
     python benchmarks/arms.py CMP          # copy the records of the comparison to docs/records/methods.jsonl
-    python benchmarks/arms.py              # print the table of the records
+    lopsided compare --recipe benchmarks/arms/tail.toml --baseline weighted-ce --seeds 3 --out TAIL \\
+      --arms weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,benchmarks/arms/bcl.toml     # and supmin, ce-mixup-crt
+    python benchmarks/arms.py --tail TAIL  # the same for docs/records/methods_tail.jsonl, all ten classes
+    python benchmarks/arms.py              # print the table of both records
     python benchmarks/arms.py --pairs      # the paper's family against CL, on the same seeds
     lopsided compare --recipe benchmarks/arms/isic.toml --folds 5 --arms default,ce,weighted-ce,cl,afcl --out ISIC
     python benchmarks/arms.py --isic ISIC  # the same for docs/records/methods_isic.jsonl
@@ -17,7 +19,8 @@ To add to a record whose folder is gone, make a folder with the record as ``reco
 
 All arms train for 20 epochs: 16 and 4 if there are two stages. SupMin, SupProto and BCL see two views of each image,
 and SAM computes two gradients, so these take twice the time. 700 of the 1,000 images that a scenario draws train and
-validate; the figures are those of held-out images, which the run has not drawn, with as many of each class.
+validate; the figures are those of held-out images, which the run has not drawn, with as many of each class. The long
+tail has 2,000 training images of ten classes, 8 of the rarest, and the first 2,500 test images of Fashion-MNIST.
 ``balanced`` is UWA by the rule of the package, ``plain`` that of the most probable class. The differences are paired by
 seed, with Student's interval, not corrected for the number of arms.
 """
@@ -37,6 +40,7 @@ from lopsided.evaluation.resampled import fold_overlap
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "methods.jsonl"
 RECORD_ISIC = RECORD.with_name("methods_isic.jsonl")
+RECORD_TAIL = RECORD.with_name("methods_tail.jsonl")
 BASE = "weighted-ce"
 
 
@@ -46,6 +50,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         line["arm"] = Path(line["arm"]).stem
     return sorted(lines, key=lambda line: (line["scenario"] or "", line["arm"], line["seed"], _fold(line)))
+
+
+def read_fashion() -> list[dict[str, Any]]:
+    """Return the lines of both comparisons on Fashion-MNIST: the tops, and the long tail of ten classes."""
+    return read(RECORD) + read(RECORD_TAIL)
 
 
 def _fold(line: dict[str, Any]) -> int:
@@ -126,14 +135,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison")
     parser.add_argument("--isic", action="store_true", help="the record of the comparison on ISIC 2018")
+    parser.add_argument("--tail", action="store_true", help="the record of the comparison on a long tail")
     parser.add_argument("--pairs", action="store_true", help="only FCL, ACL and AFCL against CL")
     given = parser.parse_args()
-    record = RECORD_ISIC if given.isic else RECORD
+    record = RECORD_ISIC if given.isic else RECORD_TAIL if given.tail else RECORD
     if given.comparison is not None:
         found = read(given.comparison / "records.jsonl")
         files.atomic_write(record, "".join(json.dumps(line) + "\n" for line in found))
     shown = isic_table if given.isic else pairs_table if given.pairs else table
-    print(shown(read(record)))
+    print(shown(read(RECORD_ISIC) if given.isic else read_fashion()))
 
 
 if __name__ == "__main__":

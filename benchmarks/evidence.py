@@ -6,7 +6,7 @@
     python benchmarks/evidence.py page         # write all tables of docs/which-recipe.md anew
 
 It computes nothing that is not in ``docs/records``: ``study.jsonl`` (benchmarks/study.py), ``methods.jsonl`` and
-``methods_isic.jsonl`` (benchmarks/arms.py), ``fine_tune.jsonl`` (benchmarks/fine_tune.py) and ``costs.jsonl``
+its siblings (benchmarks/arms.py), ``fine_tune.jsonl`` (benchmarks/fine_tune.py) and ``costs.jsonl``
 (benchmarks/costs.py). An arm without a line in ``costs.jsonl`` has half the seconds of its runs, which had one thread
 each, for its minutes; peers have those of ``default``, because the features take almost all of their time.
 
@@ -90,7 +90,7 @@ def _study() -> Iterable[Line]:
 
 
 def _methods() -> Iterable[Line]:
-    for line in methods.read(methods.RECORD):
+    for line in methods.read_fashion():
         found = methods.figures(line)
         setting = "ten classes" if line["scenario"].startswith("long-tail") else f"tops {line['scenario']}"
         shown = (found["balanced"], found["auroc"], line["seconds"])
@@ -234,8 +234,8 @@ def blocks() -> dict[str, str]:
         "short": study.short(study.RECORD),
         "against": against(),
         "study": study.summary(study.RECORD),
-        "methods": methods.table(methods.read(methods.RECORD)),
-        "eta": methods.pairs_table(methods.read(methods.RECORD)),
+        "methods": methods.table(methods.read_fashion()),
+        "eta": methods.pairs_table(methods.read_fashion()),
         "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
         "all": table(),
     }
