@@ -1,4 +1,4 @@
-"""The tables of docs/pretrained.md are the summaries of their records."""
+"""The tables of docs/pretrained.md and docs/views.md are the summaries of their records."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    ("script", "first", "last"),
+    ("script", "page", "first", "last"),
     [
-        ("frozen.py", "summary", "end"),
-        ("adapters.py", "adapters", "end adapters"),
-        ("fine_tune.py", "fine-tune", "end fine-tune"),
+        ("frozen.py", "pretrained.md", "summary", "end"),
+        ("adapters.py", "pretrained.md", "adapters", "end adapters"),
+        ("fine_tune.py", "pretrained.md", "fine-tune", "end fine-tune"),
+        ("views.py", "views.md", "views", "end views"),
     ],
 )
 def test_the_table_of_the_page_is_the_summary_of_the_records(
-    script: str, first: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: str, page: str, first: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.setattr(sys, "argv", [script, "summary"])
     runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
     shown = capsys.readouterr().out
-    page = (ROOT / "docs" / "pretrained.md").read_text(encoding="utf-8")
-    table = page.partition(f"<!-- {first} -->\n")[2].partition(f"<!-- {last} -->")[0]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    table = text.partition(f"<!-- {first} -->\n")[2].partition(f"<!-- {last} -->")[0]
     assert shown.count("\n") > 3
     assert table == shown
