@@ -7,6 +7,8 @@ speed     images per second at 224 px from JPEG files of 600 x 450 pixels, with 
           in plain torch. Both decode in the same way, so that the ratio is that of the encoders. Also without decoding.
 predict   images per second of a ResNet-18 at 64 px through the engine of ``lopsided predict``, against torch with the
           fast paths and memory layout of training, and against timm's model as it is, channels-last. Decoded images.
+          ``products`` are as many multiplications as the network has, as matrix products of 1,024 x 1,024: what the
+          processor can do at best.
 memory    peak memory of a process that computes features of 1,000 and of 10,000 files, in separate processes.
 folder    seconds of whole commands on a folder of class folders, with a cache of their own: a run, a second run with
           another seed, and the prediction of five images. The second run and the prediction are repeated with the
@@ -127,6 +129,22 @@ def speed() -> dict[str, Any]:
     return {**found, "seconds to build the engine": round(built, 2)}
 
 
+def multiplications(model: Model, image: torch.Tensor) -> int:
+    """Return how many multiplications the convolutions and linear layers of a network need for one image."""
+    total = 0
+
+    def count(layer: torch.nn.Module, _: object, out: torch.Tensor) -> None:
+        nonlocal total
+        total += int(layer.weight[0].numel()) * out.numel()
+
+    kinds = (torch.nn.Conv2d, torch.nn.Linear)
+    hooks = [each.register_forward_hook(count) for each in model.modules() if isinstance(each, kinds)]
+    by_torch(model, image)
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
 def predict() -> dict[str, Any]:
     """Compare the engine with torch and its fast paths for a ResNet-18 at 64 px."""
     model = make_model("resnet18", "none", 64)
@@ -137,6 +155,15 @@ def predict() -> dict[str, Any]:
     arrange(model.encoder, torch.device("cpu"), (3, 64, 64))
     batch = torch.randint(0, 256, (256, 3, 64, 64), dtype=torch.uint8)
 
+    side = 1024
+    square = torch.rand(side, side)
+    number = round(multiplications(plain, batch[:1]) * len(batch) / side**3)
+
+    def products() -> int:
+        for _ in range(number):
+            torch.mm(square, square)
+        return len(batch)
+
     def run(compute: Callable[[torch.Tensor], object]) -> int:
         for part in batch.split(BATCH):
             compute(part)
@@ -146,9 +173,10 @@ def predict() -> dict[str, Any]:
         "lopsided": lambda: run(engine.features),
         "torch": lambda: run(lambda b: by_torch(model, b)),
         "timm, channels-last": lambda: run(lambda b: by_torch(plain, b.to(memory_format=torch.channels_last))),
+        "products": products,
     }
     rates = in_turns(variants)
-    ratios = {"ratio": "torch", "ratio to timm": "timm, channels-last"}
+    ratios = {"ratio": "torch", "ratio to timm": "timm, channels-last", "ratio to products": "products"}
     return rates | {name: round(rates["lopsided"] / rates[peer], 2) for name, peer in ratios.items()}
 
 

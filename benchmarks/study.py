@@ -7,7 +7,7 @@
 
 DATA is one of:
 
-tops     Fashion-MNIST tops at 90:10, 95:5 and 98:2: 1,000 images drawn, 700 train, held-out images are evaluated.
+tops     Fashion-MNIST tops at 70:30, 90:10, 95:5 and 98:2: 1,000 images drawn, 700 train, held-out images are evaluated.
 fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's package): 2,000 training images, 8 of the
          rarest class; the first 2,500 images of its test set are evaluated.
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
@@ -63,7 +63,7 @@ from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "study.jsonl"
-SCENARIOS = ("90:10", "95:5", "98:2")
+SCENARIOS = ("70:30", "90:10", "95:5", "98:2")
 FEW = (10, 20, 40, 80)
 TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
 """Factor of the long tail, its number of training images, and how many test images are evaluated, from the first."""
@@ -305,6 +305,8 @@ def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: Tr
     return "\n".join(rows)
 
 
+RARE_TOPS = {"70:30": 210, "90:10": 70, "95:5": 35, "98:2": 14}
+"""Training images of the rare class, of 700."""
 SHORT = ("thorough", "default", "class_weight", "SMOTE")
 
 
@@ -316,9 +318,11 @@ def short(path: Path) -> str:
             cells.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], []).append(line["uwa"])
     rows = [f"| images | {' | '.join(SHORT)} |", "|---" * (len(SHORT) + 1) + "|"]
     for (data, cell), arms in sorted(cells.items(), key=_place):
-        what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare"}.get(data, f"{data}, {cell}")
+        tops = f"tops at {cell}, {RARE_TOPS.get(cell)} rare"
+        what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare", "tops": tops}
+        what["fashion"] = "ten classes, 8 rare"
         shown = [_interval(arms[arm]).removeprefix("+") if arm in arms else "" for arm in SHORT]
-        rows.append(f"| {what} | {' | '.join(shown)} |")
+        rows.append(f"| {what[data]} | {' | '.join(shown)} |")
     return "\n".join(rows)
 
 
