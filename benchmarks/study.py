@@ -7,7 +7,7 @@
 
 DATA is one of:
 
-tops     Fashion-MNIST tops at 70:30, 90:10, 95:5 and 98:2: 1,000 images drawn, 700 train, held-out images are evaluated.
+tops     Fashion-MNIST tops at 70:30, 90:10, 95:5 and 98:2: 1,000 images drawn, 700 train, held-out ones are evaluated.
 fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's package): 2,000 training images, 8 of the
          rarest class; the first 2,500 images of its test set are evaluated.
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
