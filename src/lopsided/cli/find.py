@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet, words
+from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet, RunFolder, words
 from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
 from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
-from lopsided.cli.use import Device, Prevalence, RunFolder
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:

@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lopsided.errors import InputError, LopsidedError
 from lopsided.progress import printable
+
+if TYPE_CHECKING:
+    from lopsided.data.sources.names import Twins
 
 FIGURES = {
     "uwa": "unweighted accuracy",
@@ -118,6 +121,12 @@ def tell_unreadable(first: Iterable[tuple[str, str]], number: int, out: Path | N
     if number > shown:
         where = f"; {unreadable_path(out)} lists all of them" if out is not None else ""
         say(f"and {number - shown:,} more unreadable images{where}")
+
+
+def warn_of_twins(pairs: Twins) -> None:
+    """Warn about images that differ only in the suffix, which may be masks."""
+    if pairs.number:
+        say(f"warning: {pairs.words()}")
 
 
 def show(text: str) -> None:
