@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from lopsided.cli import rules
 from lopsided.cli.options import (
     AllowOutside,
     BatchSize,
@@ -22,6 +21,7 @@ from lopsided.cli.options import (
     RunFolder,
 )
 from lopsided.cli.output import check_out, figures_table, say, say_replaced, show, show_json, warn_of_twins
+from lopsided.cli.rules import read_rule, rule_words
 from lopsided.cli.views import Views, read_views, use_views
 from lopsided.errors import InputError
 
@@ -81,7 +81,6 @@ def evaluate(
 
     from lopsided import files
     from lopsided.data.sources.names import twins
-    from lopsided.evaluation.decision import explain
     from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
     from lopsided.progress import counter
     from lopsided.runs.reopen import open_model, open_own_split, open_use, trained_on
@@ -119,7 +118,7 @@ def evaluate(
             source = check_labelled(source, card, skip_unreadable=skip_unreadable, progress=progress)
         warn_of_twins(twins(source.names))
     card = use_views(model, card, wanted, quiet=quiet)
-    use = open_use(run, card, rules.read_rule(decide), prevalence)
+    use = open_use(run, card, read_rule(decide), prevalence)
     own_val = data is None and split == "val"
     if own_val:
         say("warning: the validation split selected the model, so the figures are too high.")
@@ -143,7 +142,7 @@ def evaluate(
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
     what = f"{split} split of {run}" if data is None else result["data"]
-    rule = " ".join([explain(use.decision, card.classes), *use.decision.notes])
+    rule = rule_words(use.decision, card.classes)
     show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}\n\n{rule}")
     if out is not None:
         show(f"\nWritten to {out}.")

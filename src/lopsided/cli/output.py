@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError, LopsidedError
 from lopsided.progress import printable
 
@@ -242,12 +243,12 @@ def fold_words(folds: Mapping[str, Any]) -> str:
 
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
-    from lopsided.evaluation.decision import Decision, explain
+    from lopsided.evaluation.decision import Decision
 
     if "decision" not in metrics:
         return []
     decision = Decision.model_validate(metrics["decision"]["decision"])
-    words = " ".join([explain(decision, metrics["classes"]), *decision.notes])
+    words = rule_words(decision, metrics["classes"])
     other = "balanced" if decision.rule == "plain" else "plain"
     rules = metrics[split].get("rules", {})
     found = rules.get(other)

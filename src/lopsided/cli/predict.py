@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from lopsided.cli import rules
 from lopsided.cli.options import (
     AllowOutside,
     BatchSize,
@@ -34,6 +33,7 @@ from lopsided.cli.output import (
     tell_unreadable,
     warn_of_twins,
 )
+from lopsided.cli.rules import read_rule, rule_words
 from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
 from lopsided.cli.views import Views, read_views, use_views
 from lopsided.errors import InputError
@@ -83,7 +83,6 @@ def predict(
       lopsided predict run inbox | sort -t, -k3 -g
     """
     from lopsided.data.sources.names import Patterns, Twins
-    from lopsided.evaluation.decision import explain
     from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
     from lopsided.progress import counter
@@ -103,10 +102,10 @@ def predict(
     warn_of_twins(pairs)
     model, card = open_model(run, device)
     card = use_views(model, card, wanted, quiet=quiet)
-    use = open_use(run, card, rules.read_rule(decide), prevalence)
+    use = open_use(run, card, read_rule(decide), prevalence)
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
-        say(" ".join([explain(use.decision, card.classes), *use.decision.notes]))
+        say(rule_words(use.decision, card.classes))
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with ExitStack() as stack:
         if elsewhere is None:
