@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,6 +37,12 @@ from lopsided.cli.rules import read_rule, rule_words
 from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
 from lopsided.cli.views import Views, read_views, use_views
 from lopsided.errors import InputError
+
+if TYPE_CHECKING:
+    from lopsided.inference.predict import Answer, Summary
+    from lopsided.inference.use import Use
+    from lopsided.models.model import Model, ModelCard
+    from lopsided.runs.find import Elsewhere
 
 
 def predict(
@@ -107,15 +113,10 @@ def predict(
     if not quiet and (decide is not None or prevalence is not None):
         say(rule_words(use.decision, card.classes))
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
-    with ExitStack() as stack:
-        if elsewhere is None:
-            answers = stream.predict_images(model, card, paths, batch_size=batch_size, use=use)
-        else:
-            from lopsided.inference.packs import packs
-
-            mapper = stack.enter_context(elsewhere(None))
-            answers = stream.answers_of(mapper(packs(paths)), use)
-        progress = stack.enter_context(counter("predicting", quiet=quiet))
+    with (
+        _answering(model, card, paths, use, batch_size=batch_size, elsewhere=elsewhere) as answers,
+        counter("predicting", quiet=quiet) as progress,
+    ):
         if out is None:
             summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json, decision=use.decision)
             stream.check_any(summary)
@@ -125,6 +126,31 @@ def predict(
             summary = stream.write_predictions(
                 answers, card.classes, out, decision=use.decision, total=total, progress=progress
             )
+    _tell(summary, out, as_json=as_json)
+
+
+@contextmanager
+def _answering(
+    model: Model,
+    card: ModelCard,
+    paths: Iterable[Path],
+    use: Use,
+    *,
+    batch_size: int,
+    elsewhere: Elsewhere | None,
+) -> Iterator[Iterator[Answer]]:
+    """Give the answers of this machine, or those of a cluster."""
+    from lopsided.inference.packs import packs
+    from lopsided.inference.predict import answers_of, predict_images
+
+    if elsewhere is None:
+        yield predict_images(model, card, paths, batch_size=batch_size, use=use)
+    else:
+        with elsewhere(None) as mapper:
+            yield answers_of(mapper(packs(paths)), use)
+
+
+def _tell(summary: Summary, out: Path | None, *, as_json: bool) -> None:
     tell_unreadable([(str(error.path), error.reason) for error in summary.unreadable], summary.num_unreadable, out)
     if out is not None and as_json:
         show_json({"out": str(out), **summary.to_dict()})
