@@ -51,7 +51,7 @@ from lopsided.files import atomic_write
 
 RECORD = Path(__file__).parents[1] / "docs" / "records" / "kill.json"
 SOURCE = Path(__file__).parents[1] / "src"
-PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.use", "lopsided.training.fit"]
+PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.predict", "lopsided.training.fit"]
 PRELOAD += ["lopsided.inference.predict", "lopsided.sweeps.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
 PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
 QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce", "compare")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.cli import cache, compare, demo, find, look, report, reproduce, train, use
+from lopsided.cli import cache, compare, demo, evaluate, export, find, look, predict, report, reproduce, train
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
@@ -65,10 +65,10 @@ def lopsided(
 for verb in (
     demo.demo,
     train.fit,
-    use.evaluate,
-    use.predict,
+    evaluate.evaluate,
+    predict.predict,
     find.find,
-    use.export,
+    export.export,
     compare.compare,
     report.report,
     reproduce.reproduce,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
     from lopsided.runs.records import Failure, Record
+    from lopsided.sweeps.arms import Arm
     from lopsided.sweeps.compare import Comparison
     from lopsided.sweeps.engines import Cell
 
@@ -122,8 +123,7 @@ def compare(
       lopsided compare fashion-mnist-tops --arms ce,cl --scenario 90:10,98:2 --out CMP
       lopsided report CMP --open
     """
-    from lopsided.recipe import find_recipe
-    from lopsided.sweeps.arms import cells, check_arms, fold_cells, parse_arms, split_changes
+    from lopsided.sweeps.arms import check_arms, parse_arms
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
@@ -133,24 +133,16 @@ def compare(
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
     given |= {"track": track} if track else {}
     given |= _fold_fields(folds, repeats, seeds, sets)
-    base, late = split_changes(find_recipe(recipe), sets, given)
-    if base.data.source is None:
-        do = "Write lopsided compare DATA, or set data.source in the recipe."
-        raise InputError(f"DATA is missing, and the recipe names no source. {do}")
+    base, late = _read_base(recipe, sets, given)
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
     chosen = parse_arms(arms or [usual], sets, late)
     recipes = check_arms(chosen, base)
     check_encoders(recipes)
-    if baseline is not None and baseline not in recipes:
-        must = f"--baseline must be one of the arms, {', '.join(recipes)}"
-        raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
+    _check_baseline(baseline, recipes)
     if not base.data.test and folds is None:
         raise InputError("A comparison needs test images, but data.test is 0. Set it, such as --set data.test=0.15.")
     scenarios = _scenarios(scenario or ())
-    if folds is None:
-        planned = cells(chosen, base, scenarios, range(base.seed, base.seed + (seeds or SEEDS)))
-    else:
-        planned = fold_cells(chosen, base, scenarios, repeats or 1)
+    planned = _plan(chosen, base, scenarios, folds=folds, repeats=repeats, seeds=seeds)
     opened = sweeping.open_data(base)
     source, images = opened.name, None if folds is None else check_images(out, opened, base)
     baseline = baseline or (BASELINE if BASELINE in recipes else next(iter(recipes)))
@@ -176,6 +168,42 @@ def _fold_fields(folds: int | None, repeats: int | None, seeds: int | None, sets
         return {}
     sweeping.refuse({"--seeds": seeds}, "is the number of runs without folds", "--folds")
     return {"data.folds": folds}
+
+
+def _read_base(name: str, sets: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """Return the base recipe, and the changes that only the losses of the arms may take."""
+    from lopsided.recipe import find_recipe
+    from lopsided.sweeps.arms import split_changes
+
+    base, late = split_changes(find_recipe(name), sets, given)
+    if base.data.source is None:
+        do = "Write lopsided compare DATA, or set data.source in the recipe."
+        raise InputError(f"DATA is missing, and the recipe names no source. {do}")
+    return base, late
+
+
+def _check_baseline(baseline: str | None, recipes: Mapping[str, Recipe]) -> None:
+    """Raise an error if the baseline is not an arm."""
+    if baseline is not None and baseline not in recipes:
+        must = f"--baseline must be one of the arms, {', '.join(recipes)}"
+        raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
+
+
+def _plan(
+    arms: Sequence[Arm],
+    base: Recipe,
+    scenarios: Sequence[str | None],
+    *,
+    folds: int | None,
+    repeats: int | None,
+    seeds: int | None,
+) -> list[Cell]:
+    """Return the cells of the comparison: folds if their number is given, and seeds otherwise."""
+    from lopsided.sweeps.arms import cells, fold_cells
+
+    if folds is None:
+        return cells(arms, base, scenarios, range(base.seed, base.seed + (seeds or SEEDS)))
+    return fold_cells(arms, base, scenarios, repeats or 1)
 
 
 def _scenarios(texts: Sequence[str]) -> list[str | None]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet, words
+from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet, RunFolder, words
 from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
 from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
-from lopsided.cli.use import Device, Prevalence, RunFolder
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from lopsided.inference.find import By
-    from lopsided.runs.find import Counted, Found
+    from lopsided.runs.find import Counted, Counting, Found
 
 
 def find(
@@ -82,16 +82,10 @@ def find(
       lopsided find run pool.csv --class DF --out found.csv --diverse 0.3
     """
     from lopsided.data.sources.names import Patterns
-    from lopsided.inference.find import page_path, write_found
-    from lopsided.inference.predict import unreadable_path
     from lopsided.progress import counter
     from lopsided.runs.find import find_in_pool
 
-    if page and page_path(out) == out:
-        raise InputError(sentence("--out must be a CSV file", out, "The page is written next to it."))
-    targets = [out, unreadable_path(out), *([page_path(out)] if page else [])]
-    for path in targets:
-        check_out(path, *pool, *(like or ()))
+    _check_targets(out, [*pool, *(like or ())], page=page)
     elsewhere = cluster_mapper(engine, address, run)
 
     def counting(label: str) -> AbstractContextManager[Counted | None]:
@@ -114,17 +108,35 @@ def find(
             elsewhere=elsewhere,
             counting=counting,
         )
-        if not quiet:
-            say_replaced(out, *targets[2:])
-        if page:
-            from lopsided.reports.find_page import write_find_page
-
-            write_find_page(found, page_path(out), counting("making pictures"))
-        write_found(found.result, found.label, out)
-        found.result.journal.remove()
+        _write(found, out, counting, page=page, quiet=quiet)
     except KeyboardInterrupt:
         raise StoppedError("interrupted. Run the same command again to continue.") from None
     _tell(found, out, page=page, quiet=quiet, as_json=as_json)
+
+
+def _check_targets(out: Path, inputs: Sequence[str], *, page: bool) -> None:
+    """Raise an error if a file of the search cannot be written or would overwrite input."""
+    from lopsided.inference.find import page_path
+    from lopsided.inference.predict import unreadable_path
+
+    if page and page_path(out) == out:
+        raise InputError(sentence("--out must be a CSV file", out, "The page is written next to it."))
+    for path in (out, unreadable_path(out), *([page_path(out)] if page else [])):
+        check_out(path, *inputs)
+
+
+def _write(found: Found, out: Path, counting: Counting, *, page: bool, quiet: bool) -> None:
+    """Write the page and the table, and remove the journal, which is no longer needed."""
+    from lopsided.inference.find import page_path, write_found
+
+    if not quiet:
+        say_replaced(out, *([page_path(out)] if page else []))
+    if page:
+        from lopsided.reports.find_page import write_find_page
+
+        write_find_page(found, page_path(out), counting("making pictures"))
+    write_found(found.result, found.label, out)
+    found.result.journal.remove()
 
 
 def _tell(found: Found, out: Path, *, page: bool, quiet: bool, as_json: bool) -> None:

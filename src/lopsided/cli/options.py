@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from lopsided.cli import rules
 
 
 def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
@@ -37,3 +40,14 @@ Json = Annotated[
 Include = Annotated[list[str] | None, include_option()]
 Exclude = Annotated[list[str] | None, exclude_option()]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
+Decide = Annotated[str | None, typer.Option(help=f"{rules.HELP} Default: the rule of the model.", show_default=False)]
+Prevalence = Annotated[
+    str | None,
+    typer.Option(
+        help="Class shares where the model is used, for example A=0.02,B=0.98. The probabilities are moved to them.",
+        show_default=False,
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]

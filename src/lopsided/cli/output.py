@@ -9,10 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError, LopsidedError
 from lopsided.progress import printable
+
+if TYPE_CHECKING:
+    from lopsided.data.sources.names import Twins
 
 FIGURES = {
     "uwa": "unweighted accuracy",
@@ -118,6 +122,12 @@ def tell_unreadable(first: Iterable[tuple[str, str]], number: int, out: Path | N
     if number > shown:
         where = f"; {unreadable_path(out)} lists all of them" if out is not None else ""
         say(f"and {number - shown:,} more unreadable images{where}")
+
+
+def warn_of_twins(pairs: Twins) -> None:
+    """Warn about images that differ only in the suffix, which may be masks."""
+    if pairs.number:
+        say(f"warning: {pairs.words()}")
 
 
 def show(text: str) -> None:
@@ -233,12 +243,12 @@ def fold_words(folds: Mapping[str, Any]) -> str:
 
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
-    from lopsided.evaluation.decision import Decision, explain
+    from lopsided.evaluation.decision import Decision
 
     if "decision" not in metrics:
         return []
     decision = Decision.model_validate(metrics["decision"]["decision"])
-    words = " ".join([explain(decision, metrics["classes"]), *decision.notes])
+    words = rule_words(decision, metrics["classes"])
     other = "balanced" if decision.rule == "plain" else "plain"
     rules = metrics[split].get("rules", {})
     found = rules.get(other)

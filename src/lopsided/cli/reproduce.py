@@ -109,7 +109,6 @@ def reproduce(
       lopsided reproduce eta --out other --normalization released --scenarios 50:50,90:10 --losses cl,afcl:300:7
       lopsided reproduce eta --records sweep/records.jsonl
     """
-    from lopsided.paper.page import KIND
     from lopsided.paper.protocol import base_recipe, make_plan
 
     if quick and table == "isic" and preset is None and recipe is None:
@@ -127,31 +126,52 @@ def reproduce(
         base = base.override(track=track)
     plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
     stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
+    work = sweeping.Work(workers, engine, address, threads)
     failed: Sequence[Failure] = ()
     if records is not None:
-        training = {"--runs": runs, "--quick": quick, "--engine": engine, "--address": address, "--workers": workers}
-        sweeping.refuse(
-            {**training, "--threads": threads, "--keep-models": keep_models, "--track": track or None},
-            "is for training",
-            "--records",
-        )
+        _refuse_training(work, runs=runs, quick=quick, keep_models=keep_models, track=track)
         columns = "--values" if values else "--losses" if losses else ""
         comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
     else:
         if out is None:
             raise InputError("--out is missing. Name the folder of the sweep, such as --out sweep.")
-        if not quiet and plan.left_out:
-            say(plan.left_out)
-        source = sweeping.check_data(plan.recipe)
-        if not quiet and (few := _too_few_runs(plan, source, out)):
-            say(few)
-        worker = sweeping.make_engine(engine or "local", address, workers, threads)
-        failed = sweeping.train(plan.cells(), out, worker, about={"kind": KIND}, keep_models=keep_models, quiet=quiet)
+        source, failed = _train(plan, out, work, keep_models=keep_models, quiet=quiet)
         comparison = _from_sweep(out, plan, source, only_asked=bool(losses))
     written = [] if out is None else write_tables(comparison, out, stem)
     _show(comparison, written, failed, plan.left_out, out, as_json, from_records=records is not None)
     if failed:
         raise typer.Exit(1)
+
+
+def _refuse_training(
+    work: sweeping.Work, *, runs: int | None, quick: bool, keep_models: bool, track: Sequence[str] | None
+) -> None:
+    """Raise an error if an option is given that has no effect on records."""
+    options = {
+        "--runs": runs,
+        "--quick": quick,
+        "--engine": work.engine,
+        "--address": work.address,
+        "--workers": work.workers,
+        "--threads": work.threads,
+        "--keep-models": keep_models,
+        "--track": track or None,
+    }
+    sweeping.refuse(options, "is for training", "--records")
+
+
+def _train(plan: Plan, out: Path, work: sweeping.Work, *, keep_models: bool, quiet: bool) -> tuple[str, list[Failure]]:
+    """Train the missing runs of the plan. Return the name of the source, and the failed cells."""
+    from lopsided.paper.page import KIND
+
+    if not quiet and plan.left_out:
+        say(plan.left_out)
+    source = sweeping.check_data(plan.recipe)
+    if not quiet and (few := _too_few_runs(plan, source, out)):
+        say(few)
+    worker = work.make()
+    failed = sweeping.train(plan.cells(), out, worker, about={"kind": KIND}, keep_models=keep_models, quiet=quiet)
+    return source, failed
 
 
 def _too_few_runs(plan: Plan, source: str, out: Path) -> str:

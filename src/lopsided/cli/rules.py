@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lopsided.errors import InputError
+
+if TYPE_CHECKING:
+    from lopsided.evaluation.decision import Decision
 
 HELP = (
     "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A>=0.95, or "
@@ -38,3 +43,10 @@ def read_rule(text: str | None) -> str | None:
     except (ValueError, csv.Error):
         raise InputError(f"{path} is not a matrix of costs. {must}") from None
     return f"cost:{json.dumps(costs, ensure_ascii=False)}"
+
+
+def rule_words(decision: Decision, classes: Sequence[str]) -> str:
+    """Return how a model decides, with the notes on its rule."""
+    from lopsided.evaluation.decision import explain
+
+    return " ".join([explain(decision, classes), *decision.notes])

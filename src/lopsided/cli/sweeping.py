@@ -74,15 +74,16 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
 
 
 class Work(NamedTuple):
-    """The options of a command that say where folds are trained."""
+    """The options of a command that say where runs are trained."""
 
     workers: int | None = None
     engine: str | None = None
     address: str | None = None
+    threads: int | None = None
 
     def make(self) -> Engine:
         """Return the engine."""
-        return make_engine(self.engine or "local", self.address, self.workers, None)
+        return make_engine(self.engine or "local", self.address, self.workers, self.threads)
 
     @contextmanager
     def connected(self) -> Iterator[None]:

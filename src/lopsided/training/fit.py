@@ -164,16 +164,7 @@ def fit(
         _check_losses(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
         notes = [split_words(recipe, source), *_left_out(source), *source.notes, *notes, *_unused(source, splits)]
-        state = State(
-            recipe=recipe.content_hash(),
-            data=fingerprint(source, splits, digests),
-            stage="encoder" if recipe.method == "two-stage" else recipe.method,
-            threads=num_threads,
-            ranks=ranks.size,
-            fast=recipe.fast,
-        )
-        ranks.check_same("recipe", state.recipe)
-        ranks.check_same("images, labels and splits", state.data)
+        state = _new_state(recipe, fingerprint(source, splits, digests), num_threads, ranks)
         if saved is not None:
             notes += _check_resumable(state, saved[0])
             check_course(*saved, _stage_epochs(recipe, prepared, saved[0]))
@@ -213,6 +204,21 @@ def fit(
                 log.warn(text)
     log.event("end", seconds=fitted.seconds)
     return fitted
+
+
+def _new_state(recipe: Recipe, data: str, num_threads: int, ranks: Ranks) -> State:
+    """Return the state of a run that has not begun. Raise if the ranks have another recipe or other data."""
+    state = State(
+        recipe=recipe.content_hash(),
+        data=data,
+        stage="encoder" if recipe.method == "two-stage" else recipe.method,
+        threads=num_threads,
+        ranks=ranks.size,
+        fast=recipe.fast,
+    )
+    ranks.check_same("recipe", state.recipe)
+    ranks.check_same("images, labels and splits", state.data)
+    return state
 
 
 def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:

@@ -1,0 +1,185 @@
+"""The subcommand that predicts the classes of images: predict."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lopsided.cli.options import (
+    AllowOutside,
+    BatchSize,
+    Decide,
+    Device,
+    Exclude,
+    Include,
+    Json,
+    Prevalence,
+    Quiet,
+    RunFolder,
+)
+from lopsided.cli.output import (
+    Terminal,
+    check_out,
+    say,
+    say_replaced,
+    shortened,
+    show,
+    show_json,
+    tell_unreadable,
+    warn_of_twins,
+)
+from lopsided.cli.rules import read_rule, rule_words
+from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
+from lopsided.cli.views import Views, read_views, use_views
+from lopsided.errors import InputError
+
+if TYPE_CHECKING:
+    from lopsided.inference.predict import Answer, Summary
+    from lopsided.inference.use import Use
+    from lopsided.models.model import Model, ModelCard
+    from lopsided.runs.find import Elsewhere
+
+
+def predict(
+    run: RunFolder,
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGES...",
+            help="Image files, folders of images, and tables with a column path.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
+    ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    decide: Decide = None,
+    prevalence: Prevalence = None,
+    views: Views = None,
+    allow_outside: AllowOutside = False,
+    batch_size: BatchSize = 64,
+    device: Device = "auto",
+    engine: EngineName = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Predict the classes of images, with probabilities.
+
+    The CSV has the columns path and predicted, and one column p:CLASS with the
+    probability of each class. The decision rule of the model, or --decide,
+    decides for the predicted class. It need not be the most probable one. Images that cannot be read are skipped and
+    listed on stderr. With --out, they are also listed in *.unreadable.csv next
+    to the CSV file. With --json and without --out, each output line is the
+    JSON object of one image. --engine ray shares the work among the machines
+    of a cluster, which must see the images at the same paths.
+
+    \b
+    Examples:
+      lopsided predict run photo.jpg
+      lopsided predict run inbox --out answers.csv
+      lopsided predict run inbox --exclude "*_mask.*" --out answers.csv
+      lopsided predict run inbox | sort -t, -k3 -g
+    """
+    from lopsided.data.sources.names import Patterns, Twins
+    from lopsided.inference import predict as stream
+    from lopsided.inference.pool import find_images
+    from lopsided.progress import counter
+    from lopsided.runs.reopen import open_model, open_use
+
+    for path in (out, None if out is None else stream.unreadable_path(out)):
+        check_out(path, *images)
+    wanted = read_views(views)
+    if wanted is not None and engine == "ray":
+        raise InputError(
+            "--views cannot be used with --engine ray, whose machines use the views of the model. Remove one."
+        )
+    elsewhere = cluster_mapper(engine, address, run)
+    pairs = Twins()
+    patterns = Patterns(include or (), exclude or ())
+    total, paths = find_images(images, patterns, pairs, allow_outside=allow_outside)
+    warn_of_twins(pairs)
+    model, card = open_model(run, device)
+    card = use_views(model, card, wanted, quiet=quiet)
+    use = open_use(run, card, read_rule(decide), prevalence)
+    _warn_of_formulas(card.classes)
+    if not quiet and (decide is not None or prevalence is not None):
+        say(rule_words(use.decision, card.classes))
+    target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
+    with (
+        _answering(model, card, paths, use, batch_size=batch_size, elsewhere=elsewhere) as answers,
+        counter("predicting", quiet=quiet) as progress,
+    ):
+        if out is None:
+            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json, decision=use.decision)
+            stream.check_any(summary)
+        else:
+            if not quiet:
+                say_replaced(out)
+            summary = stream.write_predictions(
+                answers, card.classes, out, decision=use.decision, total=total, progress=progress
+            )
+    _tell(summary, out, as_json=as_json)
+
+
+@contextmanager
+def _answering(
+    model: Model,
+    card: ModelCard,
+    paths: Iterable[Path],
+    use: Use,
+    *,
+    batch_size: int,
+    elsewhere: Elsewhere | None,
+) -> Iterator[Iterator[Answer]]:
+    """Give the answers of this machine, or those of a cluster."""
+    from lopsided.inference.packs import packs
+    from lopsided.inference.predict import answers_of, predict_images
+
+    if elsewhere is None:
+        yield predict_images(model, card, paths, batch_size=batch_size, use=use)
+    else:
+        with elsewhere(None) as mapper:
+            yield answers_of(mapper(packs(paths)), use)
+
+
+def _tell(summary: Summary, out: Path | None, *, as_json: bool) -> None:
+    tell_unreadable([(str(error.path), error.reason) for error in summary.unreadable], summary.num_unreadable, out)
+    if out is not None and as_json:
+        show_json({"out": str(out), **summary.to_dict()})
+    elif out is not None:
+        numbers = ", ".join(f"{number:,} {shortened(name)}" for name, number in summary.predicted.items())
+        show(f"{summary.num_predicted:,} images predicted ({numbers}), {summary.num_unreadable:,} unreadable: {out}")
+
+
+def _warn_of_formulas(classes: Sequence[str]) -> None:
+    """Warn about class names that a spreadsheet would read as formulas.
+
+    The CSV keeps these names unchanged, because other programs compare them.
+    """
+    odd = [name for name in classes if is_formula(name)]
+    if odd:
+        say(
+            f"warning: a spreadsheet may read the class name {shortened(odd[0])!r} as a formula. "
+            "Import the columns of the CSV file as text."
+        )
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a spreadsheet would read a CSV cell as a formula. A plain number is not a formula.
+
+    >>> is_formula("=1+1"), is_formula("@home"), is_formula("-1"), is_formula("cat")
+    (True, True, False, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return False

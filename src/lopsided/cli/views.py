@@ -1,0 +1,43 @@
+"""Views on the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lopsided.cli.output import say
+
+if TYPE_CHECKING:
+    from lopsided.models.model import Model, ModelCard
+
+Views = Annotated[
+    str | None,
+    typer.Option(
+        help="Average the features of views of each image: none, flip, flips, dihedral, or names such as "
+        "identity,rot180. Default: the views of the model.",
+        show_default=False,
+    ),
+]
+
+
+def read_views(text: str | None) -> tuple[str, ...] | None:
+    """Parse --views, before torch is imported."""
+    from lopsided.recipe.views import parse_views
+
+    return None if text is None else parse_views(text)
+
+
+def use_views(model: Model, card: ModelCard, views: tuple[str, ...] | None, *, quiet: bool) -> ModelCard:
+    """Let a model use other views, and say what they do to its probabilities. Return its card."""
+    from lopsided.models.model import with_views
+    from lopsided.recipe.views import name_views
+
+    if views is None or views == card.views:
+        return card
+    if not quiet and card.calibrated_on:
+        say(
+            f"The model was calibrated with the views {name_views(card.views)}, so its probabilities with --views "
+            f"{name_views(views)} may be less well calibrated. fit --views calibrates with views."
+        )
+    return with_views(model, card, views)
