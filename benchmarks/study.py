@@ -14,7 +14,8 @@ isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five fol
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 
 Arms: ``default`` and ``thorough`` are the recipes. ``plain features`` is ``default`` without the scaling of features,
-and ``thorough with root`` is ``thorough`` with the scaling of ``default``.
+and ``thorough with root`` is ``thorough`` with the scaling of ``default``. Both take the views ``flips``, which is what
+``encoder.views = "auto"`` chose on the tops and on ISIC (benchmarks/views.py).
 ``resnet50`` is ``default`` with a ResNet-50 (a file that is not part of the package), ``thorough + resnet50`` joins it
 to the three encoders. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` on the features of
 ``default``; ``+`` is their average with the regression (``adapter-average``). Peers, as one would write them by hand on

@@ -61,6 +61,10 @@ def test_views_are_averaged_by_predict_and_evaluate(call: Call, model: Path, oth
         ended = call(verb, model, other_photos, "--views", "mirror")
         assert ended.code == 2
         assert ended.err.startswith("lopsided: There is no view 'mirror'. Use none, flip, flips, dihedral,")
+    for verb in ("predict", "evaluate", "export"):
+        ended = call(verb, model, *([] if verb == "export" else [other_photos]), "--views", "auto")
+        assert ended.code == 2
+        assert ended.err.startswith("lopsided: --views auto chooses views in fit, and a finished model has its own.")
 
 
 def test_evaluate_counts_the_answers_of_predict(call: Call, model: Path, other_photos: Path) -> None:

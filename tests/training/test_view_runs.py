@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from lopsided.data.augment import Augment, to_float
@@ -25,10 +27,11 @@ from lopsided.models.model import Model, ModelCard
 from lopsided.models.views import look
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import SETS, VIEWS
+from lopsided.runs.run import run_recipe
 from lopsided.training.fine_tune import Kept
 from lopsided.training.fit import fit, load_model
 from lopsided.training.regression import fit_regression
-from lopsided.training.reporter import Log
+from lopsided.training.reporter import Log, Reporter
 from training.conftest import stripes, tiny
 
 SMALL, SIDE = "test_resnet", 16
@@ -196,12 +199,18 @@ def test_the_estimator_takes_views_and_refuses_them_for_vectors() -> None:
     p = model.fit(x, y).predict_proba(x)
     assert model.card_.views == SETS["flip"]
     np.testing.assert_allclose(model.predict_proba(x[:, :, ::-1].copy()), p, atol=1e-6)
+    x = generator.normal(size=(20, 3))
+    assert LopsidedClassifier(views="auto").fit(x, np.arange(20) % 2).card_.views == SETS["none"]
     with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
-        LopsidedClassifier(views="flip").fit(generator.normal(size=(20, 3)), np.arange(20) % 2)
+        LopsidedClassifier(views="flip").fit(x, np.arange(20) % 2)
 
 
+@pytest.mark.parametrize("gib", ["4", "0"])
 @pytest.mark.parametrize(("views", "warned"), [("identity,vflip", True), ("flip", False), ("none", False)])
-def test_classes_that_a_view_exchanges_are_warned_about(views: str, warned: bool, weights: Path) -> None:
+def test_classes_that_a_view_exchanges_are_warned_about(
+    views: str, warned: bool, gib: str, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE_GIB", gib)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 100, (40, SIDE, SIDE, 3), dtype=np.uint8)
     labels = np.arange(40) % 4 // 3
@@ -214,7 +223,7 @@ def test_classes_that_a_view_exchanges_are_warned_about(views: str, warned: bool
     found = fit(recipe, source_from_arrays(images, labels))
     told = [text for text in found.warnings if "which way round" in text]
     assert len(told) == warned
-    assert all(text.endswith("Use --views none.") for text in told)
+    assert all(text.endswith("Use --views auto.") for text in told)
 
 
 def halves(*, side: bool, both: bool = False) -> Any:
@@ -267,10 +276,50 @@ def test_the_chosen_views_do_not_depend_on_the_cache_or_on_blocks(
     assert torch.equal(first.model.classifier.weight, again.model.classifier.weight)
 
 
-def test_without_inner_folds_all_views_are_taken(weights: Path, tmp_path: Path) -> None:
-    found = chosen(weights, halves(side=False), tmp_path / "run", **{"regression.strength": 0.1})
+def test_a_fixed_strength_does_not_keep_inner_folds_from_choosing_views(weights: Path) -> None:
+    found = chosen(weights, halves(side=False), **{"regression.strength": 0.1})
+    assert found.card.views == SETS["flip"]
+    named = fit(frozen(weights, **{"encoder.views": "flip"}), halves(side=False))
+    assert torch.equal(found.model.classifier.weight, named.model.classifier.weight)
+
+
+def test_with_one_image_of_a_class_all_views_are_taken_and_a_note_says_so(weights: Path, tmp_path: Path) -> None:
+    source = halves(side=False)
+    few = np.flatnonzero(source.labels == 0).tolist() + np.flatnonzero(source.labels == 1)[:1].tolist()
+    found = chosen(weights, source.subset(np.array(few)), tmp_path / "run", **{"data.test": 0.0})
     assert found.card.views == SETS["flips"]
-    assert "Inner folds cannot choose the views of an image" in (tmp_path / "run" / "log.jsonl").read_text()
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert "A class has too few images for inner folds to choose the views of an image" in log
+
+
+def test_with_folds_the_note_is_that_of_the_model_and_tells_of_folds_that_chose_otherwise(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = halves(side=False)
+    folder = tmp_path / "photos"
+    for label in (0, 1):
+        (folder / str(label)).mkdir(parents=True)
+    for i, label in enumerate(source.labels):
+        pixels = source.images.load(np.array([i]), SIDE, 3)[0].permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(folder / str(label) / f"{i:02d}.png")
+    recipe = frozen(weights, **{"regression.strength": None, "encoder.views": "auto", "data.folds": 3})
+    told: list[str] = []
+
+    class Told(Reporter):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+    run_recipe(recipe, tmp_path / "first", data=folder, reporter=Told())
+    start = "The features are means over the views flip: the classes seem to depend on which way round the images are"
+    assert [text.startswith(start) for text in told if text.startswith("The features are")] == [True]
+    assert json.loads((tmp_path / "first" / "metrics.json").read_text())["views"] == ["identity", "hflip"]
+    assert not any("of 3 folds chose other views" in text for text in told)
+    told.clear()
+    choices = iter([0, 1, 0, 1])  # Three folds, and then all images.
+    monkeypatch.setattr("lopsided.training.frozen.choose_views", lambda losses: next(choices))
+    run_recipe(recipe, tmp_path / "second", data=folder, reporter=Told())
+    said = "2 of 3 folds chose other views, so the figures are those of models with other views."
+    assert said in told
 
 
 @pytest.mark.parametrize(
@@ -280,7 +329,8 @@ def test_without_inner_folds_all_views_are_taken(weights: Path, tmp_path: Path) 
          'encoder.views must name views with method "two-stage", got auto. Name the views, such as flip.'),
         ({"method": "frozen", "encoder.weights": "embedded", "augment.normalisation": "weights",
           "encoder.views": "auto", "data.folds": 3, "final": "ensemble"},
-         'final cannot be "ensemble" with encoder.views = "auto": each fold may choose other views.'),
+         'final cannot be "ensemble" if encoder.views is auto: each fold may choose other views.'),
+        ({"encoder.views": "AUTO"}, "With a frozen encoder, auto lets inner folds choose."),
     ],
 )  # fmt: skip
 def test_views_that_cannot_be_chosen_are_refused(changes: dict[str, Any], message: str) -> None:

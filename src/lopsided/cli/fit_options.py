@@ -143,7 +143,10 @@ Final = Annotated[
         "Default: refit if the encoder is frozen or fine_tune.blend is set, otherwise ensemble.",
     ),
 ]
-Scenario = Annotated[str | None, option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000.")]
+Scenario = Annotated[
+    str | None,
+    option(DATA, "Class proportions to draw, for example 90:10 or 90:10,total=1000; a test split of the data stays."),
+]
 Include = Annotated[list[str] | None, include_option(DATA)]
 Exclude = Annotated[list[str] | None, exclude_option(DATA)]
 More = Annotated[

@@ -23,8 +23,12 @@ Views = Annotated[
 
 def read_views(text: str | None) -> tuple[str, ...] | None:
     """Parse --views, before torch is imported."""
-    from lopsided.recipe.views import parse_views
+    from lopsided.errors import InputError
+    from lopsided.recipe.views import AUTO, parse_views
 
+    if text is not None and text.strip() == AUTO:
+        do = "Leave out --views, or name views, such as flip."
+        raise InputError(f"--views auto chooses views in fit, and a finished model has its own. {do}")
     return None if text is None else parse_views(text)
 
 

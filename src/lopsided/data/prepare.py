@@ -75,15 +75,15 @@ def open_sources(
 
 
 def drawn_rows(recipe: Recipe, source: Source) -> NDArray[np.int64]:
-    """Return the rows of the images that the scenario of a recipe draws, and of test images that stay as they are.
+    """Return the rows of the images that the scenario of a recipe draws, and of images that stay as they are.
 
-    If the data define a test split and the recipe uses it, the scenario draws from the other images, as the long-tailed
-    data sets of the field do: an imbalance of the test images would only widen the intervals.
+    If the data define splits and the recipe uses them, the scenario draws training images, and validation and test
+    images stay as they are, as in the long-tailed data sets of the field: fewer test images only widen the intervals.
     """
     assert recipe.data.scenario is not None
     kept = np.zeros(len(source), dtype=bool)
     if source.splits is not None and split_rule(recipe, source) == "given":
-        kept = source.splits == "test"
+        kept = source.splits != "train"
     pool = np.flatnonzero(~kept)
     drawn = pool[draw(source.labels[pool], source.classes, parse_scenario(recipe.data.scenario), data_seed(recipe))]
     kept[drawn] = True
@@ -173,6 +173,6 @@ def split_words(recipe: Recipe, source: Source) -> str:
         repeat, fold = divmod(data.fold - 1, data.folds)
         which = f"fold {fold + 1} of {data.folds}" + (f" in repeat {repeat + 1}" if repeat else "")
         return f"The test images are {which}. The images are split {what}; {reason}."
-    kept = how == "given" and data.scenario is not None and source.splits is not None and "test" in source.splits
-    scenario = " The scenario draws from the other images, and the test images of the data stay as they are."
+    kept = how == "given" and data.scenario is not None
+    scenario = " The scenario draws training images; validation and test images of the data stay as they are."
     return f"The images are split {what}; {reason}.{scenario if kept else ''}"

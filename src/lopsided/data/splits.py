@@ -201,6 +201,9 @@ def _check_train(source: Source, splits: Splits, how: str) -> None:
     held = np.bincount(source.labels[splits.train], minlength=len(source.classes))
     absent = [name for name, number in source.counts().items() if number and not held[source.classes.index(name)]]
     if absent or not len(splits.train):
-        repair = "Use a stratified split or another seed." if how == "random" else "Use smaller val and test shares."
+        repair = {
+            "random": "Use a stratified split or another seed.",
+            "given": "Put images of every class into train, or use another split.",
+        }.get(how, "Use smaller val and test shares.")
         names = ", ".join(absent) or "any class"
         raise DataError(f"train must hold every class, but it has no image of {names} of {source.name}. {repair}")

@@ -63,7 +63,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
             ``folds``.
         views: Views of an image whose features are averaged where images are not augmented: "none", "flip", "flips",
-            "dihedral" or names such as "identity,rot180"; None: those of the recipe, by default "none".
+            "dihedral", names such as "identity,rot180", or "auto" for a frozen encoder; None: those of the recipe, by
+            default "none".
         folds: Number of folds that test every sample, before the model is trained on all samples; None: no folds. The
             scores of the folds calibrate the model and fit its rule.
         settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.

@@ -81,6 +81,7 @@ class Extractor:
         own, sizes = share_rows(len(inputs), self.ranks)
         if len(self.engine.views) == 1:
             (alone,) = self._block(inputs, own, digests, count)
+            assert all(tuple(views) == self.engine.views for views in sets)
             return [gather_rows(alone, sizes, self.ranks)] * len(sets)
         found, told = [np.zeros((len(own), self.width), dtype=np.float32) for _ in sets], count
         for rows in row_batches(len(own), BLOCK):
@@ -122,13 +123,6 @@ class Extractor:
         if self.small is not None:
             self.small.flush()
         return [features for features, _ in parts]
-
-    def cached_view(self, view: str, digests: Sequence[str] | None) -> Features | None:
-        """Return the features of one view of the model, or None unless all of them are cached."""
-        if digests is None or view not in self.engine.views:
-            return None
-        features, found = self._fetch(digests, self.engine.views.index(view), len(digests))
-        return features if found.all() else None
 
     def complete(self) -> bool:
         """Make the engine ready to compute features. Return whether it is another one than it was expected to be."""

@@ -17,7 +17,7 @@ Scaling = Literal["none", "root", "cube-root"]
 
 _POWERS = {"root": 1 / 2, "cube-root": 1 / 3}
 _STEEP = 1e-4
-"""The slope of a root in training is bounded by its slope here, which is 50 for the square root."""
+"""The slope of a root in training is bounded by its slope here: 50 for the square root, 155 for the cube root."""
 
 
 def scaled(features: Tensor, scaling: Scaling, parts: int = 1) -> Tensor:

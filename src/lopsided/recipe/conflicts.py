@@ -78,7 +78,7 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
     if recipe.final == "ensemble" and recipe.encoder.views == AUTO and not recipe.encoder.is_joined:
         do = 'Name the views, or use final = "refit".'
-        yield f'final cannot be "ensemble" with encoder.views = "auto": each fold may choose other views. {do}'
+        yield f'final cannot be "ensemble" if encoder.views is auto: each fold may choose other views. {do}'
     if data.split == "given":
         do = "Use another split, or leave out folds."
         yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'

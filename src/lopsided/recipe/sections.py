@@ -65,8 +65,8 @@ class Data(Section):
     )
     scenario: Text | None = described(
         None,
-        'Class proportions to draw, such as "90:10,total=1000"; unset: all images. Test images that the data define '
-        "stay as they are.",
+        'Class proportions to draw, such as "90:10,total=1000"; unset: all images. Validation and test images '
+        "that the data define stay as they are.",
     )
     split: Literal["auto", "random", "stratified", "group", "given"] = described(
         "auto",

@@ -59,7 +59,9 @@ def _views(text: str) -> str:
     try:
         return AUTO if text.strip() == AUTO else name_views(parse_views(text))
     except InputError as error:
-        raise words.RefusedError("", f"cannot be used. {error}") from None
+        unknown = str(error).startswith("There is no view")
+        choice = " With a frozen encoder, auto lets inner folds choose." if unknown else ""
+        raise words.RefusedError("", f"cannot be used. {error}{choice}") from None
 
 
 AnyText = Annotated[str, AfterValidator(_utf8)]

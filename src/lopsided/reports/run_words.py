@@ -160,7 +160,7 @@ def summary(facts: Facts) -> str:
         how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}{plus}"
     num = len(facts.metrics.views or computed_views(recipe.encoder.views))
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
-    scenario = f", drawn with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
+    scenario = f", with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     which = "All tested images" if recipe.data.more else "All images"  # Marked images may be from elsewhere.
     learned = f"{_encoder(recipe)} learned to distinguish {task}: {how}."
     if facts.metrics.folds is not None:

@@ -31,7 +31,7 @@ from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
-from lopsided.recipe.views import AUTO, PLAIN, name_views
+from lopsided.recipe.views import AUTO
 from lopsided.runs import results
 from lopsided.runs.folder import PREDICTIONS, WHOLE, Run, place
 from lopsided.runs.labels import write_label_check
@@ -43,10 +43,12 @@ if TYPE_CHECKING:
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
+VIEW_WORDS = re.compile(r"^The features are (means|those)|^A class has too few images for inner folds to choose")
+"""The note on the choice of views."""
 OWN_WORDS = re.compile(
     r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
     r"|^Tracked by|^The decision is|^The probabilities are|^The regression has|^The images are split"
-    r"|^The features are (means|those)|^The recipe default, for comparison"
+    rf"|^The recipe default, for comparison|{VIEW_WORDS.pattern}"
 )
 """Notes and warnings of a fold that do not hold for the whole run. The run has its own instead."""
 
@@ -309,8 +311,7 @@ class FoldResults:
             sum(value.numel() * value.element_size() for value in model.state_dict().values()),
         )
         if self.recipe.encoder.views == AUTO:
-            which = f"averages over the views {name_views(card.views)} of" if card.views != PLAIN else "has one view of"
-            yield f"The model {which} an image, as inner folds chose."
+            yield from self._view_words(card)
         yield " ".join([explain(card.decision, card.classes), *card.decision.notes])
         if card.calibrated_on:
             yield (
@@ -318,6 +319,17 @@ class FoldResults:
                 f"{card.temperature:.3g}"
                 + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
             )
+
+    def _view_words(self, card: ModelCard) -> Iterator[str]:
+        """Yield how the views of the model of all images were chosen, and how many folds chose others."""
+        events = Run.open(self.folder / place(WHOLE)).events()
+        notes = [str(event["text"]) for event in events if event["event"] == "note"]
+        yield from [text for text in notes if VIEW_WORDS.search(text)][-1:]  # A run that was resumed may have two.
+        total = len(self.numbers) * (self.recipe.data.folds or 0)
+        own = [tuple((Run.open(self.folder / place(fold)).metrics or {})["views"]) for fold in range(1, 1 + total)]
+        other = sum(views != card.views for views in own)
+        if other:
+            yield f"{other} of {total} folds chose other views, so the figures are those of models with other views."
 
     def _leaks(self) -> Leaks:
         """Return groups and byte-identical images that are in two folds of the first repeat."""

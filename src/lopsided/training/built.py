@@ -27,7 +27,7 @@ from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe
-from lopsided.recipe.views import check_views, computed_views
+from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, load_strictly
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import Log
@@ -64,7 +64,7 @@ class Built:
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
         recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
-        views = computed_views(recipe.encoder.views)
+        views = PLAIN if vector and recipe.encoder.views == AUTO else computed_views(recipe.encoder.views)
         check_views(views, prepared.kind, prepared.shape)
         scaling = "none" if vector else recipe.encoder.scaling  # Numbers of a table are no activations.
         if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:

@@ -34,28 +34,30 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None,
     ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. ``told`` is
     false if the same regression is fitted again later. Return the strength of the regression.
     """
-    auto = built.recipe.encoder.views == AUTO and built.model.views != PLAIN
-    sets = CANDIDATES if auto else (built.model.views,)
+    views, auto = built.model.views, built.recipe.encoder.views == AUTO
+    checked = strength is None and told and len(views) > 1 and PLAIN[0] in views
+    sets: Sequence[Sequence[str]] = (views, PLAIN) if checked else (views,)
+    if auto and views != PLAIN:
+        sets = CANDIDATES
     features = _training_features(built, sets, cached=cached)
-    found: list[Regression] = []
-    views: list[int] = []
+    found: list[tuple[int, Regression]] = []
 
     def fit() -> dict[str, Tensor]:
-        place, fitted = _fit_views(built, features, strength)
-        views.append(place)
-        found.append(fitted)
+        place, fitted = _choose(built, features) if auto and len(sets) > 1 else (0, _fit(built, features[0], strength))
+        if checked and not auto:
+            _check_views(built, fitted, features[1])
+        found.append((place, fitted))
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
 
     state = built.ranks.spread(fit)
     built.model.classifier.load_state_dict(state)
-    if auto:
-        built.take_views(sets[built.ranks.told(lambda: views[0])])
-    for fitted in found:
+    place, used = built.ranks.told(lambda: (found[0][0], found[0][1].strength))
+    if auto and len(sets) > 1:
+        built.take_views(sets[place])
+    for _, fitted in found:
         if strength is None and told:
             _tell_choice(built, fitted)
-            if not auto:
-                _check_views(built, fitted)
-    chosen: float = built.ranks.told(lambda: found[0].strength)
+    chosen: float = used
     return chosen
 
 
@@ -68,33 +70,36 @@ def choose_views(losses: Sequence[float], least: float = UPRIGHT) -> int:
     return next(i for i, loss in enumerate(losses) if all(other >= least * loss for other in losses[i + 1 :]))
 
 
-def _fit_views(built: Built, sets: list[Features], strength: float | None) -> tuple[int, Regression]:
+def _choose(built: Built, sets: Sequence[Features]) -> tuple[int, Regression]:
     """Fit a regression on the features of the first set of views that no later set is much better than.
 
     The sets are in the order of ``CANDIDATES``. A mean over views loses what tells an image from its mirror image, and
     gains by less noise. The gain is small, so that only a large loss speaks against the views.
     """
-    if len(sets) == 1:
-        return 0, _fit(built, sets[0], strength)
-    found = [_fit(built, features, strength) for features in sets]
     names = [name_views(views) for views in CANDIDATES]
-    if not all(fitted.losses for fitted in found):
-        built.log.note(f"Inner folds cannot choose the views of an image, so the features are means over {names[0]}.")
-        return 0, found[0]
-    losses = [min(loss for _, loss in fitted.losses) for fitted in found]
+    first = _fit(built, sets[0], scored=True)
+    if not first.losses:
+        built.log.note(
+            "A class has too few images for inner folds to choose the views of an image: the features are means over "
+            f"{names[0]}. If that turns a class into another, name the views (--views)."
+        )
+        return 0, first
+    found = [first, *(_fit(built, features, scored=True) for features in sets[1:])]
+    losses = [_best(fitted) for fitted in found]
     chosen = choose_views(losses)
     shown = ", ".join(f"{name} {loss:.3g}" for name, loss in zip(names, losses, strict=True))
     what = f"means over the views {names[chosen]}" if chosen < len(sets) - 1 else "those of the image alone"
     built.log.event("views", chosen=names[chosen], losses=dict(zip(names, losses, strict=True)))
-    built.log.note(f"The features are {what}. Log loss of inner folds: {shown}.")
-    if chosen:
-        built.log.note(
-            "The classes seem to depend on which way round the images are, which a mean over more views does not know."
-        )
+    why = ": the classes seem to depend on which way round the images are" if chosen else ""
+    built.log.note(f"The features are {what}{why}. Log loss of inner folds: {shown}.")
     return chosen, found[chosen]
 
 
-def _fit(built: Built, features: Features, strength: float | None) -> Regression:
+def _best(fitted: Regression) -> float:
+    return min(loss for _, loss in fitted.losses)
+
+
+def _fit(built: Built, features: Features, strength: float | None = None, *, scored: bool = False) -> Regression:
     """Fit a regression on features of the training images, as the recipe says."""
     settings, train = built.recipe.regression, built.prepared.train
     return fit_regression(
@@ -104,31 +109,26 @@ def _fit(built: Built, features: Features, strength: float | None) -> Regression
         groups=train.groups,
         weighted=built.recipe.classifier.loss.name == "weighted-ce",
         strength=settings.strength if strength is None else strength,
+        scored=scored,
         folds=settings.folds,
         seed=built.recipe.seed,
     )
 
 
-def _check_views(built: Built, fitted: Regression) -> None:
-    """Warn if the images alone tell the classes apart much better than the mean over their views.
+def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
+    """Warn if the images ``alone`` tell the classes apart much better than the mean over their views.
 
-    Then the classes depend on left and right or up and down, which the mean does not know: arrows, digits, texts. The
-    features of each view are cached, so that this needs one more regression.
+    Then the classes depend on left and right or up and down, which the mean does not know: arrows, digits, texts.
     """
-    alone = None
-    if built.model.views != PLAIN and fitted.losses:
-        alone = built.extractor.cached_view(PLAIN[0], built.prepared.train.digests)
-    if alone is None:
+    if not fitted.losses:
         return
-    loss, plain = (
-        min(loss for _, loss in each.losses) for each in (fitted, _fit(built, built.engine.scale(alone), None))
-    )
-    if plain < UPRIGHT * loss:
+    losses = [_best(fitted), _best(_fit(built, alone))]
+    if choose_views(losses):
         recipe = "--recipe thorough " if JOINT in built.recipe.encoder.name else ""  # Without it, fit takes default.
         built.log.warn(
             "The classes seem to depend on which way round the images are, which an average over views does not know: "
-            f"inner folds give a log loss of {plain:.2f} without views, and of {loss:.2f} with them. "
-            f"Use {recipe}--views none."
+            f"inner folds give a log loss of {losses[1]:.2f} without views, and of {losses[0]:.2f} with them. "
+            f"Use {recipe}--views auto."
         )
 
 
@@ -204,13 +204,16 @@ def _training_features(built: Built, sets: Sequence[Sequence[str]], *, cached: b
         root, views = built.extractor.root, built.model.views
         where = "not cached" if root is None else f"cached in {root}"
         engine = built.extractor.engine.name.split()[0]
-        averaged = "averaged over the views" if len(sets) == 1 else "once for each of the views"
+        auto = built.recipe.encoder.views == AUTO
+        averaged = "once for each of the views" if auto else "averaged over the views"
         what = "" if views == PLAIN else f", {averaged} {', '.join(views)} of each image"
         built.log.note(f"{engine} computes the features of {built.recipe.encoder.name}{what}. Features are {where}.")
     found = built.frozen_means(train, "features of training images", sets)
     if not all(np.isfinite(features).all() for features in found):
         raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
-    return [built.engine.scale(features) for features in found]
+    for place, features in enumerate(found):  # One at a time, because many images need much memory.
+        found[place] = built.engine.scale(features)
+    return found
 
 
 def _tell_choice(built: Built, fitted: Regression) -> None:

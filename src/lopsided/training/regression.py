@@ -60,22 +60,23 @@ def fit_regression(
     groups: npt.NDArray[np.str_] | None = None,
     weighted: bool = False,
     strength: float | None = None,
+    scored: bool = False,
     folds: int = 5,
     seed: int = 0,
 ) -> Regression:
     """Fit the regression. ``weighted`` gives each class the same weight instead of each row.
 
-    ``strength`` is the value of C; None: inner folds choose it. ``folds`` is reduced if a class has fewer rows or
-    groups.
+    ``strength`` is the value of C; None: inner folds choose it. With ``scored``, inner folds also score a given value.
+    ``folds`` is reduced if a class has fewer rows or groups.
     """
     # The limit holds only for libraries that are loaded, and scipy brings a BLAS of its own.
     import sklearn.linear_model  # noqa: F401
 
     # The matrices are small. Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
     with threadpool_limits(1, "blas"):
-        return _fit(
-            np.asarray(features, dtype=np.float64), labels, num_classes, groups, weighted, strength, folds, seed
-        )
+        x = np.asarray(features, dtype=np.float64)
+        tried = STRENGTHS if strength is None else (strength,) if scored else ()
+        return _fit(x, labels, num_classes, groups, weighted, strength, tried, folds, seed)
 
 
 def _fit(
@@ -85,6 +86,7 @@ def _fit(
     groups: npt.NDArray[np.str_] | None,
     weighted: bool,
     strength: float | None,
+    tried: Sequence[float],
     folds: int,
     seed: int,
 ) -> Regression:
@@ -93,10 +95,10 @@ def _fit(
     fewest = rarest(labels, groups)
     folds = min(folds, fewest)
     losses: tuple[tuple[float, float], ...] = ()
-    if strength is None and folds >= 2:
+    if tried and folds >= 2:
         seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
         pairs = [pair for each in seeds for pair in inner_folds(labels, groups, folds, each)]
-        losses = tuple(_scores(x, labels, num_classes, pairs, weighted))
+        losses = tuple(_scores(x, labels, num_classes, pairs, weighted, tried))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
         strength, folds = USUAL, 0
@@ -148,13 +150,18 @@ def inner_folds(
 
 
 def _scores(
-    x: Floats, labels: Indices, num_classes: int, folds: Sequence[tuple[Indices, Indices]], weighted: bool
+    x: Floats,
+    labels: Indices,
+    num_classes: int,
+    folds: Sequence[tuple[Indices, Indices]],
+    weighted: bool,
+    tried: Sequence[float],
 ) -> Iterator[tuple[float, float]]:
-    """Yield each value of C with its loss over the rows of all folds.
+    """Yield each value of C that is tried with its loss over the rows of all folds.
 
     One fold is in memory at a time. The path ends where it ended in the shortest fold so far.
     """
-    strengths = list(STRENGTHS)
+    strengths = list(tried)
     rows = np.concatenate([rest for _, rest in folds])
     logits = np.zeros((len(strengths), len(rows), num_classes))
     ends = np.cumsum([len(rest) for _, rest in folds])
