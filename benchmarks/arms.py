@@ -6,7 +6,7 @@
     lopsided compare ... --scenario 90:10,95:5,98:2 --seeds 12 --arms weighted-ce,cl,acl,afcl --out CMP
     python benchmarks/arms.py CMP          # copy the records of the comparison to docs/records/methods.jsonl
     lopsided compare --recipe benchmarks/arms/tail.toml --baseline weighted-ce --seeds 3 --out TAIL \\
-      --arms weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,benchmarks/arms/bcl.toml     # and supmin, ce-mixup-crt
+      --arms weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,benchmarks/arms/bcl.toml     # and ce-mixup-crt
     python benchmarks/arms.py --tail TAIL  # the same for docs/records/methods_tail.jsonl, all ten classes
     python benchmarks/arms.py              # print the table of both records
     python benchmarks/arms.py --pairs      # the paper's family against CL, on the same seeds
