@@ -88,6 +88,11 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def read() -> list[dict[str, Any]]:
+    """Return the lines of the record."""
+    return [json.loads(line) for line in RECORD.read_text().splitlines()]
+
+
 def main() -> None:
     """Write the record of a comparison, if one is given, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,7 +102,7 @@ def main() -> None:
     if given.comparison is not None:
         found = blend(given.comparison, given.first)
         files.atomic_write(RECORD, "".join(json.dumps(line) + "\n" for line in found))
-    print(table([json.loads(line) for line in RECORD.read_text().splitlines()]))
+    print(table(read()))
 
 
 if __name__ == "__main__":

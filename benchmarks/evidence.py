@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import arms as methods
+import blend
 import costs
 import fine_tune
 import study
@@ -237,6 +238,7 @@ def blocks() -> dict[str, str]:
         "methods": methods.table(methods.read_fashion()),
         "eta": methods.pairs_table(methods.read_fashion()),
         "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
+        "blend": blend.table(blend.read()),
         "all": table(),
     }
 
