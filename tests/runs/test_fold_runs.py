@@ -349,9 +349,9 @@ def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monke
     seen: list[tuple[int, int]] = []
     original = default_run.classify_by_default
 
-    def count(recipe: Recipe, source: Any, splits: Any, *others: Any) -> Any:
+    def count(recipe: Recipe, source: Any, splits: Any, *others: Any, **more: Any) -> Any:
         seen.append((len(splits.train), len(splits.test)))
-        return original(recipe, source, splits, *others)
+        return original(recipe, source, splits, *others, **more)
 
     monkeypatch.setattr(default_run, "classify_by_default", count)
     few = {"data.folds": 4, "data.val": 0.0, "encoder_training.lr": 1e-12}
@@ -369,6 +369,8 @@ def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monke
     assert figures.uwa.value > 0.9, "The classes differ in colour."
     (text,) = [text for text in found.warnings if "below that of the recipe default" in text]
     assert text.startswith("On the out-of-fold images, ")
+    log = (run.folder / "log.jsonl").read_text()
+    assert log.count("The recipe default, for comparison, took") == 1
 
 
 def test_without_a_cache_folds_cost_more_and_large_data_have_one_split(

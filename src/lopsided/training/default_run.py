@@ -79,11 +79,19 @@ def figures_of(
 
 
 def classify_by_default(
-    recipe: Recipe, source: Source, splits: Splits, digests: Sequence[str], device: torch.device, log: Log
+    recipe: Recipe,
+    source: Source,
+    splits: Splits,
+    digests: Sequence[str],
+    device: torch.device,
+    log: Log,
+    *,
+    told: bool = True,
 ) -> dict[str, Answers]:
     """Fit the recipe ``default`` on the training images. Return its classifications of the other splits.
 
-    The result is empty if there are too few images, or if the recipe cannot be used on these images.
+    The result is empty if there are too few images, or if the recipe cannot be used on these images. A note gives the
+    time, unless ``told`` is false.
     """
     most = {"train": MOST_TRAIN, "val": MOST_EVALUATED, "test": MOST_EVALUATED}
     few = {
@@ -113,7 +121,8 @@ def classify_by_default(
     except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
         log.note(f"The recipe default could not be used for comparison: {error}")
         return {}
-    log.note(f"The recipe default, for comparison, took {perf_counter() - begin:.1f} s on the same split.")
+    if told:
+        log.note(f"The recipe default, for comparison, took {perf_counter() - begin:.1f} s on the same split.")
     return found
 
 
