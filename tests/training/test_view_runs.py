@@ -226,6 +226,16 @@ def test_classes_that_a_view_exchanges_are_warned_about(
     assert all(text.endswith("Use --views auto.") for text in told)
 
 
+def test_a_fine_tuned_encoder_is_not_advised_to_choose_views(weights: Path) -> None:
+    recipe = named_recipe("fine-tune").override(
+        **{"encoder.name": SMALL, "encoder.weights": str(weights), "encoder.views": "identity,vflip",
+           "data.image_size": SIDE, "fine_tune.blocks": 1, "fine_tune.views": 1, "fine_tune.steps": 1,
+           "compare_default": False}
+    )  # fmt: skip
+    (text,) = [text for text in fit(recipe, halves(side=False)).warnings if "which way round" in text]
+    assert text.endswith("Use --views none.")
+
+
 def halves(*, side: bool, both: bool = False) -> Any:
     """Images of which one class is bright at the top or, with ``side``, on the left; with ``both``, in a corner."""
     rng = np.random.default_rng(0)

@@ -34,17 +34,17 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None,
     ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. ``told`` is
     false if the same regression is fitted again later. Return the strength of the regression.
     """
-    views, auto = built.model.views, built.recipe.encoder.views == AUTO
-    checked = strength is None and told and len(views) > 1 and PLAIN[0] in views
-    sets: Sequence[Sequence[str]] = (views, PLAIN) if checked else (views,)
-    if auto and views != PLAIN:
-        sets = CANDIDATES
+    views = built.model.views
+    auto = built.recipe.encoder.views == AUTO and views != PLAIN
+    scored = strength is None and built.recipe.regression.strength is None and told
+    checked = scored and not auto and len(views) > 1 and PLAIN[0] in views
+    sets: Sequence[Sequence[str]] = CANDIDATES if auto else (views, PLAIN) if checked else (views,)
     features = _training_features(built, sets, cached=cached)
     found: list[tuple[int, Regression]] = []
 
     def fit() -> dict[str, Tensor]:
-        place, fitted = _choose(built, features) if auto and len(sets) > 1 else (0, _fit(built, features[0], strength))
-        if checked and not auto:
+        place, fitted = _choose(built, features) if auto else (0, _fit(built, features[0], strength))
+        if checked:
             _check_views(built, fitted, features[1])
         found.append((place, fitted))
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
@@ -52,7 +52,7 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None,
     state = built.ranks.spread(fit)
     built.model.classifier.load_state_dict(state)
     place, used = built.ranks.told(lambda: (found[0][0], found[0][1].strength))
-    if auto and len(sets) > 1:
+    if auto:
         built.take_views(sets[place])
     for _, fitted in found:
         if strength is None and told:
@@ -128,7 +128,7 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
         built.log.warn(
             "The classes seem to depend on which way round the images are, which an average over views does not know: "
             f"inner folds give a log loss of {losses[1]:.2f} without views, and of {losses[0]:.2f} with them. "
-            f"Use {recipe}--views auto."
+            f"Use {recipe}--views {AUTO if built.recipe.method == 'frozen' else 'none'}."
         )
 
 
