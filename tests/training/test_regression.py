@@ -92,14 +92,13 @@ def test_each_class_counts_the_same_in_the_loss() -> None:
     assert balanced_log_loss(logits, np.array([0, 0, 0, 1])) == pytest.approx(expected)
 
 
-def test_one_thread_computes_the_regression_also_if_scipy_was_not_loaded_before() -> None:
+def test_one_thread_computes_the_regression() -> None:
     script = """
 import numpy as np
 from threadpoolctl import threadpool_info
 from lopsided.training import regression
 
 def fit(*_):
-    import scipy.linalg
     print(*{one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"})
 
 regression._fit = fit

@@ -1,9 +1,9 @@
 """Multinomial logistic regression on frozen features, with its strength chosen by inner folds.
 
 Features are standardised by the training rows. The regression minimises C times the cross-entropy plus half the
-squared weights. A path of values of C, from strong to weak, is fitted on each inner fold, each fit starting from the
-previous one. The folds are stratified, and by group if there are groups. If a class has few rows, the folds are drawn
-``REPEATS`` times, because the choice would be noisy.
+squared weights. A path of values of C, from strong to weak, is fitted on all inner folds together, each fit starting
+from the previous one. The folds are stratified, and by group if there are groups. If a class has few rows, the folds
+are drawn ``REPEATS`` times, because the choice would be noisy.
 
 The score of a value is the class-weighted log loss of the rows outside the fold. Before that, each probability is
 divided by the share of its class in training, because the decision also divides by it. So a rare class counts as much
@@ -12,7 +12,6 @@ as a frequent one. The regression is then fitted again on all rows, and the stan
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from lopsided.seeds import derive_seed
+from lopsided.training.logistic import Principal, Regressions
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -31,9 +31,12 @@ USUAL = 1e-3
 """The value if a class has too few images or groups for inner folds."""
 FEW, REPEATS = 50, 3
 """If a class has fewer rows or groups than ``FEW``, the folds are drawn ``REPEATS`` times."""
-_PATIENCE = 3
+PATIENCE = 3
 """The path of a fold ends after this many values that are worse than the best one so far."""
-_STEPS = 1000
+_ROUGH, _EXACT = 1e-5, 1e-10
+"""Tolerances of the regressions of inner folds and of the final one, as shares of the objective."""
+_TOGETHER, _PER_ROW, _PER_COLUMN = 2**26, 6, 25
+"""How many numbers regressions may hold that are solved together, and how many each has per class and row or column."""
 _ABSENT = 30.0
 """How far the logit of a class without training rows is below the lowest bias."""
 
@@ -69,10 +72,7 @@ def fit_regression(
     ``strength`` is the value of C; None: inner folds choose it. With ``scored``, inner folds also score a given value.
     ``folds`` is reduced if a class has fewer rows or groups.
     """
-    # The limit holds only for libraries that are loaded, and scipy brings a BLAS of its own.
-    import sklearn.linear_model  # noqa: F401
-
-    # The matrices are small. Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
+    # Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
     with threadpool_limits(1, "blas"):
         x = np.asarray(features, dtype=np.float64)
         tried = STRENGTHS if strength is None else (strength,) if scored else ()
@@ -91,20 +91,24 @@ def _fit(
     seed: int,
 ) -> Regression:
     mean, scale = standardisation(x)
-    x, basis = _reduced((x - mean) / scale)
+    present, own = np.unique(labels, return_inverse=True)
+    turned = Principal((x - mean) / scale)
     fewest = rarest(labels, groups)
     folds = min(folds, fewest)
     losses: tuple[tuple[float, float], ...] = ()
     if tried and folds >= 2:
         seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
         pairs = [pair for each in seeds for pair in inner_folds(labels, groups, folds, each)]
-        losses = tuple(_scores(x, labels, num_classes, pairs, weighted, tried))
+        losses = tuple(_scores(turned.x, own, pairs, weighted, tried))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
         strength, folds = USUAL, 0
-    weight, bias = next(_path(x, labels, num_classes, [strength], weighted))
-    weight = (weight if basis is None else weight @ basis.T) / scale
-    return Regression(weight, bias - weight @ mean, strength, folds if losses else 0, losses)
+    weight, bias = _solution(turned, own, weighted, strength)
+    biases = np.full(num_classes, bias.min() - _ABSENT)
+    weights = np.zeros((num_classes, x.shape[1]))
+    weights[present] = weight / scale
+    biases[present] = bias
+    return Regression(weights, biases - weights @ mean, strength, folds if losses else 0, losses)
 
 
 def standardisation(x: Floats) -> tuple[Floats, Floats]:
@@ -112,18 +116,6 @@ def standardisation(x: Floats) -> tuple[Floats, Floats]:
     mean, scale = x.mean(axis=0), x.std(axis=0)
     scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
     return mean, scale
-
-
-def _reduced(x: Floats) -> tuple[Floats, Floats | None]:
-    """Return rows of fewer columns and the basis (d, n) that they refer to, if there are fewer rows than columns.
-
-    The weights of a regression with an L2 penalty are in the span of the rows. So the solution is the same, and each
-    step is cheaper.
-    """
-    if len(x) >= x.shape[1]:
-        return x, None
-    basis, triangle = np.linalg.qr(x.T)
-    return np.ascontiguousarray(triangle.T), basis
 
 
 def rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
@@ -150,35 +142,53 @@ def inner_folds(
 
 
 def _scores(
-    x: Floats,
-    labels: Indices,
-    num_classes: int,
-    folds: Sequence[tuple[Indices, Indices]],
-    weighted: bool,
-    tried: Sequence[float],
+    x: Floats, labels: Indices, folds: Sequence[tuple[Indices, Indices]], weighted: bool, tried: Sequence[float]
 ) -> Iterator[tuple[float, float]]:
     """Yield each value of C that is tried with its loss over the rows of all folds.
 
-    One fold is in memory at a time. The path ends where it ended in the shortest fold so far.
+    As many folds as fit into ``_TOGETHER`` numbers are solved together. The path ends where it ended in the shortest
+    fold so far.
     """
-    strengths = list(tried)
-    rows = np.concatenate([rest for _, rest in folds])
-    logits = np.zeros((len(strengths), len(rows), num_classes))
-    ends = np.cumsum([len(rest) for _, rest in folds])
-    for (train, rest), end in zip(folds, ends, strict=True):
-        here = slice(end - len(rest), end)
-        share = np.bincount(labels[train], minlength=num_classes) / len(train)
-        prior = np.zeros(num_classes) if weighted else np.log(np.where(share > 0, share, 1.0))
-        best, worse = np.inf, 0
-        for place, (weight, bias) in enumerate(_path(x[train], labels[train], num_classes, strengths, weighted)):
-            logits[place, here] = x[rest] @ weight.T + bias - prior
-            loss = balanced_log_loss(logits[place, here], labels[rest])
-            best, worse = (loss, 0) if loss < best else (best, worse + 1)
-            if worse >= _PATIENCE:
+    strengths, num_classes = list(tried), int(labels.max()) + 1
+    number = max(_TOGETHER // (num_classes * (_PER_ROW * len(x) + _PER_COLUMN * x.shape[1])), 1)
+    found: list[list[Floats]] = [[] for _ in strengths]
+    for begin in range(0, len(folds), number):
+        own = folds[begin : begin + number]
+        rows = np.stack([_row_weights(labels, train, weighted) for train, _ in own], axis=1)
+        share = np.stack([np.bincount(labels[train]) / len(train) for train, _ in own])
+        prior = np.zeros_like(share) if weighted else np.log(share)
+        solved = Regressions(x, labels, rows, np.float32)
+        best, worse = np.full(len(own), np.inf), np.zeros(len(own), dtype=np.int64)
+        for place, strength in enumerate(strengths):
+            solved.solve(_halved(strength, num_classes), _ROUGH)
+            parts = [solved.logits[rest, fold] - prior[fold] for fold, (_, rest) in enumerate(own)]
+            found[place] += parts
+            losses = [balanced_log_loss(part, labels[rest]) for part, (_, rest) in zip(parts, own, strict=True)]
+            worse = np.where(losses < best, 0, worse + 1)
+            best = np.minimum(losses, best)
+            if worse.max() >= PATIENCE:
                 del strengths[place + 1 :]
                 break
-    for place, strength in enumerate(strengths):
-        yield strength, balanced_log_loss(logits[place], labels[rows])
+    rest = np.concatenate([rest for _, rest in folds])
+    for strength, parts in zip(strengths, found, strict=False):
+        yield strength, balanced_log_loss(np.concatenate(parts), labels[rest])
+
+
+def _row_weights(labels: Indices, train: Indices, weighted: bool) -> Floats:
+    """Return the weight of each row in a regression on the rows ``train``. Those of a class may sum to the same."""
+    counts = np.bincount(labels[train])
+    found = np.zeros(len(labels))
+    found[train] = (len(train) / (len(counts) * counts))[labels[train]] if weighted else 1.0
+    return found
+
+
+def _halved(strength: float, num_classes: int) -> float:
+    """Return the strength for ``Regressions``, which has a weight vector for each class also if there are two classes.
+
+    The usual regression of two classes has one vector w. With the vectors w / 2 and -w / 2, the penalty is half as
+    large, so that half the strength gives the same solution.
+    """
+    return strength / 2 if num_classes == 2 else strength
 
 
 def balanced_log_loss(logits: Floats, labels: Indices) -> float:
@@ -191,29 +201,11 @@ def balanced_log_loss(logits: Floats, labels: Indices) -> float:
     return float((sums[counts > 0] / counts[counts > 0]).mean())
 
 
-def _path(
-    x: Floats, labels: Indices, num_classes: int, strengths: Sequence[float], weighted: bool
-) -> Iterator[tuple[Floats, Floats]]:
-    """Yield weight (K, d) and bias (K,) for each value of C, in turn. Each fit starts from the previous one."""
-    from sklearn import config_context
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    present = np.unique(labels)
-    model = LogisticRegression(
-        class_weight="balanced" if weighted else None, max_iter=_STEPS, tol=1e-4, warm_start=True
-    )
-    for strength in strengths:
-        model.set_params(C=strength)
-        # Hundreds of small fits would each check the same parameters again.
-        with config_context(skip_parameter_validation=True), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # The path then ends a little early, which is fine.
-            model.fit(x, labels)
-        coefficients, intercept = model.coef_, model.intercept_
-        if len(present) == 2:  # scikit-learn then holds the difference of two logits.
-            coefficients = np.concatenate([-coefficients, coefficients]) / 2
-            intercept = np.concatenate([-intercept, intercept]) / 2
-        weight = np.zeros((num_classes, x.shape[1]))
-        bias = np.full(num_classes, intercept.min() - _ABSENT)
-        weight[present], bias[present] = coefficients, intercept
-        yield weight, bias
+def _solution(turned: Principal, labels: Indices, weighted: bool, strength: float) -> tuple[Floats, Floats]:
+    """Return weight (K, d) and bias (K,) of the regression on all rows. Both sum to zero over the classes."""
+    num_classes = int(labels.max()) + 1
+    rows = _row_weights(labels, np.arange(len(labels)), weighted)
+    solved = Regressions(turned.x, labels, rows[:, None])
+    solved.solve(_halved(strength, num_classes), _EXACT)
+    found = solved.weights[0] - solved.weights[0].mean(axis=0)
+    return turned.back(found[:, :-1]).astype(np.float64), found[:, -1].astype(np.float64)

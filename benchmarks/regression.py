@@ -1,0 +1,156 @@
+"""How long does the regression of frozen recipes take, and is its choice the one that scikit-learn would make?
+
+    python benchmarks/regression.py --features FOLDER [--rounds 3]     # FOLDER: `benchmarks/study.py features DATA`
+    python benchmarks/regression.py                                    # print the table of the record
+
+Each row of the record is one fit: features of ``thorough`` or ``default`` on the first draw of ISIC (four of five folds
+by lesion, two classes) or of the long tail of Fashion-MNIST (2,000 images, ten classes). The peer makes the same choice
+with scikit-learn's LogisticRegression: the same inner folds and strengths from strong to weak, each fit starting from
+the previous one, the same end of the path, its usual tolerance, and a last fit on all rows. Both run in turns, with one
+thread, and the seconds are those of the processor; the figure is the median of the rounds. ``uwa`` is that of the test
+images by the rule ``balanced``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
+from threadpoolctl import threadpool_limits
+
+from lopsided import files
+from lopsided.seeds import derive_seed
+from lopsided.training.regression import (
+    FEW,
+    PATIENCE,
+    REPEATS,
+    STRENGTHS,
+    balanced_log_loss,
+    fit_regression,
+    inner_folds,
+    rarest,
+    standardisation,
+)
+from study import Features, pairs
+
+RECORD = Path(__file__).parents[1] / "docs" / "records" / "regression_speed.json"
+CASES = (("isic", "default"), ("isic", "thorough"), ("fashion", "default"), ("fashion", "thorough"))
+CELLS = {"isic": "all", "fashion": "long tail 100"}
+Floats = Any
+
+
+def by_hand(x: Floats, labels: Floats, groups: Floats | None) -> tuple[float, Floats, Floats]:
+    """Return the strength, weight and bias that the same choice gives with scikit-learn."""
+    mean, scale = standardisation(x)
+    x = (x - mean) / scale
+    fewest = rarest(labels, groups)
+    seeds = [derive_seed(0, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
+    folds = [pair for seed in seeds for pair in inner_folds(labels, groups, min(5, fewest), seed)]
+    strengths = list(STRENGTHS)
+    logits: list[list[Floats]] = [[] for _ in strengths]
+    for train, rest in folds:
+        model = LogisticRegression(max_iter=1000, warm_start=True)
+        prior = np.bincount(labels[train]) / len(train)
+        best, worse = np.inf, 0
+        for place, strength in enumerate(strengths):
+            model.set_params(C=strength).fit(x[train], labels[train])
+            found = np.log(np.maximum(model.predict_proba(x[rest]), 1e-300)) - np.log(prior)
+            logits[place].append(found)
+            loss = balanced_log_loss(found, labels[rest])
+            best, worse = (loss, 0) if loss < best else (best, worse + 1)
+            if worse >= PATIENCE:
+                del strengths[place + 1 :]
+                break
+    tested = labels[np.concatenate([rest for _, rest in folds])]
+    losses = [balanced_log_loss(np.concatenate(logits[place]), tested) for place in range(len(strengths))]
+    strength = strengths[int(np.argmin(losses))]
+    last = LogisticRegression(C=strength, max_iter=1000).fit(x, labels)
+    weight, bias = last.coef_, last.intercept_
+    if len(weight) == 1:
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    return strength, weight / scale, bias - (weight / scale) @ mean
+
+
+def measure(data: str, arm: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Return the median seconds of both, in turns, with what they chose and reached."""
+    found = Features(data, folder)
+    x = found.of(arm)
+    assert x is not None
+    folds, grouped = pairs(data, CELLS[data], 0, found)
+    train, test = folds[0]
+    own, labels = np.asarray(x[train], dtype=np.float64), found.labels[train].astype(np.int64)
+    groups = found.groups[train] if grouped else None
+    classes = int(labels.max()) + 1
+    prior = np.log(np.bincount(labels) / len(labels))
+    seconds: dict[str, list[float]] = {"lopsided": [], "scikit-learn": []}
+    figures = {}
+    for _ in range(rounds):
+        for name, times in seconds.items():
+            begin = time.process_time()
+            if name == "lopsided":
+                fitted = fit_regression(own, labels, classes, groups=groups)
+                strength, weight, bias = fitted.strength, fitted.weight, fitted.bias
+            else:
+                strength, weight, bias = by_hand(own, labels, groups)
+            times.append(time.process_time() - begin)
+            answers = (x[test] @ weight.T + bias - prior).argmax(axis=1)
+            uwa = 100 * balanced_accuracy_score(found.labels[test], answers)
+            figures[name] = {"strength": strength, "uwa": round(uwa, 2)}
+    shape = {"data": data, "features": arm, "rows": len(own), "columns": own.shape[1], "classes": classes}
+    medians = {name: {"seconds": round(statistics.median(own), 2), **figures[name]} for name, own in seconds.items()}
+    return {**shape, "rounds": rounds, **medians}
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return the record as a table."""
+    names = (
+        "data",
+        "features of",
+        "rows",
+        "columns",
+        "classes",
+        "seconds",
+        "scikit-learn",
+        "ratio",
+        "UWA",
+        "scikit-learn",
+    )
+    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for line in lines:
+        own, peer = line["lopsided"], line["scikit-learn"]
+        shape = [str(line[name]) for name in ("data", "features")]
+        shape += [f"{line[name]:,}" for name in ("rows", "columns", "classes")]
+        seconds = [f"{one['seconds']:.1f}" for one in (own, peer)]
+        figures = [f"{one['uwa']:.1f}" for one in (own, peer)]
+        cells = [*shape, *seconds, f"{peer['seconds'] / own['seconds']:.1f}", *figures]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Measure all cases if features are given, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--features", type=Path, help="the folder with the features")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    if given.features is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            lines = [measure(data, arm, given.features, given.rounds) for data, arm in CASES]
+        files.atomic_write(RECORD, json.dumps(lines, indent=1) + "\n")
+    print(table(json.loads(RECORD.read_text())))
+
+
+if __name__ == "__main__":
+    main()

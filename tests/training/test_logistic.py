@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from lopsided.training import regression
+from lopsided.training.logistic import Principal, Regressions
+from lopsided.training.regression import STRENGTHS, balanced_log_loss, fit_regression, inner_folds
+
+SHAPES = [(40, 12), (40, 90)]
+"""More rows than columns, and fewer."""
+
+
+def rows(shape: tuple[int, int], counts: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose columns differ in scale and depend on each other, in classes of very different sizes."""
+    generator = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    spread = generator.normal(size=(shape[1], shape[1])) * np.geomspace(3, 0.03, shape[1])
+    x = (generator.normal(size=shape) + np.eye(len(counts), shape[1])[labels]) @ spread
+    return x - x.mean(axis=0), labels
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_turned_rows_have_the_same_products_and_orthogonal_columns(shape: tuple[int, int]) -> None:
+    x, _ = rows(shape, [30, 10])
+    turned = Principal(x)
+    assert turned.x.shape[1] <= min(shape)
+    assert np.allclose(turned.x @ turned.x.T, x @ x.T)
+    squares = turned.x.T @ turned.x
+    assert np.abs(squares - np.diag(np.diag(squares))).max() < 1e-9 * squares.max()
+    weight = np.random.default_rng(1).normal(size=(3, turned.x.shape[1]))
+    assert np.allclose(x @ turned.back(weight).T, turned.x @ weight.T)
+
+
+@pytest.mark.parametrize("counts", [[36, 4], [25, 12, 3], [14, 9, 7, 5, 3, 2]])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("strength", [1e-5, 1e-2, 10.0])
+def test_the_solution_is_that_of_scikit_learn_at_a_tight_tolerance(
+    counts: list[int], shape: tuple[int, int], weighted: bool, strength: float
+) -> None:
+    x, labels = rows(shape, counts)
+    standard = x / x.std(axis=0)
+    peer = LogisticRegression(
+        C=strength, class_weight="balanced" if weighted else None, tol=1e-9, max_iter=20_000, solver="newton-cg"
+    ).fit(standard, labels)
+    fitted = fit_regression(x, labels, len(counts), strength=strength, weighted=weighted)
+    assert np.abs(softmax(x @ fitted.weight.T + fitted.bias) - peer.predict_proba(standard)).max() < 2e-5
+
+
+def test_regressions_that_are_solved_together_have_the_solutions_that_they_have_alone() -> None:
+    x, labels = rows((60, 20), [40, 14, 6])
+    c = np.random.default_rng(2).integers(0, 3, size=(60, 4)) + 0.5
+    together = Regressions(x, labels, c)
+    together.solve(0.1, 1e-12)
+    for number in range(4):
+        alone = Regressions(x, labels, c[:, [number]])
+        alone.solve(0.1, 1e-12)
+        assert np.abs(softmax(alone.logits[:, 0]) - softmax(together.logits[:, number])).max() < 1e-5
+
+
+def test_a_path_of_strengths_ends_where_a_start_from_nothing_ends() -> None:
+    x, labels = rows((60, 20), [40, 14, 6])
+    path, fresh = (Regressions(x, labels, np.ones((60, 1))) for _ in range(2))
+    for strength in (1e-4, 1e-2, 1.0):
+        path.solve(strength, 1e-12)
+    fresh.solve(1.0, 1e-12)
+    assert np.abs(softmax(path.logits[:, 0]) - softmax(fresh.logits[:, 0])).max() < 1e-5
+    assert np.allclose(path.logits[:, 0], x @ path.weights[0, :, :-1].T + path.weights[0, :, -1])
+
+
+def test_rows_without_weight_change_nothing() -> None:
+    x, labels = rows((60, 20), [40, 14, 6])
+    c = np.ones((60, 1))
+    c[::3] = 0
+    some = Regressions(x, labels, c)
+    kept = np.flatnonzero(c[:, 0])
+    only = Regressions(x[kept], labels[kept], np.ones((len(kept), 1)))
+    for one in (some, only):
+        one.solve(0.3, 1e-12)
+    assert np.abs(softmax(some.logits[kept, 0]) - softmax(only.logits[:, 0])).max() < 1e-5
+
+
+@pytest.mark.parametrize("counts", [[48, 12], [30, 18, 12]])
+def test_the_score_of_a_strength_is_the_log_loss_of_the_rows_outside_each_fold(
+    counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, labels = rows((60, 15), counts)
+    fitted = fit_regression(x, labels, len(counts), folds=3, seed=5)
+    standard = (x - x.mean(axis=0)) / x.std(axis=0)
+    draws = [regression.derive_seed(5, "folds", draw) for draw in range(regression.REPEATS)]
+    pairs = [pair for draw in draws for pair in inner_folds(labels, None, 3, draw)]
+    for strength, loss in fitted.losses:
+        parts = []
+        for train, rest in pairs:
+            peer = LogisticRegression(C=strength, tol=1e-8, max_iter=5000).fit(standard[train], labels[train])
+            share = np.bincount(labels[train]) / len(train)
+            parts.append(np.log(peer.predict_proba(standard[rest])) - np.log(share))
+        tested = np.concatenate([rest for _, rest in pairs])
+        assert loss == pytest.approx(balanced_log_loss(np.concatenate(parts), labels[tested]), abs=0.003)
+    # Folds that are solved one after the other have the same scores.
+    monkeypatch.setattr(regression, "_TOGETHER", 1)
+    alone = fit_regression(x, labels, len(counts), folds=3, seed=5)
+    assert alone.strength == fitted.strength
+    assert [loss for _, loss in alone.losses] == pytest.approx([loss for _, loss in fitted.losses], abs=0.002)
+
+
+def test_equal_rows_and_a_column_of_nothing_are_harmless() -> None:
+    x = np.zeros((12, 5))
+    x[:, 1] = np.repeat([0.0, 1.0], 6)
+    fitted = fit_regression(x, np.repeat([0, 1], 6), 2)
+    assert np.isfinite(fitted.weight).all()
+    assert ((x @ fitted.weight.T + fitted.bias).argmax(axis=1) == np.repeat([0, 1], 6)).all()
+    nothing = fit_regression(np.zeros((12, 5)), np.repeat([0, 1], [9, 3]), 2, strength=1.0)
+    assert np.allclose(nothing.weight, 0)
+    assert softmax(nothing.bias[None])[0] == pytest.approx([0.75, 0.25])
+    assert len(STRENGTHS) >= len(fitted.losses) > 0
