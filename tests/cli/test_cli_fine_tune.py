@@ -12,6 +12,7 @@ from tiny import write_photos
 from tiny_command import Call
 
 FEW = ("--set", "fine_tune.blocks=1", "--set", "fine_tune.views=1", "--test", "0.3", "--device", "cpu")
+STEPS = ("--set", "fine_tune.steps=2")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,22 @@ def test_a_field_of_the_section_selects_the_recipe_and_all_verbs_take_the_run(
     assert json.loads(call("fit", "--out", run, "--resume", "--json").out)["method"] == "fine-tune"
 
 
+def test_the_size_of_a_batch_is_that_of_the_one_stage(photos: Path, call: Call, tmp_path: Path) -> None:
+    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "fine-tune", "--batch-size", "16", *FEW, *STEPS)
+    assert ended.code == 0, ended.err
+    assert Run.open(tmp_path / "run").recipe.encoder_training.batch_size == 16
+    (stage,) = [event for event in Run.open(tmp_path / "run").events() if event["event"] == "stage"]
+    assert stage["epochs"] == 1  # 29 training images are two steps of 16.
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
+        (
+            ("--recipe", "fine-tune", "--set", "classifier.batch_size=16"),
+            'classifier.batch_size has no effect with method "fine-tune": the classifier starts from a logistic '
+            "regression.",
+        ),
         (
             ("--recipe", "fine-tune", "--epochs", "3"),
             "--epochs has no effect because fine_tune.steps or fine_tune.minutes is set. Set that field instead, or "

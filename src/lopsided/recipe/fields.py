@@ -99,7 +99,9 @@ def check_used(changes: Mapping[str, Any], recipe: Recipe) -> None:
     old = recipe.fine_tune
     budgets = (changes.get("fine_tune.steps", old.steps), changes.get("fine_tune.minutes", old.minutes))
     budget = next((value for value in budgets if value is not None), None)
-    for path in changes:
+    for path, value in changes.items():
+        if path == "classifier.batch_size" and changes.get("encoder_training.batch_size") == value:
+            continue  # ``--batch-size`` sets the field of both stages, also if there is only one.
         kind = str(changes.get("classifier.kind", recipe.classifier.kind))
         text = why_unused(path, str(changes.get("method", recipe.method)), budget, kind)
         if text is not None:
