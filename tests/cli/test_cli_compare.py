@@ -330,6 +330,16 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "CMP").exists()
 
 
+def test_an_arm_for_two_classes_is_refused_before_three_classes_are_trained(call: Call, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 6, "dog": 6, "fox": 6})
+    arms = ("--arms", "ce,supmin", "--set", "encoder_training.views=2")
+    assert_refused(
+        call("compare", photos, *arms, "--out", tmp_path / "CMP"),
+        "arm 'supmin': The loss supmin is for 2 classes, but the data have 3.",
+    )
+    assert not (tmp_path / "CMP").exists()
+
+
 def test_without_a_folder_or_data_it_is_said(call: Call, photos: Path, tmp_path: Path) -> None:
     assert_refused(
         call("compare", photos, "--arms", "cl"),

@@ -144,6 +144,7 @@ def compare(
     scenarios = _scenarios(scenario or ())
     planned = _plan(chosen, base, scenarios, folds=folds, repeats=repeats, seeds=seeds)
     opened = sweeping.open_data(base)
+    _check_classes(recipes, opened)
     source, images = opened.name, None if folds is None else check_images(out, opened, base)
     baseline = baseline or (BASELINE if BASELINE in recipes else next(iter(recipes)))
     about = about_comparison(out, source, base, recipes, planned) | {"baseline": baseline}
@@ -187,6 +188,18 @@ def _check_baseline(baseline: str | None, recipes: Mapping[str, Recipe]) -> None
     if baseline is not None and baseline not in recipes:
         must = f"--baseline must be one of the arms, {', '.join(recipes)}"
         raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
+
+
+def _check_classes(recipes: Mapping[str, Recipe], source: Source) -> None:
+    """Raise an error if the loss of an arm is not for this number of classes."""
+    from lopsided.recipe import check_classes
+    from lopsided.recipe.words import shown
+
+    for arm, recipe in recipes.items():
+        try:
+            check_classes(recipe, len(source.classes))
+        except InputError as error:
+            raise InputError(f"arm {shown(arm)}: {error}") from None
 
 
 def _plan(

@@ -1,6 +1,6 @@
 """Recipes: the validated settings of a run, read from and written to TOML. This package does not need torch."""
 
-from lopsided.recipe.conflicts import MAX_MEMBERS
+from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
 from lopsided.recipe.fields import FROZEN, RUNTIME_FIELDS, UNHASHED_FIELDS, is_idle
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
@@ -20,6 +20,7 @@ __all__ = [
     "EncoderTraining",
     "LossSettings",
     "Recipe",
+    "check_classes",
     "earlier_values",
     "find_recipe",
     "hashed_fields",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lopsided.errors import sentence
+from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe.second_stage import second_stage_conflicts
 from lopsided.recipe.sections import USUAL_VIEWS, EncoderTraining
@@ -20,6 +20,18 @@ MAX_MEMBERS = 100
 """The largest number of encoders in an ensemble."""
 FROZEN_LOSSES = ("ce", "weighted-ce")
 """Losses of the logistic regression: each image counts the same, or each class."""
+
+
+def check_classes(recipe: Recipe, num_classes: int) -> None:
+    """Raise if a loss that is for one number of classes is used with another."""
+    sections = {"two-stage": ("encoder_training", "classifier"), "frozen": ()}.get(recipe.method, ("encoder_training",))
+    if recipe.retrains:
+        sections = ("encoder_training", "classifier")
+    for section in sections:
+        entry = getattr(recipe, section).loss.entry
+        if entry.classes not in (None, num_classes):
+            text = f"The loss {entry.name} is for {entry.classes} classes, but the data have {num_classes}."
+            raise InputError(f"{text} Choose another loss with {section}.loss; `lopsided losses` lists them.")
 
 
 def conflicts(recipe: Recipe) -> Iterator[str]:

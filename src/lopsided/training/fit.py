@@ -47,7 +47,7 @@ from lopsided.data.prepare import split_source, split_words
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError, RunError
+from lopsided.errors import RunError
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
     Predictions,
@@ -62,7 +62,7 @@ from lopsided.models.ensemble import average
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
-from lopsided.recipe import Recipe
+from lopsided.recipe import Recipe, check_classes
 from lopsided.training.baseline import compare, compare_answers
 from lopsided.training.cautions import cautions, falling_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
@@ -87,18 +87,6 @@ __all__ = [
 
 _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
 """Fields of the state that may change when a run is resumed."""
-
-
-def _check_losses(recipe: Recipe, num_classes: int) -> None:
-    """Raise if a loss that is for one number of classes is used with another."""
-    sections = {"two-stage": ("encoder_training", "classifier"), "frozen": ()}.get(recipe.method, ("encoder_training",))
-    if recipe.retrains:
-        sections = ("encoder_training", "classifier")
-    for section in sections:
-        entry = getattr(recipe, section).loss.entry
-        if entry.classes not in (None, num_classes):
-            text = f"The loss {entry.name} is for {entry.classes} classes, but the data have {num_classes}."
-            raise InputError(f"{text} Choose another loss with {section}.loss; `lopsided losses` lists them.")
 
 
 @dataclass(eq=False)
@@ -161,7 +149,7 @@ def fit(
             recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests, own=len(own.train)
         )
         check_trainable(prepared)
-        _check_losses(recipe, len(prepared.classes))
+        check_classes(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
         notes = [split_words(recipe, source), *_left_out(source), *source.notes, *notes, *_unused(source, splits)]
         state = _new_state(recipe, fingerprint(source, splits, digests), num_threads, ranks)
