@@ -105,7 +105,7 @@ def test_two_recipes_with_the_same_data_and_seed_are_tested_on_the_same_folds() 
 
 
 def test_the_recipe_of_a_fold_does_not_depend_on_how_many_repeats_follow() -> None:
-    recipe = named_recipe("default").override(**{"data.folds": 3, "data.source": "x"})
+    recipe = named_recipe("from-scratch").override(**{"data.folds": 3, "data.source": "x"})
     more = recipe.override(**{"data.repeats": 2, "final": "ensemble"})
     assert [cell_key(part) for part in fold_recipes(more)[:3]] == [cell_key(part) for part in fold_recipes(recipe)]
     assert len({cell_key(part) for part in fold_recipes(more)}) == 6

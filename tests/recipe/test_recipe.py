@@ -74,6 +74,7 @@ def test_embedded_weights_bring_their_pixel_scale_along():
                 "encoder.weights": "none",
                 "encoder_training.loss": "ce",
                 "encoder.scaling": "none",
+                "encoder.name": "tf_efficientnet_lite0",
             },
             'augment.normalisation cannot be "weights" without pretrained weights. Set encoder.weights, or '
             'augment.normalisation = "source".',

@@ -6,7 +6,7 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, hashed_fields, named_recipe
-from lopsided.recipe.weights import change_files, split_weights, weight_files
+from lopsided.recipe.weights import change_files, split_weights, trained_names, weight_files
 
 TWO = "tf_efficientnet_lite0+resnet18"
 
@@ -31,6 +31,10 @@ def test_only_the_paths_among_weights_are_changed() -> None:
     assert change_files("resnet18", "a+b.safetensors", lambda path: f"/there/{path}") == "/there/a+b.safetensors"
     assert weight_files(TWO, "embedded+w.safetensors") == ["w.safetensors"]
     assert weight_files("resnet18", "none") == []
+    coloured = f"{TWO}+pixels"
+    changed = change_files(coloured, "embedded+w.safetensors", lambda path: f"/there/{path}")
+    assert changed == "embedded+/there/w.safetensors"
+    assert weight_files(coloured, "embedded+w.safetensors") == ["w.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +80,24 @@ def test_only_the_paths_among_weights_are_changed() -> None:
             "encoder.weights must be those of one encoder, got 'embedded+embedded'.",
         ),
         (
+            "default",
+            {"encoder.name": "pixels"},
+            "encoder.name must have pixels after the encoders that it is joined to, got pixels. Write it once, as in "
+            "tf_efficientnet_lite0+pixels.",
+        ),
+        (
+            "default",
+            {"encoder.name": "pixels+tf_efficientnet_lite0"},
+            "encoder.name must have pixels after the encoders that it is joined to, got pixels+tf_efficientnet_lite0. "
+            "Write it once, as in tf_efficientnet_lite0+pixels.",
+        ),
+        (
+            "default",
+            {"encoder.name": "tf_efficientnet_lite0+pixels+pixels"},
+            "encoder.name must have pixels after the encoders that it is joined to, got "
+            "tf_efficientnet_lite0+pixels+pixels. Write it once, as in tf_efficientnet_lite0+pixels.",
+        ),
+        (
             "thorough",
             {"data.channels": 1},
             "data.channels must be unset or 3 with joined encoders, got 1. Leave out data.channels: grey images are "
@@ -104,8 +126,8 @@ def test_what_joined_encoders_or_scaled_features_cannot_be_is_one_sentence(
 def test_thorough_is_default_with_more_encoders_and_views() -> None:
     thorough, default = named_recipe("thorough"), named_recipe("default")
     section = thorough.encoder
-    assert (section.name.count("+"), section.passes, default.encoder.passes) == (2, 12, 1)
-    assert (section.is_joined, default.encoder.is_joined) == (True, False)
+    assert (len(trained_names(section.name)), section.passes, default.encoder.passes) == (3, 12, 1)
+    assert trained_names(default.encoder.name) == trained_names(section.name)[:1]
     same = {"encoder": default.encoder, "data": default.data, "description": default.description}
     assert thorough.model_copy(update=same) == default
 

@@ -160,7 +160,8 @@ def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> 
     if len(shape) != 3 or not convolves or model.classifier.weight.device.type != "cpu":
         return None
     try:
-        graph = to_onnx(model.encoder, shape[0], model.mean.flatten().tolist(), model.std.flatten().tolist())
+        mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
+        graph = to_onnx(model.encoder, shape[0], mean, std, (shape[1], shape[2]))
     except Exception:  # Any layer may fail in its own way, and torch can compute any encoder.
         return None
     with evaluating(model):

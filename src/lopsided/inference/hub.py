@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.recipe.views import PLAIN, name_views
-from lopsided.recipe.weights import JOINT, change_files, split_weights
+from lopsided.recipe.weights import JOINT, change_files, split_weights, trained_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +64,7 @@ def part_names(card: ModelCard) -> list[str]:
     """Return the names of the folders of the encoders, in the order of their features; none for a model of timm."""
     if not beyond_timm(card):
         return []
-    names = card.encoder.split(JOINT) * card.members
+    names = trained_names(card.encoder) * card.members
     return [f"{place}-{name.partition('.')[0]}" for place, name in enumerate(names, start=1)]
 
 
@@ -138,6 +138,7 @@ def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[st
     from safetensors.torch import save
 
     from lopsided.inference.export import make_onnx
+    from lopsided.models.pixels import Pixels
 
     content, onnx_difference = make_onnx(model, card, "hub-folder")
     (folder / ONNX).write_bytes(content)
@@ -147,7 +148,12 @@ def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[st
         rest |= {f"adapter.{key}": value for key, value in _state(model.adapter).items()}
     (folder / CLASSIFIER).write_bytes(save(rest, metadata={"format": "pt"}))
     images, features = _random_images(card), []
-    for name, (encoder, mean, std) in zip(names, _encoders(model, card), strict=True):
+    rest_of_names = iter(names)
+    for encoder, mean, std in _encoders(model, card):
+        if isinstance(encoder, Pixels):  # It has no weights, and timm has no such model.
+            features.append(encoder(images))
+            continue
+        name = next(rest_of_names)
         place = folder / ENCODERS / name
         place.mkdir(parents=True)
         config = config_of(card, name=name.partition("-")[2], mean=mean, std=std)
@@ -256,7 +262,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _copy_licence(card: ModelCard, folder: Path) -> None:
     """Copy the licence of the embedded weights, which it asks for."""
-    if "embedded" in split_weights(card.encoder_weights, card.encoder.split(JOINT)):
+    if "embedded" in split_weights(card.encoder_weights, trained_names(card.encoder)):
         from lopsided.models.pretrained import embedded_file
 
         path = next(embedded_file().parent.glob("LICENSE-*.txt"))

@@ -18,8 +18,9 @@ from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.models.ensemble import Ensemble
 from lopsided.models.names import MLP_NAME as _MLP_NAME
 from lopsided.models.names import unknown_encoder
+from lopsided.models.pixels import WIDTH, Pixels
 from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of
-from lopsided.recipe.weights import JOINT, MAX_JOINED, split_weights
+from lopsided.recipe.weights import JOINT, MAX_JOINED, PIXELS, split_weights
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -43,7 +44,8 @@ def build_encoder(
 
     - ``name``: a timm model, "mlp", or "identity". The last two take vectors of ``in_features`` numbers, or flatten
       images of a fixed size. "identity" returns its inputs as features. Several timm models with "+" between them are
-      joined: each gets the images with its own normalisation, and the features are those of all of them.
+      joined: each gets the images with its own normalisation, and the features are those of all of them. The last one
+      may be "pixels" (``lopsided.models.pixels``), which has no weights.
     - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
       that a mismatch raises here and not in the middle of a run.
     - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which has the
@@ -73,19 +75,21 @@ def _joined(
     names: Sequence[str], channels: int, size: tuple[int, int] | None, weights: str, seed: int
 ) -> tuple[nn.Module, int]:
     """Build encoders side by side. With pretrained weights, each has the normalisation that belongs to its weights."""
-    wrong = [name for name in names if not name or is_mlp(name)]
+    own = names[:-1] if names[-1] == PIXELS else names
+    wrong = [name for name in own if not name or is_mlp(name) or name == PIXELS]
     if len(names) > MAX_JOINED:
         raise InputError(sentence(f"at most {MAX_JOINED} encoders can be joined", len(names)))
     if wrong or channels != 3:
         got = f"{wrong[0]!r}" if wrong else f"images of {channels} channels"
         raise InputError(sentence("joined encoders must be timm models for images of 3 channels", got))
-    files = split_weights(weights, names)
+    files = split_weights(weights, own)
     built = [
         build_encoder(name, channels=channels, image_size=size, weights=file, seed=seed)
-        for name, file in zip(names, files, strict=True)
+        for name, file in zip(own, files, strict=True)
     ]
+    built += [(Pixels(), WIDTH)] if len(own) < len(names) else []
     joined = Ensemble([encoder for encoder, _ in built], channels)
-    for place, (name, file) in enumerate(zip(names, files, strict=True)):
+    for place, (name, file) in enumerate(zip(own, files, strict=True)):
         if file != "none":
             pixels = preprocessing_of(name, file)
             joined.mean[place], joined.std[place] = torch.tensor(pixels.mean), torch.tensor(pixels.std)

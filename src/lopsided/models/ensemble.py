@@ -65,6 +65,7 @@ def average(
     unset = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
     card = card.model_copy(update={**plain, **unset, "features": classifier.in_features})
     joined = Model(
-        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num
+        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num,
+        plain=first.plain,
     )  # fmt: skip
     return joined.to(first.classifier.weight.device).eval(), card

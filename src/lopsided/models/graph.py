@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lopsided.models.ensemble import Ensemble
+from lopsided.models.pixels import Pixels, matrices
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,14 +36,26 @@ class UntranslatableError(Exception):
     """An encoder with a layer that has no translation. The message names the layer."""
 
 
-def to_onnx(encoder: nn.Module, channels: int, mean: Sequence[float], std: Sequence[float]) -> bytes:
-    """Return the ONNX file of an encoder with the normalisation by ``mean`` and ``std`` as its first step."""
-    graph = _Graph()
+def to_onnx(
+    encoder: nn.Module,
+    channels: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    size: tuple[int, int] | None = None,
+) -> bytes:
+    """Return the ONNX file of an encoder with the normalisation by ``mean`` and ``std`` as its first step.
+
+    ``size`` is the height and width of the images, which ``Pixels`` needs.
+    """
+    graph = _Graph(size)
     parts = []
     for member, shift, scale in _members(encoder, mean, std):
         graph.normalise(channels, shift, scale)
-        _Translation(member, graph).run(_traced(member))
-        parts.append(graph.nodes[-1][2])
+        if isinstance(member, Pixels):
+            parts.append(_pixels(graph))
+        else:
+            _Translation(member, graph).run(_traced(member))
+            parts.append(graph.nodes[-1][2])
     if len(parts) > 1:
         graph.add("Concat", parts, axis=1)
     return graph.content(channels)
@@ -82,9 +95,10 @@ class _Tracer(fx.Tracer):
 class _Graph:
     """The nodes and constants of an ONNX graph. Values are known by their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: tuple[int, int] | None) -> None:
         from onnx import helper, numpy_helper
 
+        self.size = size
         self.nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
         self.constants: dict[str, npt.NDArray[Any]] = {}
         self._helper, self._arrays = helper, numpy_helper
@@ -346,6 +360,27 @@ def _dropped(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, A
     if named.get("training", arguments[1] if len(arguments) > 1 else True):
         raise UntranslatableError("dropout outside eval mode")
     return x
+
+
+def _pixels(graph: _Graph) -> str:
+    """Translate ``Pixels``, which gets the images, with the matrices of their size."""
+    if graph.size is None:
+        raise UntranslatableError("Pixels without the size of the images")
+    rows, columns, cells, spread, fold = matrices(*graph.size)
+
+    def between(left: Floats, value: str, right: Floats) -> str:
+        return graph.add("MatMul", [graph.add("MatMul", [graph.constant(left), value]), graph.constant(right)])
+
+    small = between(rows, graph.first, columns)
+    mean = between(cells, small, _turned(cells))
+    rest = graph.add("Sub", [small, between(spread, mean, _turned(spread))])
+    deviation = graph.add("Sqrt", [between(cells, graph.add("Mul", [rest, rest]), _turned(cells))])
+    parts = [_flattened(graph, between(fold, part, _turned(fold))) for part in (mean, deviation)]
+    return graph.add("Concat", parts, axis=1)
+
+
+def _turned(matrix: Floats) -> Floats:
+    return np.ascontiguousarray(matrix.T)
 
 
 @functools.cache

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from lopsided.files import reading_tensors
 from lopsided.models.encoders import build_encoder
 from lopsided.models.machine import arrange
+from lopsided.models.pixels import pixel_width
 from lopsided.models.pretrained import EMBEDDED, EMBEDDED_SHA256, embedded_file, preprocessing_of
-from lopsided.recipe.weights import JOINT, split_weights
+from lopsided.recipe.weights import JOINT, split_weights, trained_names
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "mean", "std")
 """Names of tensors that are not trained: those of batch norm, and the normalisation of joined encoders."""
@@ -64,17 +65,20 @@ def embedded_state(name: str, weights: str) -> tuple[dict[str, Tensor], int] | N
 
     Return None unless all weights are embedded.
     """
-    names = name.split(JOINT)
+    names = trained_names(name)
     files = split_weights(weights, names) if JOINT in name else [weights]
     if any(file != EMBEDDED or one not in EMBEDDED_SHA256 for one, file in zip(names, files, strict=True)):
         return None
     members = [_read(one) for one in names]
-    width = sum(member["conv_head.weight"].shape[0] for member in members)
-    if len(members) == 1:
+    own = pixel_width(name)
+    width = sum(member["conv_head.weight"].shape[0] for member in members) + own
+    if JOINT not in name:
         return members[0], width
     state = {f"members.{place}.{key}": value for place, one in enumerate(members) for key, value in one.items()}
     pixels = [preprocessing_of(one, EMBEDDED) for one in names]
-    return {**state, **_table("mean", [p.mean for p in pixels]), **_table("std", [p.std for p in pixels])}, width
+    mean = [*(p.mean for p in pixels), *([(0.0, 0.0, 0.0)] if own else [])]
+    std = [*(p.std for p in pixels), *([(1.0, 1.0, 1.0)] if own else [])]
+    return {**state, **_table("mean", mean), **_table("std", std)}, width
 
 
 def _table(name: str, rows: Sequence[Sequence[float]]) -> dict[str, Tensor]:

@@ -23,12 +23,13 @@ from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.late import LateEncoder, embedded_state, late_encoder
 from lopsided.models.machine import arrange
+from lopsided.models.pixels import pixel_width
 from lopsided.models.pretrained import EMBEDDED
 from lopsided.models.scaling import Scaling, scaled
 from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
 from lopsided.recipe.views import PLAIN, VIEWS, check_views
-from lopsided.recipe.weights import JOINT
+from lopsided.recipe.weights import trained_names
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""
@@ -130,8 +131,11 @@ class Model(nn.Module):
         views: Sequence[str] = PLAIN,
         scaling: Scaling = "none",
         members: int = 1,
+        plain: int = 0,
     ) -> None:
         super().__init__()
+        self.plain = plain
+        """How many features at the end of each member are not scaled."""
         self.scaling: Scaling = scaling
         self.members = members
         self.views = tuple(views)
@@ -161,7 +165,7 @@ class Model(nn.Module):
 
     def scale(self, features: Tensor) -> Tensor:
         """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
-        return scaled(features, self.scaling, self.members)
+        return scaled(features, self.scaling, self.members, self.plain)
 
     def adapt(self, features: Tensor) -> Tensor:
         """Return the inputs of the classifier, given the features of the encoder."""
@@ -198,7 +202,8 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes))
     return Model(
-        encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members
+        encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members,
+        pixel_width(card.encoder),
     )  # fmt: skip
 
 
@@ -324,7 +329,7 @@ def _check_members(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> 
     """Raise if the weights hold another number of encoders than the card, before building so many."""
     start = "encoder.members."
     found = len({key.removeprefix(start).partition(".")[0] for key in state if key.startswith(start)}) or 1
-    needed = max(card.members, len(card.encoder.split(JOINT)))
+    needed = max(card.members, len(trained_names(card.encoder)))
     if found != needed:
         raise RunError(sentence(f"{path} must hold the weights of {needed} encoders", found))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lopsided.errors import InputError, sentence
 from lopsided.models.pretrained import EMBEDDED_SHA256
-from lopsided.recipe.weights import JOINT
+from lopsided.recipe.weights import JOINT, trained_names
 
 MLP_NAME = re.compile(r"mlp((?:-\d{1,5})*)|identity")
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", flags=re.MULTILINE)
@@ -24,7 +24,7 @@ _LEAST = 100
 def check_encoder_name(name: str) -> None:
     """Raise if timm certainly has no model of this name. Its files are searched; they are not imported."""
     if JOINT in name:
-        for part in name.split(JOINT):
+        for part in trained_names(name):
             check_encoder_name(part)
         return
     if MLP_NAME.fullmatch(name) is not None or name in EMBEDDED_SHA256:

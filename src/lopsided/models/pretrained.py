@@ -19,7 +19,7 @@ from typing import Any
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.recipe import MAX_SIDE
-from lopsided.recipe.weights import JOINT, split_weights
+from lopsided.recipe.weights import JOINT, split_weights, trained_names
 
 EMBEDDED = "embedded"
 EMBEDDED_ENCODER = "tf_efficientnet_lite0"
@@ -101,7 +101,7 @@ def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
     themselves.
     """
     if JOINT in encoder:
-        names = encoder.split(JOINT)
+        names = trained_names(encoder)
         first = preprocessing_of(names[0], split_weights(weights, names)[0])
         return replace(first, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     if weights == EMBEDDED:

@@ -20,12 +20,13 @@ _STEEP = 1e-4
 """The slope of a root in training is bounded by its slope here: 50 for the square root, 155 for the cube root."""
 
 
-def scaled(features: Tensor, scaling: Scaling, parts: int = 1) -> Tensor:
+def scaled(features: Tensor, scaling: Scaling, parts: int = 1, plain: int = 0) -> Tensor:
     """Return features (n, f) as the classifier gets them. "root": ``sign(x) sqrt(|x|)``, divided by its length.
 
     "cube-root": the same with the cube root.
 
-    ``parts`` is the number of models whose features are side by side. The features of each have length 1.
+    ``parts`` is the number of models whose features are side by side. The features of each have length 1. The last
+    ``plain`` features of each are no activations, and stay as they are.
 
     >>> scaled(torch.tensor([[9.0, -16.0], [0.0, 0.0]]), "root").tolist()
     [[0.6000000238418579, -0.800000011920929], [0.0, 0.0]]
@@ -34,10 +35,11 @@ def scaled(features: Tensor, scaling: Scaling, parts: int = 1) -> Tensor:
     """
     if scaling == "none":
         return features
-    roots = features.sign() * _root(features.abs(), _POWERS[scaling])
-    if parts == 1:
-        return normalize(roots, dim=1)
-    return torch.cat([normalize(part, dim=1) for part in roots.chunk(parts, dim=1)], dim=1)
+    found = []
+    for part in features.chunk(parts, dim=1):
+        own = part[:, : part.shape[1] - plain]
+        found += [normalize(own.sign() * _root(own.abs(), _POWERS[scaling]), dim=1), part[:, own.shape[1] :]]
+    return torch.cat(found, dim=1) if parts > 1 or plain else found[0]
 
 
 def _root(x: Tensor, power: float) -> Tensor:

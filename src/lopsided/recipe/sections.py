@@ -34,7 +34,7 @@ from lopsided.recipe.values import (
     Width,
 )
 from lopsided.recipe.views import computed_views
-from lopsided.recipe.weights import JOINT
+from lopsided.recipe.weights import JOINT, PIXELS, trained_names
 
 _OPEN = "The paper does not state it."
 USUAL_VIEWS = 4
@@ -132,7 +132,9 @@ class Encoder(Section):
     """The network that turns an image into features."""
 
     name: Text = described(
-        "resnet18", 'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +.'
+        "resnet18",
+        'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +. The last one may be '
+        f"{PIXELS}: mean and deviation of colours in regions of the image.",
     )
     weights: Weights = described(
         "none",
@@ -159,7 +161,7 @@ class Encoder(Section):
     @property
     def passes(self) -> int:
         """How often an image goes through an encoder if it is not augmented: once for each encoder and each view."""
-        return len(self.name.split(JOINT)) * len(computed_views(self.views))
+        return len(trained_names(self.name)) * len(computed_views(self.views))
 
 
 class Head(Section):

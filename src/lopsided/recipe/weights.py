@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 JOINT = "+"
 """Stands between the names of joined encoders, and between their weights."""
+PIXELS = "pixels"
+"""Stands for the colours and contrast of regions (``lopsided.models.pixels``), as the last of joined encoders."""
 MAX_JOINED = 16
 """The largest number of joined encoders."""
 WEIGHT_NAMES = ("none", "embedded", "timm")
@@ -22,6 +24,15 @@ FILE_END = ".safetensors"
 def is_weights(text: str) -> bool:
     """Return whether a text is a word for weights, or ends like a file of weights."""
     return text in WEIGHT_NAMES or text.endswith(FILE_END)
+
+
+def trained_names(encoder: str) -> list[str]:
+    """Return the names of joined encoders, or of one, that have weights.
+
+    >>> trained_names("tf_efficientnet_lite0+resnet50+pixels")
+    ['tf_efficientnet_lite0', 'resnet50']
+    """
+    return [name for name in encoder.split(JOINT) if name != PIXELS]
 
 
 def split_weights(weights: str, names: Sequence[str]) -> list[str]:
@@ -48,7 +59,7 @@ def split_weights(weights: str, names: Sequence[str]) -> list[str]:
 
 def change_files(encoder: str, weights: str, change: Callable[[str], str]) -> str:
     """Return ``encoder.weights`` with a change of each path in it. Words stay as they are."""
-    parts = split_weights(weights, encoder.split(JOINT))
+    parts = split_weights(weights, trained_names(encoder))
     if weights in WEIGHT_NAMES:
         return weights
     return JOINT.join(part if part in WEIGHT_NAMES else change(part) for part in parts)
@@ -56,7 +67,7 @@ def change_files(encoder: str, weights: str, change: Callable[[str], str]) -> st
 
 def weight_files(encoder: str, weights: str) -> list[str]:
     """Return the paths in ``encoder.weights``."""
-    return [part for part in split_weights(weights, encoder.split(JOINT)) if part not in WEIGHT_NAMES]
+    return [part for part in split_weights(weights, trained_names(encoder)) if part not in WEIGHT_NAMES]
 
 
 def joined_conflicts(recipe: Recipe) -> Iterator[str]:
@@ -66,9 +77,14 @@ def joined_conflicts(recipe: Recipe) -> Iterator[str]:
         do = "Only the features of a pretrained encoder are scaled."
         yield sentence(f'encoder.scaling must be "none" with method "{method}"', f'"{section.scaling}"', do)
     names = section.name.split(JOINT)
+    if PIXELS in names and (names.index(PIXELS) != len(names) - 1 or len(names) == 1):
+        do = f"Write it once, as in tf_efficientnet_lite0{JOINT}{PIXELS}."
+        yield sentence(f"encoder.name must have {PIXELS} after the encoders that it is joined to", section.name, do)
+        return
+    if len(trained_names(section.name)) == 1 and not is_weights(section.weights):
+        yield sentence("encoder.weights must be those of one encoder", repr(section.weights))
+        return
     if len(names) == 1:
-        if not is_weights(section.weights):
-            yield sentence("encoder.weights must be those of one encoder", repr(section.weights))
         return
     if not recipe.is_frozen:
         do = "Only frozen encoders can be joined."
@@ -83,7 +99,7 @@ def joined_conflicts(recipe: Recipe) -> Iterator[str]:
         do = "Leave out data.channels: grey images are repeated to three channels."
         yield sentence("data.channels must be unset or 3 with joined encoders", 1, do)
     try:
-        parts = split_weights(section.weights, names)
+        parts = split_weights(section.weights, trained_names(section.name))
     except InputError as error:
         yield str(error)
         return

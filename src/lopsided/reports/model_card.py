@@ -10,7 +10,7 @@ from typing import Any
 from lopsided import __version__
 from lopsided.evaluation.decision import explain
 from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
-from lopsided.recipe.weights import JOINT, split_weights
+from lopsided.recipe.weights import split_weights, trained_names
 from lopsided.reports.card_use import code, use
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
@@ -164,7 +164,7 @@ def _training(facts: Facts, base_model: str | None) -> Iterator[str]:
 
 def _origin(recipe: Recipe, base_model: str | None) -> Iterator[str]:
     """Yield a sentence about the pretrained weights of each encoder. ``base_model`` is that of a single encoder."""
-    names = recipe.encoder.name.split(JOINT)
+    names = trained_names(recipe.encoder.name)
     verb = "has" if recipe.is_frozen else "started from"
     for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
         which = "The encoder" if len(names) == 1 else f"The encoder `{code(name)}`"
@@ -266,7 +266,7 @@ def _limits(facts: Facts) -> Iterator[str]:
 
 def _licence(recipe: Recipe) -> str:
     text = f"{FILL_IN} the licence of this model."
-    if "embedded" in split_weights(recipe.encoder.weights, recipe.encoder.name.split(JOINT)):
+    if "embedded" in split_weights(recipe.encoder.weights, trained_names(recipe.encoder.name)):
         text += " The encoder's pretrained weights are under the Apache License 2.0, whose notice must stay with them."
     return text + f"\n\nThis card was made by lopsided {__version__} from the records of the run."
 

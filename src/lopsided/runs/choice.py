@@ -25,8 +25,6 @@ def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
     minutes = SECONDS * num / (os.cpu_count() or 1) / 60
     about = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
     reason = f"thorough would take {about} for {num:,} images" if num > MANY else ""
-    if base.data.channels == 1:  # Joined encoders take three channels.
-        reason = "data.channels is 1"
     other = "Use --recipe fine-tune or from-scratch to train an encoder."
     if reason:
         why = f"Recipe: default, because no recipe was named and {reason}: a pretrained encoder that is not trained."

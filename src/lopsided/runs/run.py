@@ -18,7 +18,7 @@ from lopsided.inference.readable import ReadableImages
 from lopsided.models.names import check_encoder_name
 from lopsided.models.pretrained import EMBEDDED, check_embedded
 from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
-from lopsided.recipe.weights import JOINT, change_files, split_weights
+from lopsided.recipe.weights import change_files, split_weights, trained_names
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.results import write_results
@@ -99,7 +99,7 @@ def run_recipe(
 
 def check_encoder(recipe: Recipe) -> None:
     """Raise if the encoder of a recipe or its weights certainly do not exist, without importing torch."""
-    names = recipe.encoder.name.split(JOINT)
+    names = trained_names(recipe.encoder.name)
     for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
         check_encoder_name(name)
         if weights == EMBEDDED:

@@ -26,6 +26,7 @@ from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
+from lopsided.models.pixels import pixel_width
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, load_strictly
@@ -77,7 +78,10 @@ class Built:
         with seeded_init(recipe.seed, "classifier"):
             first = recipe.first_stage().classifier_loss
             classifier = self.head(first, features if adapter is None else adapter.width)
-        model = Model(encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling)
+        model = Model(
+            encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling,
+            plain=pixel_width(recipe.encoder.name),
+        )  # fmt: skip
         self.model = model.to(self.device)
         if recipe.fast and not vector and late is None:
             arrange(self.model.encoder, self.device, prepared.shape)

@@ -14,9 +14,10 @@ from lopsided.errors import RunError
 from lopsided.models.ensemble import average
 from lopsided.models.machine import arrange
 from lopsided.models.model import Model
+from lopsided.models.pixels import column_weights
 from lopsided.recipe import Recipe
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
-from lopsided.recipe.weights import JOINT
+from lopsided.recipe.weights import trained_names
 from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.built import Built
 from lopsided.training.checkpoint import Facts
@@ -112,6 +113,7 @@ def _fit(built: Built, features: Features, strength: float | None = None, *, sco
         scored=scored,
         folds=settings.folds,
         seed=built.recipe.seed,
+        importance=column_weights(built.recipe.encoder.name, features.shape[1]),
     )
 
 
@@ -124,7 +126,9 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
         return
     losses = [_best(fitted), _best(_fit(built, alone))]
     if choose_views(losses):
-        recipe = "--recipe thorough " if JOINT in built.recipe.encoder.name else ""  # Without it, fit takes default.
+        recipe = (
+            "--recipe thorough " if len(trained_names(built.recipe.encoder.name)) > 1 else ""
+        )  # Without it, fit takes default.
         built.log.warn(
             "The classes seem to depend on which way round the images are, which an average over views does not know: "
             f"inner folds give a log loss of {losses[1]:.2f} without views, and of {losses[0]:.2f} with them. "

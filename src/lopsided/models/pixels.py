@@ -1,0 +1,86 @@
+"""Colours and contrast of the regions of an image, as a few features beside those of a pretrained encoder.
+
+A network that was trained to name objects forgets much of the colours, the brightness and their layout, and these may
+tell classes apart: lesions, soils, fabrics. ``Pixels`` has no weights. It divides an image into 8 x 8 cells and returns
+mean and deviation of each colour in a cell, averaged over the cell and its mirror images: 96 numbers. Averages over
+mirror images have less noise, and which way round an image is, the encoder can tell.
+
+So few numbers would be lost beside thousands of features of an encoder. ``column_weights`` lets a regression weigh
+them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lopsided.recipe.weights import JOINT, PIXELS
+
+SIDE, CELLS = 64, 8
+"""Images are averaged to ``SIDE`` pixels per side, so that deviations do not depend on the size, then to cells."""
+WIDTH = 2 * 3 * (CELLS // 2) ** 2
+SHARE = 0.3
+"""The weight of the numbers of ``Pixels``, all together, as a share of that of the features of the encoders."""
+Floats = npt.NDArray[np.float64]
+
+
+class Pixels(nn.Module):
+    """Mean and deviation of colours in the cells of images with values in [0, 1]: (n, 3, h, w) to (n, 96)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return all means, then all deviations."""
+        rows, columns, cells, spread, fold = (torch.from_numpy(part).to(x) for part in matrices(*x.shape[2:]))
+        small = rows @ x @ columns
+        mean = cells @ small @ cells.T
+        rest = small - spread @ mean @ spread.T
+        deviation = (cells @ (rest * rest) @ cells.T).sqrt()
+        return torch.cat([(fold @ part @ fold.T).flatten(1) for part in (mean, deviation)], dim=1)
+
+
+@cache
+def matrices(height: int, width: int) -> tuple[npt.NDArray[np.float32], ...]:
+    """Return the matrices that average images of a size, from the left and from the right, and those of the cells.
+
+    These are (8, 64), which averages pixels to cells, (64, 8), which repeats a cell, and (4, 8), which averages a cell
+    and its mirror image.
+    """
+    cells = areas(SIDE, CELLS)
+    half = np.eye(CELLS // 2, CELLS)
+    found = areas(height, SIDE), areas(width, SIDE).T, cells, (cells.T > 0) * 1.0, (half + half[:, ::-1]) / 2
+    return tuple(np.ascontiguousarray(part, dtype=np.float32) for part in found)
+
+
+def areas(size: int, parts: int) -> Floats:
+    """Return the matrix (parts, size) of averages over ``parts`` equal intervals of ``size`` pixels.
+
+    >>> areas(3, 2).round(2).tolist()
+    [[0.67, 0.33, 0.0], [0.0, 0.33, 0.67]]
+    """
+    edges = np.linspace(0, size, parts + 1)
+    pixels = np.arange(size)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    found: Floats = np.maximum(overlap, 0) * parts / size
+    return found
+
+
+def pixel_width(encoder: str) -> int:
+    """Return how many features of an encoder are those of ``Pixels``. They are the last ones.
+
+    >>> pixel_width("tf_efficientnet_lite0+pixels"), pixel_width("tf_efficientnet_lite0")
+    (96, 0)
+    """
+    return WIDTH if encoder.endswith(f"{JOINT}{PIXELS}") else 0
+
+
+def column_weights(encoder: str, features: int) -> Floats | None:
+    """Return how much a regression weighs each of the features of an encoder; None: all the same."""
+    own = pixel_width(encoder)
+    if not own:
+        return None
+    weights = np.ones(features)
+    weights[-own:] = np.sqrt(SHARE * (features - own) / own)
+    return weights

@@ -1,0 +1,140 @@
+"""Colours and contrast of regions as features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from lopsided.inference.engine import Engine
+from lopsided.models.encoders import build_encoder
+from lopsided.models.graph import INPUT, OUTPUT, UntranslatableError, to_onnx
+from lopsided.models.heads import ClassifierHead
+from lopsided.models.late import embedded_state
+from lopsided.models.model import Model, ModelCard, load_model, save_model
+from lopsided.models.pixels import SHARE, WIDTH, Pixels, areas, column_weights, pixel_width
+from lopsided.models.scaling import scaled
+from lopsided.training.regression import fit_regression
+
+NAME = "tf_efficientnet_lite0+pixels"
+
+
+def images(number: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(number, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(image: np.ndarray) -> np.ndarray:
+    """Mean and deviation of each colour in 8 x 8 cells of a (3, 64, 64) image, cell by cell."""
+    found = np.zeros((2, 3, 4, 4))
+    for colour in range(3):
+        for row in range(8):
+            for column in range(8):
+                cell = image[colour, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+                place = colour, min(row, 7 - row), min(column, 7 - column)
+                found[(0, *place)] += cell.mean() / 4
+                found[(1, *place)] += cell.std() / 4
+    return found.ravel()
+
+
+def test_the_features_are_means_and_deviations_of_cells_and_their_mirror_images() -> None:
+    x = images(2, 64, 64)
+    found = Pixels()(x).numpy()
+    assert found.shape == (2, WIDTH)
+    for row, image in zip(found, x.double().numpy(), strict=True):
+        assert row == pytest.approx(by_hand(image), abs=1e-6)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (50, 37), (224, 260), (28, 28)])
+def test_mirror_images_have_the_same_features_and_flat_images_no_contrast(height: int, width: int) -> None:
+    x, pixels = images(2, height, width), Pixels()
+    for axes in ([2], [3], [2, 3]):
+        assert torch.allclose(pixels(x.flip(axes)), pixels(x), atol=1e-6)
+    flat = pixels(torch.full((1, 3, height, width), 0.3))
+    assert torch.allclose(flat[:, : WIDTH // 2], torch.tensor(0.3))
+    assert flat[:, WIDTH // 2 :].abs().max() < 1e-6
+    assert not torch.allclose(pixels(x.roll(height // 3, dims=2)), pixels(x), atol=1e-4)
+
+
+def test_a_larger_copy_of_an_image_has_the_same_features() -> None:
+    x = images(1, 64, 64)
+    large = x.repeat_interleave(3, dim=2).repeat_interleave(5, dim=3)
+    assert torch.allclose(Pixels()(large), Pixels()(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(3, 2), (7, 64), (260, 64), (64, 8)])
+def test_averages_keep_the_mean_of_a_row_of_pixels(size: int, parts: int) -> None:
+    matrix = areas(size, parts)
+    assert matrix.shape == (parts, size)
+    assert np.allclose(matrix.sum(axis=1), 1)
+    assert np.allclose(matrix.sum(axis=0), parts / size)
+
+
+def test_onnxruntime_computes_the_same_and_needs_the_size() -> None:
+    encoder, width = build_encoder("resnet18+pixels", channels=3, image_size=(40, 48))
+    assert width == 512 + WIDTH
+    batch = (images(3, 40, 48) * 255).to(torch.uint8)
+    with pytest.raises(UntranslatableError, match="size of the images"):
+        to_onnx(encoder, 3, (0.1,) * 3, (0.5,) * 3)
+    content = to_onnx(encoder, 3, (0.0,) * 3, (1.0,) * 3, (40, 48))
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (found,) = session.run([OUTPUT], {INPUT: batch.numpy()})
+    with torch.no_grad():
+        expected = encoder.eval()(batch / 255)
+    assert np.abs(found - expected.numpy()).max() < 1e-4 * float(expected.abs().max())
+    assert np.abs(found[:, -WIDTH:] - Pixels()(batch / 255).numpy()).max() < 1e-6
+    model = Model(encoder, ClassifierHead(width, 2), (0.0,) * 3, (1.0,) * 3).eval()
+    assert Engine(model, (3, 40, 48)).is_fast
+
+
+def test_a_scaling_leaves_the_numbers_of_the_pixels_as_they_are() -> None:
+    features = torch.rand(2, 10)
+    found = scaled(features, "root", plain=4)
+    assert torch.equal(found[:, 6:], features[:, 6:])
+    assert torch.allclose(found[:, :6].norm(dim=1), torch.ones(2))
+    both = scaled(torch.cat([features, features], dim=1), "root", parts=2, plain=4)
+    assert torch.equal(both, torch.cat([found, found], dim=1))
+
+
+def test_a_regression_weighs_the_pixels_as_a_share_of_the_encoders() -> None:
+    weights = column_weights(NAME, 1280 + WIDTH)
+    assert weights is not None
+    assert np.square(weights[-WIDTH:]).sum() == pytest.approx(SHARE * np.square(weights[:-WIDTH]).sum())
+    assert column_weights("resnet50", 2048) is None
+    assert (pixel_width(NAME), pixel_width("resnet50")) == (WIDTH, 0)
+
+
+def test_a_column_that_weighs_k_times_as_much_is_like_k_squared_copies_of_it() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [40, 20])
+    x = generator.normal(size=(60, 6)) + labels[:, None]
+    copies = np.concatenate([x] + [x[:, -2:]] * 3, axis=1)
+    weighed = fit_regression(x, labels, 2, importance=np.array([1, 1, 1, 1, 2, 2.0]))
+    copied = fit_regression(copies, labels, 2)
+    assert weighed.strength == copied.strength
+    logits = x @ weighed.weight.T + weighed.bias
+    assert np.allclose(logits, copies @ copied.weight.T + copied.bias, atol=1e-5)
+
+
+def test_a_model_with_pixels_is_written_and_read_with_the_same_answers(tmp_path: Path) -> None:
+    encoder, width = build_encoder(NAME, channels=3, image_size=32, weights="embedded")
+    known = embedded_state(NAME, "embedded")
+    assert known is not None
+    assert known[1] == width
+    assert {key: value.shape for key, value in known[0].items()} == {
+        key: value.shape for key, value in encoder.state_dict().items()
+    }
+    model = Model(
+        encoder, ClassifierHead(width, 2), (0.0,) * 3, (1.0,) * 3, scaling="root", plain=pixel_width(NAME)
+    ).eval()
+    card = ModelCard(
+        kind="image", encoder=NAME, encoder_weights="embedded", channels=3, image_size=32, shape=(3, 32, 32),
+        mean=(0.0,) * 3, std=(1.0,) * 3, classes=("a", "b"), features=width, scaling="root",
+    )  # fmt: skip
+    save_model(tmp_path, model, card)
+    again, _ = load_model(tmp_path)
+    x = images(2, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(again(x), model(x), atol=1e-5)
