@@ -79,12 +79,13 @@ def cross_entropy(rows: Rows, recipe: Recipe, inputs: np.ndarray) -> np.ndarray:
     section, training = recipe.adapter, recipe.encoder_training
     mean, scale = standardisation(rows.features.astype(np.float64))
     x, queries = (torch.from_numpy((part - mean) / scale).float() for part in (rows.features, inputs))
-    unseen, total = Unseen(rows.labels, 2), torch.zeros(len(queries), 2)
+    num = rows.num_classes
+    unseen, total = Unseen(rows.labels, num), torch.zeros(len(queries), num)
     torch.manual_seed(recipe.seed)
     for index, (train, rest) in enumerate(head_folds(rows, recipe, section.heads)):
         with seeded_init(recipe.seed, "ce", str(index)):
             layers = nn.Linear(x.shape[1], section.hidden), nn.ReLU(), nn.Dropout(section.dropout)
-            head = nn.Sequential(nn.Dropout(section.input_dropout), *layers, nn.Linear(section.hidden, 2))
+            head = nn.Sequential(nn.Dropout(section.input_dropout), *layers, nn.Linear(section.hidden, num))
         optimizer = torch.optim.Adam(head.parameters(), training.lr, weight_decay=training.weight_decay)
         batches = -(-len(train) // training.batch_size) * training.epochs
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, batches)

@@ -38,7 +38,8 @@ from lopsided.inference.features import Extractor
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard
-from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+from lopsided.models.pixels import column_weights, pixel_width
+from lopsided.models.pretrained import preprocessing_of
 from lopsided.models.scaling import scaled
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
@@ -106,7 +107,8 @@ def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     inputs = StreamedInputs(source.images, size, 3, 2)
     features = Extractor(model, card).features(inputs, source.images.digest(np.arange(len(source))))
     seconds = time.perf_counter() - begin
-    features = scaled(torch.from_numpy(features), named_recipe("default").encoder.scaling).numpy()
+    how = named_recipe("default").encoder.scaling
+    features = scaled(torch.from_numpy(features), how, plain=pixel_width(encoder)).numpy()
     begin = time.perf_counter()
     p, ratio = np.zeros((len(source), 2)), np.zeros((len(source), 2))
     folds = StratifiedGroupKFold(5, shuffle=True, random_state=seed)
@@ -114,7 +116,7 @@ def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     for train, rest in folds.split(features, source.labels, source.groups):
         found = fit_regression(
             features[train], source.labels[train], 2, groups=source.groups[train], weighted=loss == "weighted-ce",
-            seed=seed,
+            seed=seed, importance=column_weights(encoder, features.shape[1]),
         )  # fmt: skip
         logits = features[rest] @ found.weight.T + found.bias
         p[rest] = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -159,7 +161,7 @@ def main() -> None:
     parser.add_argument("what", choices=["tops", "isic", "summary"])
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--loss", choices=["ce", "weighted-ce"], default="ce")
-    parser.add_argument("--encoder", default=EMBEDDED_ENCODER)
+    parser.add_argument("--encoder", default=named_recipe("default").encoder.name)
     parser.add_argument("--weights", default="embedded")
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()

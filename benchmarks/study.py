@@ -13,14 +13,15 @@ fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's pac
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 
-Arms: ``default`` and ``thorough`` are the recipes. ``plain features`` is ``default`` without the scaling of features,
-and ``thorough with root`` is ``thorough`` with the scaling of ``default``. Both take the views ``flips``, which is what
-``encoder.views = "auto"`` chose on the tops and on ISIC (benchmarks/views.py).
-``resnet50`` is ``default`` with a ResNet-50 (a file that is not part of the package), ``thorough + resnet50`` joins it
-to the three encoders. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` on the features of
-``default``; ``+`` is their average with the regression (``adapter-average``). Peers, as one would write them by hand on
-the features of ``default``: scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and
-imbalanced-learn's EasyEnsembleClassifier.
+Arms: ``default`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
+regions (``lopsided.models.pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
+and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``default``. All of ``thorough`` take the
+views ``flips``, which is what ``encoder.views = "auto"`` chose on the tops and on ISIC (benchmarks/views.py).
+``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``thorough +
+resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe
+``adapter``, without pixels; ``+`` is their average with the regression (``adapter-average``). Peers, as one would write
+them by hand on the features of ``default``, pixels included: scikit-learn's LogisticRegression with
+class_weight="balanced", the same after SMOTE, and imbalanced-learn's EasyEnsembleClassifier.
 
 ``uwa`` is that of the rule ``balanced``; peers decide by themselves. ``plain`` is that of the most probable class.
 ``seconds`` is the processor time of the fit without the features; ``summary`` adds the time of the features. A line of
@@ -55,11 +56,13 @@ from lopsided.inference.engine import Engine
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model
+from lopsided.models.pixels import Pixels, column_weights
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.models.scaling import scaled
 from lopsided.models.views import look
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
+from lopsided.recipe.weights import PIXELS, trained_names
 from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 
@@ -69,14 +72,18 @@ FEW = (10, 20, 40, 80)
 TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
 """Factor of the long tail, its number of training images, and how many test images are evaluated, from the first."""
 VIEWS = parse_views("flips")
-EMBEDDED = tuple(named_recipe("thorough").encoder.name.split("+"))
+EMBEDDED = tuple(trained_names(named_recipe("thorough").encoder.name))
 SMALL, LARGE = 224, named_recipe("thorough").data.image_size
 """Sides of the images for ``default`` and for ``thorough``."""
 RESNET = "resnet50"
 BASE = "default"
+WITHOUT = " without pixels"
+PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
+COLOURED = ("default", "thorough", f"thorough + {RESNET}", *PEERS)
+"""Arms with the features of ``lopsided.models.pixels``."""
 CHEAP = (
-    "default", "thorough", "thorough with root", "plain features", "resnet50", "thorough + resnet50",
-    "class_weight", "SMOTE",
+    "default", "thorough", f"default{WITHOUT}", f"thorough{WITHOUT}", "thorough with root", "plain features",
+    "resnet50", "thorough + resnet50", "class_weight", "SMOTE",
 )  # fmt: skip
 HEADS = ("CE", "CL", "ACL", "AFCL")
 Floats = np.ndarray
@@ -117,6 +124,10 @@ def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
             **{view: np.concatenate(parts) for view, parts in found.items()},
         )  # fmt: skip
         print(f"{path}: {len(rows):,} images, {seconds:.0f} s per view", flush=True)
+    path = folder / f"{data}-{PIXELS}.npz"
+    if not path.exists():
+        batches = StreamedInputs(source.images, SMALL, 3, 1).batches(rows[i : i + 64] for i in range(0, len(rows), 64))
+        np.savez(path, identity=np.concatenate([Pixels()(batch / 255).numpy() for _, batch in batches]))
 
 
 def long_tail(source: Source, seed: int) -> tuple[Floats, Floats, Floats]:
@@ -136,6 +147,7 @@ class Features:
         wanted = [(name, size) for name in (*EMBEDDED, RESNET) for size in (SMALL, LARGE)]
         paths = {key: folder / f"{data}-{key[0]}-{key[1]}.npz" for key in wanted}
         self._files = {key: dict(np.load(path)) for key, path in paths.items() if path.exists()}
+        self._pixels = np.load(folder / f"{data}-{PIXELS}.npz")["identity"]
         first = self._files[EMBEDDED[0], SMALL]
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
 
@@ -151,7 +163,8 @@ class Features:
         features = np.concatenate(parts, axis=1)
         recipe = named_recipe("thorough" if arm.startswith("thorough") else "default")
         how = {"plain features": "none", "thorough with root": "root"}.get(arm, recipe.encoder.scaling)
-        return scaled(torch.from_numpy(features), how).numpy()
+        found = scaled(torch.from_numpy(features), how).numpy()
+        return np.concatenate([found, self._pixels], axis=1) if arm in COLOURED else found
 
 
 def peer(arm: str, seed: int) -> Any:
@@ -190,11 +203,12 @@ def fit_arm(
     if arm in HEADS:
         own, mean = heads(arm, Rows(x, labels, groups, num), inputs, seed)
         return {arm: (own, prior), f"{arm} +": (mean, prior)}
-    if arm in ("class_weight", "SMOTE", "EasyEnsemble"):
+    if arm in PEERS:
         with threadpool_limits(1):
             found = np.log(np.maximum(peer(arm, seed).fit(x, labels).predict_proba(inputs), 1e-12))
         return {arm: (found, np.full(num, 1 / num))}
-    fitted = fit_regression(x, labels, num, groups=groups, seed=seed)
+    weights = column_weights(named_recipe("default").encoder.name, x.shape[1]) if arm in COLOURED else None
+    fitted = fit_regression(x, labels, num, groups=groups, seed=seed, importance=weights)
     return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
 
 
