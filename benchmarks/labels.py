@@ -40,6 +40,7 @@ from lopsided.inference.features import Extractor
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard
+from lopsided.models.pixels import column_weights, pixel_width
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
@@ -63,7 +64,9 @@ def extractor(classes: tuple[str, ...], recipe: str) -> tuple[Extractor, int]:
         std=pixels.std, classes=classes, features=width, views=views, scaling=encoder.scaling,
     )  # fmt: skip
     head = ClassifierHead(width, len(classes))
-    model = Model(network, head, pixels.mean, pixels.std, views=views, scaling=encoder.scaling).eval()
+    model = Model(
+        network, head, pixels.mean, pixels.std, views=views, scaling=encoder.scaling, plain=pixel_width(encoder.name)
+    ).eval()
     return Extractor(model, card), size
 
 
@@ -84,8 +87,9 @@ def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: 
     for fold in range(FOLDS):
         train, test = numbers != fold, numbers == fold
         found = fit_regression(
-            features[train], labels[train], len(source.classes), groups=source.groups[train], seed=seed
-        )
+            features[train], labels[train], len(source.classes), groups=source.groups[train], seed=seed,
+            importance=column_weights(named_recipe("default").encoder.name, features.shape[1]),
+        )  # fmt: skip
         logits = features[test] @ found.weight.T + found.bias
         p[test] = np.exp(logits - logits.max(axis=1, keepdims=True))
         p[test] /= p[test].sum(axis=1, keepdims=True)
