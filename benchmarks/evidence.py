@@ -35,7 +35,6 @@ from lopsided.evaluation.resampled import fold_overlap
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "which-recipe.md"
 FIGURE = DOCS / "figures" / "costs.svg"
-PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
 SCRATCH = ("weighted-ce", "cl", "afcl")
 """The losses from scratch that what ``fit`` takes must beat."""
 GROUPS = {
@@ -86,7 +85,7 @@ def _study() -> Iterable[Line]:
     for line in study.read(study.RECORD):
         name = {"tops": f"tops {line['cell']}", "isic": "isic", "fashion": "ten classes", "few": f"isic {line['cell']}"}
         arm = line["arm"]
-        group = "peers" if arm in PEERS else "heads" if arm.removesuffix(" +") in study.HEADS else "frozen"
+        group = "peers" if arm in study.PEERS else "heads" if arm.removesuffix(" +") in study.HEADS else "frozen"
         yield Line(name[line["data"]], group, arm, line["seed"], line["uwa"], line["auroc"])
 
 
@@ -109,7 +108,7 @@ def _methods_isic() -> Iterable[Line]:
 
 def _fine_tuned() -> Iterable[Line]:
     for line in fine_tune.read(fine_tune.RECORD):
-        if line["seed"] >= 100 or line["arm"] == "default":
+        if line["seed"] >= 100 or line["arm"] in fine_tune.FROZEN:
             continue
         setting = f"tops {line['scenario']}" if line["data"] == "tops" else "isic"
         draw = line["seed"] if line["data"] == "tops" else int(line["scenario"].split()[1])
@@ -126,7 +125,7 @@ def _by_arm(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
 def cost_of(setting: str, arm: str, lines: Sequence[Line]) -> tuple[float | None, int | None]:
     """Return minutes of two cores and the peak memory in MiB, where the records have them."""
     data, first = setting.split(maxsplit=1)[0], lines[0].group
-    same = "default" if first == "peers" or arm == "plain features" else arm
+    same = "default" if first == "peers" or arm == "plain features" else arm.removesuffix(study.WITHOUT)
     if first == "heads":
         same = "adapter-average" if arm.endswith("+") else "adapter"
     known = {(line["data"], line["arm"]): line for line in costs.read()}

@@ -1,4 +1,4 @@
-"""How good is a fine-tuned encoder, against the frozen features of the recipe ``default`` on the same images?
+"""How good is a fine-tuned encoder, against frozen features on the same images?
 
     python benchmarks/fine_tune.py isic                     # melanoma against dermatofibroma, $LOPSIDED_DATA
     python benchmarks/fine_tune.py isic --arms "logit-adjusted;CL;AFCL"
@@ -45,8 +45,11 @@ SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
 CONTRASTIVE = {"encoder_training.batch_size": 16, "encoder_training.views": 2, "encoder_training.sampler": "balanced"}
 """Two views of each image, the same number of views per step, and no batch without a rare image."""
+FROZEN = ("default", "thorough", "default without pixels")
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
+    "thorough": {},
+    "default without pixels": {"encoder.name": named_recipe("fine-tune").encoder.name},
     "fine-tune": {},
     "logit-adjusted": {"encoder_training.loss": "logit-adjusted"},
     "CL": {"encoder_training.loss": "cl", **CONTRASTIVE},
@@ -59,14 +62,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "not scaled": {"encoder.scaling": "none"},
     "3 blocks": {"fine_tune.blocks": 3},
 }
-"""Changes of the recipe ``fine-tune`` by name. ``default`` is the recipe ``default``."""
+"""Changes of the recipe ``fine-tune`` by name, or of the recipe whose name ``FROZEN`` begins with."""
 LOSSES = ("logit-adjusted", "CL", "AFCL")
 """Arms with another loss. They are no candidates. BCL has a cosine classifier, which cannot be fine-tuned."""
 
 
 def recipe_of(arm: str, changes: dict[str, Any]) -> Recipe:
     """Return the recipe of an arm with further changes."""
-    base = named_recipe("default" if arm == "default" else "fine-tune")
+    base = named_recipe(arm.split(maxsplit=1)[0] if arm in FROZEN else "fine-tune")
     return base.override(**ARMS[arm]).override(**{"threads": 1, "compare_default": False, **changes})
 
 
@@ -231,9 +234,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    usual = ["default", "fine-tune"]
+    usual = ["default", "default without pixels", "fine-tune"]
     if arguments.what == "tune":
-        usual = [arm for arm in ARMS if arm not in LOSSES]
+        usual = [arm for arm in ARMS if arm not in LOSSES and arm not in FROZEN[1:]]
     arms = arguments.arms.split(";") if arguments.arms else usual
     number = arguments.number or {"tops": 3, "isic": FOLDS, "tune": 1, "summary": 0}[arguments.what]
     done = [{name: line[name] for name in ("data", "scenario", "seed", "arm")} for line in read(arguments.record)]

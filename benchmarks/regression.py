@@ -1,7 +1,7 @@
 """How long does the regression of frozen recipes take, and is its choice the one that scikit-learn would make?
 
-    python benchmarks/regression.py --features FOLDER [--rounds 3]     # FOLDER: `benchmarks/study.py features DATA`
-    python benchmarks/regression.py                                    # print the table of the record
+    python benchmarks/regression.py run --features FOLDER [--rounds 3]  # FOLDER: `benchmarks/study.py features DATA`
+    python benchmarks/regression.py summary                             # print the table of the record
 
 Each row of the record is one fit: features of ``thorough`` or ``default``, without pixels, on the first draw of ISIC
 (four of five folds by lesion, two classes) or of the long tail of Fashion-MNIST (2,000 images, ten classes). The peer
@@ -146,10 +146,11 @@ def table(lines: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure all cases if features are given, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--features", type=Path, help="the folder with the features")
+    parser.add_argument("what", choices=["run", "summary"])
+    parser.add_argument("--features", type=Path, default=Path(), help="the folder with the features")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    if given.features is not None:
+    if given.what == "run":
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)

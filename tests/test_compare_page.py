@@ -37,7 +37,8 @@ def test_the_similarities_of_changed_copies_are_those_of_the_record() -> None:
     text, found = " ".join(PAGE.split()), near["similarity"]
     pairs = found["pairs of other lesions at the threshold"]
     largest = found["most similar image of another lesion"]["largest"]
-    assert f"({pairs} pairs of {near['images']:,} images; the most similar have a cosine of {largest:g})" in text
+    number = f"{pairs} pair{'' if pairs == 1 else 's'}"
+    assert f"({number} of {near['images']:,} images; the most similar have a cosine of {largest:g})" in text
     words = {"jpeg": "reach it at JPEG", "half": "at half the size", "brighter": "if they are brighter"}
     words |= {"mirror": "if they are mirrored", "crop": "if 5 % of each side are cut off"}
     for name, what in words.items():

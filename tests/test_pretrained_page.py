@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
         ("adapters.py", "pretrained.md", "adapters", "end adapters"),
         ("fine_tune.py", "pretrained.md", "fine-tune", "end fine-tune"),
         ("views.py", "views.md", "views", "end views"),
+        ("regression.py", "pretrained.md", "regression", "end regression"),
+        ("pixels.py", "pretrained.md", "pixels", "end pixels"),
     ],
 )
 def test_the_table_of_the_page_is_the_summary_of_the_records(
