@@ -27,6 +27,7 @@ import arms as methods
 import blend
 import costs
 import fine_tune
+import lesions
 import study
 from lopsided import files
 from lopsided.evaluation.intervals import Figure, mean_interval
@@ -238,6 +239,7 @@ def blocks() -> dict[str, str]:
         "eta": methods.pairs_table(methods.read_fashion()),
         "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
         "blend": blend.table(blend.read()),
+        "lesions": lesions.table(),
         "all": table(),
     }
 

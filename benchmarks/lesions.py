@@ -1,0 +1,104 @@
+"""Do the recipes beat losses from scratch on ISIC 2018? All images, by models that have not seen them, by lesion.
+
+    python benchmarks/lesions.py ISIC      # a comparison over folds that `lopsided compare` made; writes the record
+    python benchmarks/lesions.py           # print the table of docs/records/lesions.json
+
+ISIC is the comparison of ``benchmarks/arms.py --isic`` with the arms ``default`` and ``thorough``, and two repeats. An
+image counts by the share of its decisions that are right, one decision per repeat. The difference of two arms in UWA
+has a 95 % interval by a bootstrap of lesions, so it says what other lesions of this kind would give to these models. It
+does not contain how models of other training images would differ, but as far as ten folds show that; the interval of
+``benchmarks/evidence.py against`` does, and is wider. ``adjusted`` is the interval for the number of rows (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lopsided import files
+
+RECORD = Path(__file__).parents[1] / "docs" / "records" / "lesions.json"
+RECIPES = ("thorough", "default")
+LOSSES = ("weighted-ce", "cl", "afcl")
+DRAWS = 10_000
+Floats = np.ndarray
+
+
+def read_answers(folder: Path) -> tuple[dict[str, dict[str, list[bool]]], dict[str, tuple[str, str]]]:
+    """Return, by arm and image, whether each decision is right, and the label and the lesion of each image."""
+    right: dict[str, dict[str, list[bool]]] = {}
+    facts: dict[str, tuple[str, str]] = {}
+    for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        path = folder / "cells" / record["cell"] / "predictions.csv"
+        if not path.exists():
+            continue
+        with path.open(encoding="utf-8", newline="") as table:
+            for row in csv.DictReader(table):
+                if row["split"] == "test":
+                    facts[row["name"]] = row["label"], row["group"]
+                    own = right.setdefault(record["arm"], {}).setdefault(row["name"], [])
+                    own.append(row["label"] == row["predicted"])
+    return right, facts
+
+
+def compute(folder: Path) -> dict[str, Any]:
+    """Return the difference of each recipe to each loss, with both intervals, in points."""
+    right, facts = read_answers(folder)
+    names = sorted(facts)
+    labels = np.array([facts[name][0] for name in names])
+    _, lesions = np.unique([facts[name][1] for name in names], return_inverse=True)
+    number = int(lesions.max()) + 1
+    generator = np.random.default_rng(0)
+    draws = [np.bincount(generator.integers(0, number, number), minlength=number)[lesions] for _ in range(DRAWS)]
+    weights = np.stack([np.ones(len(names)), *draws])
+    share = {
+        arm: np.array([np.mean(own[name]) for name in names]) for arm, own in right.items() if len(own) == len(names)
+    }
+    pairs = [(recipe, loss) for recipe in RECIPES for loss in LOSSES]
+    rows = []
+    for recipe, loss in pairs:
+        gain = share[recipe] - share[loss]
+        found = 100 * np.mean([_means(gain, weights, labels == label) for label in np.unique(labels)], axis=0)
+        limits = {
+            name: np.round(np.quantile(found[1:], (tail, 1 - tail)), 2).tolist()
+            for name, tail in (("interval", 0.025), ("adjusted", 0.025 / len(pairs)))
+        }
+        rows.append({"recipe": recipe, "minus": loss, "uwa": round(float(found[0]), 2), **limits})
+    repeats = {arm: len(own[names[0]]) for arm, own in right.items() if arm in share}
+    return {"images": len(names), "lesions": number, "draws": DRAWS, "repeats": repeats, "rows": rows}
+
+
+def _means(values: Floats, weights: Floats, chosen: Floats) -> Floats:
+    """Return the mean of the chosen values for each row of weights."""
+    own = weights[:, chosen]
+    found: Floats = own @ values[chosen] / own.sum(axis=1)
+    return found
+
+
+def table() -> str:
+    """Return the record as a table."""
+    rows = ["| recipe | minus | UWA | 95 % | adjusted |", "|---" * 5 + "|"]
+    for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]:
+        limits = [f"[{low:+.1f}, {high:+.1f}]" for low, high in (row["interval"], row["adjusted"])]
+        rows.append(f"| {row['recipe']} | {row['minus']} | {row['uwa']:+.1f} | {' | '.join(limits)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Write the record of a comparison, if one is given, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison over folds")
+    given = parser.parse_args()
+    if given.comparison is not None:
+        files.atomic_write(RECORD, json.dumps(compute(given.comparison), indent=1) + "\n")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
