@@ -111,6 +111,61 @@ def test_the_score_of_a_strength_is_the_log_loss_of_the_rows_outside_each_fold(
     assert [loss for _, loss in alone.losses] == pytest.approx([loss for _, loss in fitted.losses], abs=0.002)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_separable_classes_with_hardly_any_penalty_are_solved_without_a_long_search(
+    dtype: type[np.floating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding then hides what a step gains, above all in single precision."""
+    x, labels = rows((46, 200), [20, 16, 10])
+    solved = Regressions(x, labels, np.ones((46, 2)), dtype)
+    calls = 0
+    probabilities = Regressions._probabilities
+
+    def counted(self: Regressions, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal calls
+        calls += 1
+        return probabilities(self, logits)
+
+    monkeypatch.setattr(Regressions, "_probabilities", counted)
+    for strength in (*STRENGTHS, 1e4, 1e6):
+        solved.solve(strength, 1e-5)
+    assert calls < 1000
+    assert (solved.logits[:, 0].argmax(axis=1) == labels).all()
+    assert np.allclose(
+        solved.logits[:, 0], x @ solved.weights[0, :, :-1].T + solved.weights[0, :, -1], rtol=1e-3, atol=0.01
+    )
+
+
+def test_a_step_that_cannot_be_taken_leaves_weights_and_logits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = rows((40, 12), [25, 15])
+    solved = Regressions(x, labels, np.ones((40, 1)))
+    before = solved.weights.copy()
+    probabilities = Regressions._probabilities
+    values = iter(range(10_000))
+
+    def rising(self: Regressions, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        p, loss = probabilities(self, logits)
+        return p, loss + next(values)
+
+    monkeypatch.setattr(Regressions, "_probabilities", rising)
+    solved.solve(0.1, 1e-8)
+    assert np.array_equal(solved.weights, before)
+    assert np.array_equal(solved.logits[:, 0], np.broadcast_to(before[0, :, -1], (40, 2)))
+
+
+def test_many_classes_with_one_or_two_rows_each_are_fitted() -> None:
+    x, labels = rows((40, 12), [2] * 20)
+    fitted = fit_regression(x, labels, 20, seed=1)
+    assert fitted.folds == 2
+    assert np.isfinite(fitted.weight).all()
+    again = fit_regression(x, labels, 20, seed=1)
+    assert np.array_equal(fitted.weight, again.weight)
+    assert fitted.losses == again.losses
+    alone = fit_regression(x[::2], labels[::2], 20)
+    assert (alone.folds, alone.losses) == (0, ())
+    assert np.isfinite(alone.weight).all()
+
+
 def test_equal_rows_and_a_column_of_nothing_are_harmless() -> None:
     x = np.zeros((12, 5))
     x[:, 1] = np.repeat([0.0, 1.0], 6)

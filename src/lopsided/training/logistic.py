@@ -89,7 +89,7 @@ class Regressions:
         spread = np.einsum("nbk,nb->bk", p * (1 - p), self._c)[..., None] * self._squares
         start = 1 / (penalty + np.maximum(spread, np.finfo(dtype).eps))
         memory: deque[tuple[Floats, Floats, Floats]] = deque(maxlen=_MEMORY)
-        active = np.ones(len(value), dtype=bool)
+        active, idle = np.ones(len(value), dtype=bool), np.zeros(len(value), dtype=np.int64)
         for _ in range(_STEPS):
             step = _direction(gradient, memory, start)
             slope = _dot(gradient, step)
@@ -108,9 +108,17 @@ class Regressions:
                 if (short | ~active).all():
                     break
                 length = np.where(short, length, 0.5 * length)
+            else:  # Rounding hides what is left to gain: these regressions stay where they are.
+                length = np.where(short, length, 0.0)
+                active &= short
+                p, trial = self._probabilities(self.logits + length[:, None] * along)
+                reached = trial + flat + length * (tilt + length * bend)
             moved = length[:, None, None] * step
             self.weights = self.weights + moved
             self.logits = self.logits + length[:, None] * along
+            # Two steps that gain next to nothing: what their slopes promise is rounding.
+            idle = np.where(value - reached < 0.1 * tolerance * value, idle + 1, 0)
+            active &= idle < 2
             value, loss = reached, trial
             before, gradient = gradient, self._gradient(p) + penalty * self.weights
             change = gradient - before
@@ -128,7 +136,8 @@ class Regressions:
         p = np.exp(logits - top)
         sums = p.sum(axis=2, keepdims=True)
         p /= sums
-        losses = (top + np.log(sums))[..., 0] - logits[self._rows, :, self._labels]
+        # The difference of two large logits is exact, and the logarithm is not lost beside them.
+        losses = (top[..., 0] - logits[self._rows, :, self._labels]) + np.log(sums[..., 0])
         return p, np.einsum("nb,nb->b", losses, self._c)
 
     def _gradient(self, p: Floats) -> Floats:

@@ -156,7 +156,7 @@ def _scores(
     """
     strengths, num_classes = list(tried), int(labels.max()) + 1
     number = max(_TOGETHER // (num_classes * (_PER_ROW * len(x) + _PER_COLUMN * x.shape[1])), 1)
-    found: list[list[Floats]] = [[] for _ in strengths]
+    sums, counts = np.zeros((len(strengths), num_classes)), np.zeros((len(strengths), num_classes))
     for begin in range(0, len(folds), number):
         own = folds[begin : begin + number]
         rows = np.stack([_row_weights(labels, train, weighted) for train, _ in own], axis=1)
@@ -166,17 +166,19 @@ def _scores(
         best, worse = np.full(len(own), np.inf), np.zeros(len(own), dtype=np.int64)
         for place, strength in enumerate(strengths):
             solved.solve(_halved(strength, num_classes), _ROUGH)
-            parts = [solved.logits[rest, fold] - prior[fold] for fold, (_, rest) in enumerate(own)]
-            found[place] += parts
-            losses = [balanced_log_loss(part, labels[rest]) for part, (_, rest) in zip(parts, own, strict=True)]
+            losses = []
+            for fold, (_, rest) in enumerate(own):
+                by_class, number_of = _loss_sums(solved.logits[rest, fold] - prior[fold], labels[rest], num_classes)
+                sums[place] += by_class
+                counts[place] += number_of
+                losses.append(_mean_loss(by_class, number_of))
             worse = np.where(losses < best, 0, worse + 1)
             best = np.minimum(losses, best)
             if worse.max() >= PATIENCE:
                 del strengths[place + 1 :]
                 break
-    rest = np.concatenate([rest for _, rest in folds])
-    for strength, parts in zip(strengths, found, strict=False):
-        yield strength, balanced_log_loss(np.concatenate(parts), labels[rest])
+    for place, strength in enumerate(strengths):
+        yield strength, _mean_loss(sums[place], counts[place])
 
 
 def _row_weights(labels: Indices, train: Indices, weighted: bool) -> Floats:
@@ -198,11 +200,19 @@ def _halved(strength: float, num_classes: int) -> float:
 
 def balanced_log_loss(logits: Floats, labels: Indices) -> float:
     """Return the mean over the classes of the mean log loss of the rows of a class."""
+    return _mean_loss(*_loss_sums(logits, labels, logits.shape[1]))
+
+
+def _loss_sums(logits: Floats, labels: Indices, num_classes: int) -> tuple[Floats, Floats]:
+    """Return the sum of the log losses of the rows of each class, and their number."""
     top = logits.max(axis=1, keepdims=True)
     log_p = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
     losses = -log_p[np.arange(len(labels)), labels]
-    counts = np.bincount(labels)
-    sums = np.bincount(labels, weights=losses)
+    counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
+    return np.bincount(labels, weights=losses, minlength=num_classes).astype(np.float64), counts
+
+
+def _mean_loss(sums: Floats, counts: Floats) -> float:
     return float((sums[counts > 0] / counts[counts > 0]).mean())
 
 
