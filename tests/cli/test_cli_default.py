@@ -103,6 +103,9 @@ def test_joined_encoders_without_weights_are_one_true_sentence(photos: Path, cal
         must = f"joined encoders must have pretrained weights, got {two} without weights."
         do = "Give the weights of each with + between them, such as --weights embedded+timm."
         assert (ended.code, ended.err) == (2, f"lopsided: {must} {do}\n")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", "tf_efficientnet_lite0+pixels")
+    assert ended.code == 2
+    assert ended.err.endswith("without weights. Give its weights, such as --weights embedded.\n")
     ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, "--weights", "embedded")
     assert ended.code == 2
     assert ended.err.splitlines()[-1].startswith("lopsided: --encoder must be one of tf_efficientnet_lite0, ")

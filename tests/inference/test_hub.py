@@ -26,6 +26,8 @@ from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.machine import arrange
 from lopsided.models.model import AdapterCard, Model, ModelCard
+from lopsided.models.pixels import pixel_width
+from lopsided.recipe.weights import trained_names
 from lopsided.reports.card_use import use
 
 CLASSES = ("cat", "dog", "näive \"fox\"")  # fmt: skip
@@ -39,7 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def made(**facts: Any) -> tuple[Model, ModelCard]:
     """A model whose normalisation, statistics and classifier are those of no other."""
     seed = facts.pop("seed", 1)
-    facts = {"encoder_weights": "none", **facts}
+    usual = {"mean": (0.4, 0.5, 0.6)[: facts["channels"]], "std": (0.2, 0.25, 0.3)[: facts["channels"]]}
+    facts = {"encoder_weights": "none", **usual, **facts}
     size, channels = facts["image_size"], facts["channels"]
     encoder, features = build_encoder(
         facts["encoder"], channels=channels, image_size=size, weights=facts["encoder_weights"], seed=seed
@@ -47,8 +50,8 @@ def made(**facts: Any) -> tuple[Model, ModelCard]:
     torch.manual_seed(0)
     classifier = ClassifierHead(features, len(CLASSES))
     card = ModelCard(
-        kind="image", shape=(channels, size, size), mean=(0.4, 0.5, 0.6)[:channels], std=(0.2, 0.25, 0.3)[:channels],
-        classes=CLASSES, features=features, prior=(0.5, 0.3, 0.2), temperature=1.5, calibrated_on=9, **facts,
+        kind="image", shape=(channels, size, size), classes=CLASSES, features=features, prior=(0.5, 0.3, 0.2),
+        temperature=1.5, calibrated_on=9, **facts,
     )  # fmt: skip
     arrange(encoder, torch.device("cpu"), card.shape)  # As load_model does it.
     return Model(encoder, classifier, card.mean, card.std).eval(), card
@@ -102,6 +105,10 @@ PARTS: dict[str, dict[str, Any]] = {
         "views": ("identity", "hflip", "rot90"),
     },
     "grey": {"encoder": "test_resnet", "image_size": 28, "channels": 1, "scaling": "cube-root"},
+    "pixels": {
+        "encoder": "test_resnet+pixels", "image_size": 44, "channels": 3, "scaling": "cube-root", "views": ("rot90",),
+        "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0),
+    },
 }  # fmt: skip
 
 
@@ -113,7 +120,10 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
     model, card = made(**PARTS[kind])
     if kind == "joined":  # Each encoder has a normalisation of its own, after that of the model.
         model.encoder.mean[1], model.encoder.std[1] = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.9, 1.1, 1.3])
-    model = Model(model.encoder, model.classifier, card.mean, card.std, views=card.views, scaling=card.scaling).eval()
+    model = Model(
+        model.encoder, model.classifier, card.mean, card.std, views=card.views, scaling=card.scaling,
+        plain=pixel_width(card.encoder),
+    ).eval()  # fmt: skip
     path = photo(tmp_path, "L" if card.channels == 1 else "RGB")
     expected = predict(model, card, FileImages([path]))[0]
     names = hub.part_names(card)
@@ -122,7 +132,7 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
     assert max(result["difference"], result["onnx_difference"]) <= 1e-5
     folders = [f"encoders/{name}/{file}" for name in names for file in ("config.json", "model.safetensors")]
     assert result["files"] == sorted(["README.md", "classifier.safetensors", *folders, "lopsided.json", "model.onnx"])
-    assert result["encoders"] == names == [f"{n}-{name}" for n, name in enumerate(card.encoder.split("+"), start=1)]
+    assert result["encoders"] == names == [f"{n}-{name}" for n, name in enumerate(trained_names(card.encoder), start=1)]
     monkeypatch.chdir(tmp_path)
     whole, parts = re.findall(r"```python\n(.*?)```", (tmp_path / "hub" / "README.md").read_text(), flags=re.DOTALL)
     exec(compile(whole.replace("image.png", path.name), "README.md", "exec"), {})

@@ -100,13 +100,15 @@ def test_only_the_paths_among_weights_are_changed() -> None:
         (
             "thorough",
             {"data.channels": 1},
-            "data.channels must be unset or 3 with joined encoders, got 1. Leave out data.channels: grey images are "
-            "repeated to three channels.",
+            "data.channels must be unset or 3 with the encoder tf_efficientnet_lite0+tf_efficientnet_lite1+"
+            "tf_efficientnet_lite2+pixels, got 1. Leave out data.channels: grey images are repeated to three channels. "
+            "Or name one encoder, without +.",
         ),
         (
             "thorough",
             {"data.folds": 5, "final": "ensemble"},
-            'final cannot be "ensemble" with joined encoders. Use final = "refit".',
+            'final cannot be "ensemble" if encoder.views is auto: each fold may choose other views. Name the views, or '
+            'use final = "refit".',
         ),
         (
             "thorough",

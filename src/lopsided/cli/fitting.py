@@ -174,7 +174,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training of an encoder, it is ``from-scratch``.
     """
     from lopsided.recipe import FROZEN, find_recipe, is_idle
-    from lopsided.recipe.weights import JOINT
+    from lopsided.recipe.weights import JOINT, trained_names
 
     if recipe is not None:
         return find_recipe(recipe).to_toml(), ""
@@ -191,7 +191,9 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
         training = "encoder.name"
         name = str(changes.get("encoder.name", ""))
         if JOINT in name:
-            do = "Give the weights of each with + between them, such as --weights embedded+timm."
+            one = len(trained_names(name)) == 1
+            words = "Give its weights" if one else "Give the weights of each with + between them"
+            do = f"{words}, such as --weights {'embedded' if one else 'embedded+timm'}."
             got = f"{shortened(name)} without weights"
             raise InputError(sentence("joined encoders must have pretrained weights", got, do))
     if frozen not in FROZEN:

@@ -21,6 +21,7 @@ from lopsided.data.splits import Splits
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
 from lopsided.recipe import Recipe
+from lopsided.recipe.weights import trained_names
 
 Indices = npt.NDArray[np.int64]
 
@@ -202,7 +203,8 @@ def prepare(
         )
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
     if recipe.encoder.is_joined:
-        notes.append("Each encoder normalises the pixels by the mean and the deviation of its own weights.")
+        each = "Each encoder" if len(trained_names(recipe.encoder.name)) > 1 else "The encoder"
+        notes.append(f"{each} normalises images by the mean and the deviation of its own weights.")
     else:
         shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
         notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")

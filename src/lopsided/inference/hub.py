@@ -81,9 +81,10 @@ def base_model(card: ModelCard) -> str | None:
     """Return the name on the hub of the pretrained weights that a model started from, or None if it has none."""
     from lopsided.models.encoders import timm_config
 
-    if card.encoder_weights not in ("embedded", "timm") or JOINT in card.encoder:
+    names = trained_names(card.encoder)
+    if card.encoder_weights not in ("embedded", "timm") or len(names) > 1:
         return None
-    config = timm_config(card.encoder)
+    config = timm_config(names[0])
     return None if config is None else config.hf_hub_id
 
 
@@ -148,17 +149,17 @@ def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[st
         rest |= {f"adapter.{key}": value for key, value in _state(model.adapter).items()}
     (folder / CLASSIFIER).write_bytes(save(rest, metadata={"format": "pt"}))
     images, features = _random_images(card), []
-    rest_of_names = iter(names)
-    for encoder, mean, std in _encoders(model, card):
-        if isinstance(encoder, Pixels):  # It has no weights, and timm has no such model.
-            features.append(encoder(images))
-            continue
-        name = next(rest_of_names)
+    encoders = list(_encoders(model, card))
+    trained = [part for part in encoders if not isinstance(part[0], Pixels)]  # It is no model of timm.
+    for name, (encoder, mean, std) in zip(names, trained, strict=True):
         place = folder / ENCODERS / name
         place.mkdir(parents=True)
         config = config_of(card, name=name.partition("-")[2], mean=mean, std=std)
         _write_timm(place, config, _state(encoder))
         features.append(_run_timm(place, images))
+    for encoder, mean, std in encoders[len(trained) :]:
+        shift, scale = (images.new_tensor(values)[:, None, None] for values in (mean, std))
+        features.append(encoder((images - shift) / scale))
     difference = _difference(model.encode(images), torch.cat(features, dim=1), "features")
     return {"encoders": list(names), "difference": difference, "onnx_difference": onnx_difference}
 

@@ -56,7 +56,7 @@ def build_encoder(
     The initial weights depend only on ``seed``. The global random state does not change.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if JOINT in name:
+    if JOINT in name or name == PIXELS:
         return _joined(name.split(JOINT), channels, size, os.fspath(weights), seed)
     with seeded_init(seed, "encoder"):
         encoder = _mlp(name, channels, size, in_features) if _MLP_NAME.fullmatch(name) else _timm(name, channels, size)
@@ -77,6 +77,7 @@ def _joined(
     """Build encoders side by side. With pretrained weights, each has the normalisation that belongs to its weights."""
     own = names[:-1] if names[-1] == PIXELS else names
     wrong = [name for name in own if not name or is_mlp(name) or name == PIXELS]
+    wrong += [] if own else [PIXELS]
     if len(names) > MAX_JOINED:
         raise InputError(sentence(f"at most {MAX_JOINED} encoders can be joined", len(names)))
     if wrong or channels != 3:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 
+_UNSET = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
+"""Facts of a card that an average of models does not have."""
+
+
 class Ensemble(nn.Module):
     """Encoders side by side, each with its own normalisation of the pixels. The output joins their features."""
 
@@ -32,6 +36,20 @@ class Ensemble(nn.Module):
         shape = (len(self.members), 1, -1, 1, 1)
         scaled = zip(self.members, self.mean.view(shape), self.std.view(shape), strict=True)
         return torch.cat([member((x - mean) / std) for member, mean, std in scaled], dim=1)
+
+
+def average_classifiers(
+    models: Sequence[tuple[Model, ModelCard]], biases: Sequence[Sequence[float]]
+) -> tuple[Model, ModelCard]:
+    """Return ``average`` of models that share a frozen encoder: one of them, with the mean of their linear layers."""
+    model, card = models[0]
+    with torch.no_grad():
+        layers = [each.classifier for each, _ in models]
+        weight = torch.stack([layer.weight for layer in layers]).mean(dim=0)
+        bias = torch.stack([layer.bias + layer.bias.new_tensor(own) for layer, own in zip(layers, biases, strict=True)])
+        model.classifier.weight.copy_(weight)
+        model.classifier.bias.copy_(bias.mean(dim=0))
+    return model, card.model_copy(update=_UNSET)
 
 
 def average(
@@ -62,8 +80,7 @@ def average(
         own = [share * (layer.bias.cpu() + bias) for (share, layer), bias in zip(pairs, offsets, strict=True)]
         classifier.bias.copy_(torch.stack(own).sum(dim=0))
     plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
-    unset = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
-    card = card.model_copy(update={**plain, **unset, "features": classifier.in_features})
+    card = card.model_copy(update={**plain, **_UNSET, "features": classifier.in_features})
     joined = Model(
         encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num,
         plain=first.plain,

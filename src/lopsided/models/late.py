@@ -17,7 +17,7 @@ from lopsided.models.encoders import build_encoder
 from lopsided.models.machine import arrange
 from lopsided.models.pixels import pixel_width
 from lopsided.models.pretrained import EMBEDDED, EMBEDDED_SHA256, embedded_file, preprocessing_of
-from lopsided.recipe.weights import JOINT, split_weights, trained_names
+from lopsided.recipe.weights import JOINT, misplaces_pixels, split_weights, trained_names
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "mean", "std")
 """Names of tensors that are not trained: those of batch norm, and the normalisation of joined encoders."""
@@ -65,6 +65,8 @@ def embedded_state(name: str, weights: str) -> tuple[dict[str, Tensor], int] | N
 
     Return None unless all weights are embedded.
     """
+    if misplaces_pixels(name):
+        return None
     names = trained_names(name)
     files = split_weights(weights, names) if JOINT in name else [weights]
     if any(file != EMBEDDED or one not in EMBEDDED_SHA256 for one, file in zip(names, files, strict=True)):

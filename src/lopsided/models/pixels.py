@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lopsided.recipe.weights import JOINT, PIXELS
+from lopsided.recipe.weights import has_pixels
 
 SIDE, CELLS = 64, 8
 """Images are averaged to ``SIDE`` pixels per side, so that deviations do not depend on the size, then to cells."""
@@ -73,7 +73,7 @@ def pixel_width(encoder: str) -> int:
     >>> pixel_width("tf_efficientnet_lite0+pixels"), pixel_width("tf_efficientnet_lite0")
     (96, 0)
     """
-    return WIDTH if encoder.endswith(f"{JOINT}{PIXELS}") else 0
+    return WIDTH if has_pixels(encoder) else 0
 
 
 def column_weights(encoder: str, features: int) -> Floats | None:

@@ -88,7 +88,7 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
         what = 'method "adapter"' if recipe.is_frozen else f"the loss {recipe.classifier_loss.name}"
         what = "fine_tune.blend, which gives each model two encoders" if recipe.blends else what
         yield f'final cannot be "ensemble" with {what}. Use final = "refit".'
-    if recipe.final == "ensemble" and recipe.encoder.views == AUTO and not recipe.encoder.is_joined:
+    if recipe.final == "ensemble" and recipe.encoder.views == AUTO:
         do = 'Name the views, or use final = "refit".'
         yield f'final cannot be "ensemble" if encoder.views is auto: each fold may choose other views. {do}'
     if data.split == "given":

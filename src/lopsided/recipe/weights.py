@@ -26,6 +26,20 @@ def is_weights(text: str) -> bool:
     return text in WEIGHT_NAMES or text.endswith(FILE_END)
 
 
+def has_pixels(encoder: str) -> bool:
+    """Return whether the colours of regions are joined to an encoder.
+
+    >>> has_pixels("tf_efficientnet_lite0+pixels"), has_pixels("pixels")
+    (True, False)
+    """
+    return encoder.endswith(f"{JOINT}{PIXELS}")
+
+
+def misplaces_pixels(encoder: str) -> bool:
+    """Return whether ``pixels`` is alone, in front of an encoder, or there twice."""
+    return PIXELS in encoder.removesuffix(f"{JOINT}{PIXELS}").split(JOINT)
+
+
 def trained_names(encoder: str) -> list[str]:
     """Return the names of joined encoders, or of one, that have weights.
 
@@ -77,7 +91,7 @@ def joined_conflicts(recipe: Recipe) -> Iterator[str]:
         do = "Only the features of a pretrained encoder are scaled."
         yield sentence(f'encoder.scaling must be "none" with method "{method}"', f'"{section.scaling}"', do)
     names = section.name.split(JOINT)
-    if PIXELS in names and (names.index(PIXELS) != len(names) - 1 or len(names) == 1):
+    if misplaces_pixels(section.name):
         do = f"Write it once, as in tf_efficientnet_lite0{JOINT}{PIXELS}."
         yield sentence(f"encoder.name must have {PIXELS} after the encoders that it is joined to", section.name, do)
         return
@@ -93,11 +107,9 @@ def joined_conflicts(recipe: Recipe) -> Iterator[str]:
         got = f"{len(names)}" if all(names) else repr(section.name)
         yield sentence(f"encoder.name must join at most {MAX_JOINED} encoders, none of them empty", got)
         return
-    if recipe.final == "ensemble":
-        yield 'final cannot be "ensemble" with joined encoders. Use final = "refit".'
     if recipe.data.channels == 1:
-        do = "Leave out data.channels: grey images are repeated to three channels."
-        yield sentence("data.channels must be unset or 3 with joined encoders", 1, do)
+        do = "Leave out data.channels: grey images are repeated to three channels. Or name one encoder, without +."
+        yield sentence(f"data.channels must be unset or 3 with the encoder {section.name}", 1, do)
     try:
         parts = split_weights(section.weights, trained_names(section.name))
     except InputError as error:

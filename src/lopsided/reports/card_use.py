@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lopsided.recipe.weights import JOINT, PIXELS
+from lopsided.recipe.weights import has_pixels
 from lopsided.reports.wording import clean
 
 
@@ -68,7 +68,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     """Yield two programs: the whole model with onnxruntime, and its encoders with timm."""
     height, width = card["shape"][1:]
     by = f"Image.Resampling.{card['interpolation'].upper()}"
-    own = PIXELS in card["encoder"].split(JOINT)
+    own = has_pixels(card["encoder"])
     where = f'folder = "{code(name)}"  # or huggingface_hub.snapshot_download("OWNER/NAME")'
     shape = "[None, None]" if mode == "L" else ".transpose(2, 0, 1)[None]"
     yield "`model.onnx` is the whole model, decision included. It needs neither torch nor lopsided:"
@@ -112,7 +112,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
             "features = torch.cat(features)",
             *_SCALING_CODE[card["scaling"]],
             *([_LENGTH_CODE[card["members"] > 1].format(**card)] if card["scaling"] != "none" else []),
-            *([_PIXELS_CODE.format(height=height, width=width, by=by)] if own else []),
+            *([_PIXELS_CODE.format(height=height, width=width, by=by, views=views)] if own else []),
             *(_CLASSIFIER_CODE if linear else ["print(features.shape)"]),
             "```",
         ]
@@ -139,13 +139,14 @@ def averages(size, parts):  # over equal intervals of a row of pixels
     return overlap.clamp(min=0) * parts / size
 
 
-# Mean and deviation of colours in 8 x 8 cells, averaged over mirror images.
-colours = torch.from_numpy(np.array(image.resize(({width}, {height}), {by}))).permute(2, 0, 1) / 255
+# Mean and deviation of colours in 8 x 8 cells, averaged over mirror images and views.
+pixels = torch.from_numpy(np.array(image.resize(({width}, {height}), {by}))).permute(2, 0, 1) / 255
+colours = torch.stack([{views}])
 small = averages({height}, 64) @ colours @ averages({width}, 64).T
 mean = averages(64, 8) @ small @ averages(64, 8).T
-rest = small - mean.repeat_interleave(8, 1).repeat_interleave(8, 2)
+rest = small - mean.repeat_interleave(8, -2).repeat_interleave(8, -1)
 deviation = (averages(64, 8) @ rest.square() @ averages(64, 8).T).sqrt()
-cells = torch.cat([mean, deviation])
+cells = torch.cat([mean, deviation], dim=1).mean(dim=0)
 cells = (cells + cells.flip(1))[:, :4]
 cells = (cells + cells.flip(2))[:, :, :4] / 4
 features = torch.cat([features, cells.flatten()])

@@ -13,7 +13,7 @@ from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.views import computed_views
-from lopsided.recipe.weights import PIXELS, split_weights, trained_names
+from lopsided.recipe.weights import PIXELS, has_pixels, split_weights, trained_names
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
@@ -131,7 +131,7 @@ def _encoder(recipe: Recipe) -> str:
         kinds.get(part, "weights from a file") for part in split_weights(recipe.encoder.weights, names)
     )
     start = f" with {listed(list(weights))}" if any(weights) else ""
-    colours = f", joined with the colours of regions ({PIXELS})," if recipe.encoder.name.endswith(PIXELS) else ""
+    colours = f", joined with the colours of regions ({PIXELS})," if has_pixels(recipe.encoder.name) else ""
     if len(names) == 1:
         return f"A {clean(names[0])}{start}{colours}"
     return f"{len(names)} joined encoders ({listed([clean(name) for name in names])}){start}{colours}"

@@ -230,7 +230,7 @@ class FoldResults:
 
     def _model(self, change: Calibration, decision: Decision) -> tuple[Model, ModelCard]:
         """Return the model of all images, or the ensemble of the folds of the first repeat, calibrated."""
-        from lopsided.models.ensemble import average
+        from lopsided.models.ensemble import average, average_classifiers
         from lopsided.models.machine import pick_device
         from lopsided.models.model import load_model
         from lopsided.training.decide import recalibrate
@@ -241,7 +241,7 @@ class FoldResults:
             places = [self.folder / place(fold) for fold in range(1, 1 + (self.recipe.data.folds or 0))]
             loaded = [load_model(path, device, fast=fast) for path in places]
             moves = [bias_between(card.prior or self.prior, self.prior).tolist() for _, card in loaded]
-            model, card = average(loaded, moves)
+            model, card = (average_classifiers if self.recipe.is_frozen else average)(loaded, moves)
         else:
             self._open(place(WHOLE), split_source(whole_recipe(self.recipe), self.source))
             model, card = load_model(self.folder / place(WHOLE), device, fast=fast)
@@ -309,7 +309,7 @@ class FoldResults:
 
     def _notes(self, model: Model, card: ModelCard) -> Iterator[str]:
         yield model_words(
-            self.recipe.ensembles,
+            (self.recipe.data.folds or 1) if self.recipe.ensembles else 1,
             card.members,
             sum(parameter.numel() for parameter in model.parameters()),
             sum(value.numel() * value.element_size() for value in model.state_dict().values()),
@@ -368,14 +368,18 @@ class FoldResults:
             yield texts[0] if len(texts) == total else f"In {len(texts)} of {total} folds: {texts[0]}"
 
 
-def model_words(ensemble: bool, members: int, parameters: int, size: float) -> str:
-    """Return a sentence about the model that a run with folds hands over, with its size and its cost."""
+def model_words(models: int, members: int, parameters: int, size: float) -> str:
+    """Return a sentence about the model that a run with folds hands over, with its size and its cost.
+
+    It averages this many models, and has ``members`` encoders.
+    """
     numbers = f"{parameters / 1e6:.1f} million parameters, {size / 1e6:.1f} MB"
-    if not ensemble:
+    if models == 1:
         return f"The model is trained on all images ({numbers}). The models of the folds only test it."
     return (
-        f"The model is the ensemble of the {members} models of the folds ({numbers}): it averages their logits. An "
-        f"image costs {members} times as much as with one of them. Use --final refit for one model of all images."
+        f"The model is the ensemble of the {models} models of the folds ({numbers}): it averages their logits. An "
+        f"image costs {f'{members} times as much as' if members > 1 else 'as much as'} with one of them"
+        f"{'' if members > 1 else ', because they share the encoder'}. Use --final refit for one model of all images."
     )
 
 

@@ -30,6 +30,7 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
+from lopsided.models.pixels import column_weights
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.fields import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
@@ -132,6 +133,10 @@ class Rows:
             return []
         return list(inner_folds(self.labels, self.groups, number, derive_seed(recipe.seed, "adapter", draw)))
 
+    def importance(self, recipe: Recipe) -> Floats | None:
+        """Return how much a regression on the features weighs each of them; None: all the same."""
+        return column_weights(recipe.encoder.name, self.features.shape[1])
+
     def prior(self, recipe: Recipe) -> tuple[float, ...]:
         """Return the class shares that the logits of a regression carry."""
         counts = np.bincount(self.labels, minlength=self.num_classes)
@@ -179,11 +184,12 @@ def fit_plain(rows: Rows, recipe: Recipe) -> tuple[Linear, Regression]:
     settings = recipe.regression
     fitted = fit_regression(
         rows.features, rows.labels, rows.num_classes, groups=rows.groups, weighted=_weighted(recipe),
-        strength=settings.strength, folds=settings.folds, seed=recipe.seed,
+        strength=settings.strength, folds=settings.folds, seed=recipe.seed, importance=rows.importance(recipe),
     )  # fmt: skip
     unseen = Unseen(rows.labels, rows.num_classes)
     for train, rest in rows.folds(recipe, 0):
-        part = _regression(rows.features[train], rows.labels[train], rows, recipe, fitted.strength)
+        features, strength = rows.features[train], fitted.strength
+        part = _regression(features, rows.labels[train], rows, recipe, strength, rows.importance(recipe))
         unseen.add(rest, part(rows.features[rest]))
     return Linear(fitted.weight, fitted.bias).calibrated(unseen.calibration(rows.prior(recipe))), fitted
 
@@ -202,9 +208,16 @@ def _weighted(recipe: Recipe) -> bool:
 
 
 def _regression(
-    x: npt.NDArray[np.floating[Any]], labels: Indices, rows: Rows, recipe: Recipe, strength: float
+    x: npt.NDArray[np.floating[Any]],
+    labels: Indices,
+    rows: Rows,
+    recipe: Recipe,
+    strength: float,
+    importance: Floats | None = None,
 ) -> Linear:
-    fitted = fit_regression(x, labels, rows.num_classes, weighted=_weighted(recipe), strength=strength)
+    fitted = fit_regression(
+        x, labels, rows.num_classes, weighted=_weighted(recipe), strength=strength, importance=importance
+    )
     return Linear(fitted.weight, fitted.bias)
 
 

@@ -126,9 +126,8 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
         return
     losses = [_best(fitted), _best(_fit(built, alone))]
     if choose_views(losses):
-        recipe = (
-            "--recipe thorough " if len(trained_names(built.recipe.encoder.name)) > 1 else ""
-        )  # Without it, fit takes default.
+        # With --views alone, fit takes default.
+        recipe = "--recipe thorough " if len(trained_names(built.recipe.encoder.name)) > 1 else ""
         built.log.warn(
             "The classes seem to depend on which way round the images are, which an average over views does not know: "
             f"inner folds give a log loss of {losses[1]:.2f} without views, and of {losses[0]:.2f} with them. "

@@ -1,0 +1,116 @@
+"""Runs whose encoder has the colours of regions joined to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lopsided.data.sources import Source, open_source
+from lopsided.errors import RunError
+from lopsided.inference.probabilities import predict
+from lopsided.models.ensemble import average, average_classifiers
+from lopsided.models.pixels import WIDTH, column_weights
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.run import run_recipe
+from lopsided.training.adapter import Rows, fit_plain
+from lopsided.training.fit import fit, load_model
+from lopsided.training.regression import fit_regression
+from tiny import write_photos
+
+NAME = "tf_efficientnet_lite0+pixels"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 12})
+
+
+@pytest.fixture(scope="module")
+def source(photos: Path) -> Source:
+    return open_source(str(photos))
+
+
+def default(**changes: Any) -> Recipe:
+    return named_recipe("default").override(**{"data.image_size": 32, "data.test": 0.0, "device": "cpu", **changes})
+
+
+def features_of(model: Any, source: Source) -> np.ndarray:
+    pixels = source.images.load(np.arange(len(source)), 32, 3)
+    with torch.no_grad():
+        found: np.ndarray = model.features(pixels.float() / 255).numpy()
+    return found
+
+
+def test_the_classifier_is_the_regression_that_weighs_the_colours(source: Source) -> None:
+    recipe = default()
+    assert recipe.encoder.name == NAME
+    fitted = fit(recipe, source)
+    features = features_of(fitted.model, source)
+    rows = fitted.splits.train
+    assert features.shape[1] == 1280 + WIDTH
+    weighed, same = (
+        fit_regression(
+            features[rows], source.labels[rows], 2, seed=recipe.seed, strength=0.01, importance=weights,
+        )
+        for weights in (column_weights(NAME, features.shape[1]), None)
+    )  # fmt: skip
+    again = fit(default(**{"regression.strength": 0.01}), source)
+    found = again.model.classifier.weight.detach().numpy()
+    assert np.abs(found - weighed.weight).max() < 0.02 * np.abs(weighed.weight).max()
+    assert np.abs(found - same.weight).max() > 0.2 * np.abs(same.weight).max()
+
+
+def test_the_regression_beside_heads_weighs_the_colours_too() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [40, 20])
+    features = generator.normal(size=(60, 200 + WIDTH)).astype(np.float32) + 0.2 * labels[:, None].astype(np.float32)
+    recipe = named_recipe("adapter-average").override(**{"encoder.name": NAME, "regression.strength": 0.01})
+    _, fitted = fit_plain(Rows(features, labels, None, 2), recipe)
+    own = fit_regression(features, labels, 2, strength=0.01, importance=column_weights(NAME, features.shape[1]))
+    assert np.array_equal(fitted.weight, own.weight)
+    assert not np.allclose(fitted.weight, fit_regression(features, labels, 2, strength=0.01).weight)
+
+
+@pytest.mark.slow
+def test_an_ensemble_of_folds_shares_the_frozen_encoder(source: Source, photos: Path, tmp_path: Path) -> None:
+    recipe = default(**{"data.folds": 3, "final": "ensemble", "data.source": str(photos)})
+    run = run_recipe(recipe, tmp_path / "run")
+    model, card = load_model(run.folder)
+    assert (card.members, card.features) == (1, 1280 + WIDTH)
+    notes = " ".join(event["text"] for event in run.events() if event["event"] == "note")
+    assert "The model is the ensemble of the 3 models of the folds" in notes
+    assert "An image costs as much as with one of them, because they share the encoder." in notes
+    assert predict(model, card, source.images).shape == (42, 2)
+
+
+def test_the_mean_of_linear_layers_has_the_mean_logits(source: Source, tmp_path: Path) -> None:
+    models = []
+    for seed in range(2):
+        plain = default(**{"encoder.name": "tf_efficientnet_lite0", "seed": seed, "data.test": 0.4})
+        fit(plain, source, tmp_path / str(seed))
+        models.append(load_model(tmp_path / str(seed)))
+    moves = [(0.1, -0.2), (0.3, 0.0)]
+    whole, card = average(models, moves)
+    x = source.images.load(np.arange(6), 32, 3).float() / 255
+    with torch.no_grad():
+        expected = whole(x)
+        one, own = average_classifiers(models, moves)
+        assert torch.allclose(one(x), expected, atol=1e-4)
+    assert (card.members, own.members) == (2, 1)
+    assert own.prior is None
+
+
+@pytest.mark.parametrize("name", ["pixels", f"{NAME}+pixels", "pixels+tf_efficientnet_lite0"])
+def test_a_card_with_pixels_in_another_place_is_one_sentence(name: str, source: Source, tmp_path: Path) -> None:
+    fit(default(), source, tmp_path / "run")
+    path = tmp_path / "run" / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder": name}))
+    with pytest.raises(RunError) as caught:
+        load_model(tmp_path / "run")
+    assert str(caught.value).startswith(str(tmp_path / "run"))
+    assert "\n" not in str(caught.value)
