@@ -2,6 +2,7 @@
 
     python benchmarks/pixels.py run --features FOLDER     # FOLDER: `python benchmarks/study.py features DATA`
     python benchmarks/pixels.py summary                   # the table of docs/records/pixels.jsonl
+    python benchmarks/pixels.py gains                     # what the pixels are worth, from docs/records/study.jsonl
 
 The arms are the recipes ``default`` and ``thorough`` with several values of ``SHARE`` of ``lopsided.models.pixels``; 0
 is without pixels. The data are those of ``benchmarks/study.py``, with draws that no other record uses. A line that
@@ -71,10 +72,27 @@ def summary() -> str:
     return "\n".join(rows)
 
 
+def gains() -> str:
+    """Return a row for each recipe and setting of the study: with pixels less without, paired by draw."""
+    lines: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    for line in study.read(study.RECORD):
+        lines.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], {})[line["seed"]] = line
+    rows = ["| recipe | data | setting | draws | UWA | gain | AUROC | gain |", "|---" * 8 + "|"]
+    for recipe in ("default", "thorough"):
+        for (data, cell), arms in sorted(lines.items(), key=study.place):
+            own, bare = arms[recipe], arms[f"{recipe}{study.WITHOUT}"]
+            parts = [recipe, data, cell, str(len(own))]
+            for name in ("uwa", "auroc"):
+                parts.append(f"{statistics.mean(line[name] for line in own.values()):.1f}")
+                parts.append(_interval([line[name] - bare[seed][name] for seed, line in own.items()]))
+            rows.append(f"| {' | '.join(parts)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Compute the missing lines, if asked for, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "summary"])
+    parser.add_argument("what", choices=["run", "summary", "gains"])
     parser.add_argument("--features", type=Path, default=Path(), help="the folder with the features")
     given = parser.parse_args()
     if given.what == "run":
@@ -88,7 +106,7 @@ def main() -> None:
                             found = run_cell(data, cell, seed, recipe, share, known["isic" if data == "few" else data])
                             line = {"recipe": recipe, "data": data, "cell": cell, "seed": seed, "share": share, **found}
                             files.append_line(RECORD, json.dumps(line))
-    print(summary())
+    print(gains() if given.what == "gains" else summary())
 
 
 if __name__ == "__main__":

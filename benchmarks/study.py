@@ -332,7 +332,7 @@ def short(path: Path) -> str:
         if line["arm"] in SHORT:
             cells.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], []).append(line["uwa"])
     rows = [f"| images | {' | '.join(SHORT)} |", "|---" * (len(SHORT) + 1) + "|"]
-    for (data, cell), arms in sorted(cells.items(), key=_place):
+    for (data, cell), arms in sorted(cells.items(), key=place):
         tops = f"tops at {cell}, {RARE_TOPS.get(cell)} rare"
         what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare", "tops": tops}
         what["fashion"] = "ten classes, 8 rare"
@@ -341,7 +341,8 @@ def short(path: Path) -> str:
     return "\n".join(rows)
 
 
-def _place(item: tuple[tuple[str, str], object]) -> tuple[int, int]:
+def place(item: tuple[tuple[str, str], object]) -> tuple[int, int]:
+    """Return the place of a setting: few images of ISIC first, then more, then the others."""
     (data, cell), _ = item
     digits = "".join(c for c in cell.partition(":")[0] if c.isdigit())
     return ("few", "isic", "tops", "fashion").index(data), int(digits or 0)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("script", "page", "first", "last"),
     [
+        ("pixels.py", "pretrained.md", "gains", "end gains"),
         ("frozen.py", "pretrained.md", "summary", "end"),
         ("adapters.py", "pretrained.md", "adapters", "end adapters"),
         ("fine_tune.py", "pretrained.md", "fine-tune", "end fine-tune"),
@@ -26,7 +27,7 @@ def test_the_table_of_the_page_is_the_summary_of_the_records(
     script: str, page: str, first: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", [script, "summary"])
+    monkeypatch.setattr(sys, "argv", [script, "gains" if first == "gains" else "summary"])
     runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
     shown = capsys.readouterr().out
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
