@@ -17,11 +17,12 @@ Arms: ``default`` and ``thorough`` are the recipes, and ``... without pixels`` t
 regions (``lopsided.models.pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
 and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``default``. All of ``thorough`` take the
 views ``flips``, which is what ``encoder.views = "auto"`` chose on the tops and on ISIC (benchmarks/views.py).
-``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``thorough +
-resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe
-``adapter``, without pixels; ``+`` is their average with the regression (``adapter-average``). Peers, as one would write
-them by hand on the features of ``default``, pixels included: scikit-learn's LogisticRegression with
-class_weight="balanced", the same after SMOTE, and imbalanced-learn's EasyEnsembleClassifier.
+``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
+pixels`` is ``default`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
+``ACL`` and ``AFCL`` are heads of the recipe ``adapter``, without pixels; ``+`` is their average with the regression
+(``adapter-average``). Peers, as one would write them by hand on the features of ``default``, pixels included:
+scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and imbalanced-learn's
+EasyEnsembleClassifier.
 
 ``uwa`` is that of the rule ``balanced``; peers decide by themselves. ``plain`` is that of the most probable class.
 ``seconds`` is the processor time of the fit without the features; ``summary`` adds the time of the features. A line of
@@ -79,11 +80,11 @@ RESNET = "resnet50"
 BASE = "default"
 WITHOUT = " without pixels"
 PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
-COLOURED = ("default", "thorough", f"thorough + {RESNET}", *PEERS)
+COLOURED = ("default", "thorough", f"{RESNET} + pixels", f"thorough + {RESNET}", *PEERS)
 """Arms with the features of ``lopsided.models.pixels``."""
 CHEAP = (
     "default", "thorough", f"default{WITHOUT}", f"thorough{WITHOUT}", "thorough with root", "plain features",
-    "resnet50", "thorough + resnet50", "class_weight", "SMOTE",
+    "resnet50", "resnet50 + pixels", "thorough + resnet50", "class_weight", "SMOTE",
 )  # fmt: skip
 HEADS = ("CE", "CL", "ACL", "AFCL")
 Floats = np.ndarray
@@ -153,7 +154,7 @@ class Features:
 
     def of(self, arm: str) -> Floats | None:
         """Return the features of an arm, or None if a file is missing."""
-        keys = [(RESNET if arm == RESNET else EMBEDDED[0], SMALL)]
+        keys = [(RESNET if arm.startswith(RESNET) else EMBEDDED[0], SMALL)]
         if arm.startswith("thorough"):
             keys = [(name, LARGE) for name in (*EMBEDDED, *([RESNET] if RESNET in arm else []))]
         if any(key not in self._files for key in keys):
