@@ -7,8 +7,10 @@
 
 It computes nothing that is not in ``docs/records``: ``study.jsonl`` (benchmarks/study.py), ``methods.jsonl`` and
 its siblings (benchmarks/arms.py), ``fine_tune.jsonl`` (benchmarks/fine_tune.py) and ``costs.jsonl``
-(benchmarks/costs.py). An arm without a line in ``costs.jsonl`` has half the seconds of its runs, which had one thread
-each, for its minutes; peers have those of ``default``, because the features take almost all of their time.
+(benchmarks/costs.py). An arm from scratch or fine-tuned without a line in ``costs.jsonl`` has half the seconds of its
+runs, which had one thread each, for its minutes. Peers and ``plain features`` have those of ``default``, because the
+features take almost all of their time, arms without pixels those of their recipe, and heads those of ``adapter`` or
+``adapter-average``. Other frozen arms have none.
 
 Draws of the tops are the same images in all records, and differences are paired by draw. On ISIC, the methods from
 scratch and ``default`` are paired by fold of one comparison, with the interval that is corrected for overlapping folds.

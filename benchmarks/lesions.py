@@ -6,7 +6,7 @@
 ISIC is the comparison of ``benchmarks/arms.py --isic`` with the arms ``default`` and ``thorough``, and two repeats. An
 image counts by the share of its decisions that are right, one decision per repeat. The difference of two arms in UWA
 has a 95 % interval by a bootstrap of lesions, so it says what other lesions of this kind would give to these models. It
-does not contain how models of other training images would differ, but as far as ten folds show that; the interval of
+does not contain how models of other training images would differ, except as far as ten folds show that; the interval of
 ``benchmarks/evidence.py against`` does, and is wider. ``adjusted`` is the interval for the number of rows (Bonferroni).
 """
 

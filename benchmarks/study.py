@@ -16,7 +16,7 @@ few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all h
 Arms: ``default`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
 regions (``lopsided.models.pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
 and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``default``. All of ``thorough`` take the
-views ``flips``, which is what ``encoder.views = "auto"`` chose on the tops and on ISIC (benchmarks/views.py).
+views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (benchmarks/views.py).
 ``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
 pixels`` is ``default`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
 ``ACL`` and ``AFCL`` are heads of the recipe ``adapter``, without pixels; ``+`` is their average with the regression
@@ -25,8 +25,8 @@ scikit-learn's LogisticRegression with class_weight="balanced", the same after S
 EasyEnsembleClassifier.
 
 ``uwa`` is that of the rule ``balanced``; peers decide by themselves. ``plain`` is that of the most probable class.
-``seconds`` is the processor time of the fit without the features; ``summary`` adds the time of the features. A line of
-the record that exists is not computed again.
+``seconds`` is the processor time of the fit without the features. A line of the record that exists is not computed
+again.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ Codes = NDArray[np.int64]
 NEAR = 0.86
 """Images with at least this cosine of their standardised features count as near-duplicates.
 
-Photographs of different lesions in ISIC 2018 do not reach it, and most copies of other size or quality do, with the
-scaled features of the recipe ``default`` (``benchmarks/labels.py near``), and without scaling alike.
+Hardly any photographs of different lesions in ISIC 2018 reach it, and most copies of other size or quality do, with
+the features of the recipe ``default`` (``benchmarks/labels.py near``).
 """
 BLOCK = 1024
 """Rows of the similarity matrix that are held in memory at once."""
