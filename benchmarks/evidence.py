@@ -54,6 +54,7 @@ SETTINGS = (
     "ten classes",
     "isic",
     "isic by fold",
+    "isic, seven classes",
     *(f"isic {n} rare" for n in study.FEW),
 )
 
@@ -87,6 +88,7 @@ def gather() -> list[Line]:
 def _study() -> Iterable[Line]:
     for line in study.read(study.RECORD):
         name = {"tops": f"tops {line['cell']}", "isic": "isic", "fashion": "ten classes", "few": f"isic {line['cell']}"}
+        name["seven"] = "isic, seven classes"
         arm = line["arm"]
         group = "peers" if arm in study.PEERS else "heads" if arm.removesuffix(" +") in study.HEADS else "frozen"
         yield Line(name[line["data"]], group, arm, line["seed"], line["uwa"], line["auroc"])
