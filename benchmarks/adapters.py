@@ -127,7 +127,7 @@ def head_logits(rows: Rows, recipe: Recipe, inputs: np.ndarray) -> np.ndarray:
 
 def arms(rows: Rows, inputs: np.ndarray, seed: int, changes: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the logits of each arm for the features ``inputs``."""
-    recipe = named_recipe("adapter").override(**{"seed": seed} | changes)
+    recipe = named_recipe("adapter").override(**{"seed": seed, "encoder.name": EMBEDDED_ENCODER} | changes)
     calibrated, fitted = fit_plain(rows, recipe)
     found = {BASE: inputs @ fitted.weight.T + fitted.bias, f"{BASE}, calibrated": calibrated(inputs)}
     found["CE"] = cross_entropy(rows, recipe, inputs)

@@ -20,7 +20,7 @@ and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``
 views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (benchmarks/views.py).
 ``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
 pixels`` is ``default`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
-``ACL`` and ``AFCL`` are heads of the recipe ``adapter``, without pixels; ``+`` is their average with the regression
+``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` without pixels; ``+`` is their average with the regression
 (``adapter-average``). Peers, as one would write them by hand on the features of ``default``, pixels included:
 scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and imbalanced-learn's
 EasyEnsembleClassifier.
@@ -188,7 +188,7 @@ def peer(arm: str, seed: int) -> Any:
 
 def heads(arm: str, rows: Rows, inputs: Floats, seed: int) -> tuple[Floats, Floats]:
     """Return the logits of heads with one loss, and of their average with the calibrated regression."""
-    recipe = named_recipe("adapter").override(seed=seed)
+    recipe = named_recipe("adapter").override(**{"seed": seed, "encoder.name": EMBEDDED[0]})
     calibrated, _ = fit_plain(rows, recipe)
     if arm == "CE":
         found = cross_entropy(rows, recipe, inputs)
