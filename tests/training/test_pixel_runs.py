@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lopsided.cli.output import fold_words
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import RunError
 from lopsided.inference.probabilities import predict
@@ -86,6 +87,11 @@ def test_an_ensemble_of_folds_shares_the_frozen_encoder(source: Source, photos: 
     assert "The model is the ensemble of the 3 models of the folds" in notes
     assert "An image costs as much as with one of them, because they share the encoder." in notes
     assert predict(model, card, source.images).shape == (42, 2)
+    assert run.metrics is not None
+    assert (run.metrics["folds"]["folds"], run.metrics["folds"]["members"]) == (3, 1)
+    told = fold_words(run.metrics["folds"])
+    assert "The model is the ensemble of 3 models (" in told
+    assert told.endswith("An image costs as much as with one of them.")
 
 
 def test_the_mean_of_linear_layers_has_the_mean_logits(source: Source, tmp_path: Path) -> None:

@@ -235,9 +235,10 @@ def fold_words(folds: Mapping[str, Any]) -> str:
     spread = f"By fold, the unweighted accuracy is {values[0]:.3f} to {values[-1]:.3f}."
     if folds["final"] == "refit":
         return f"{spread} The model is trained on all images ({folds['parameters'] / 1e6:.1f} million parameters)."
+    times = f"{folds['members']} times " if folds["members"] > 1 else ""
     return (
-        f"{spread} The model is the ensemble of {folds['members']} models ({folds['parameters'] / 1e6:.1f} million "
-        f"parameters). An image costs {folds['members']} times as much as with one of them."
+        f"{spread} The model is the ensemble of {folds['folds']} models ({folds['parameters'] / 1e6:.1f} million "
+        f"parameters). An image costs {times}as much as with one of them."
     )
 
 

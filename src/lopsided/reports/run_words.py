@@ -188,9 +188,10 @@ def fold_words(folds: FoldFacts, facts: Facts) -> str:
     size = f"{folds.parameters / 1e6:.1f} million parameters"
     if folds.final == "refit":
         return f"{text} The model of the run was then trained on all images ({size})."
+    times = f"{folds.members} times " if folds.members > 1 else ""
     return (
-        f"{text} The model of the run is the ensemble of {folds.members} of these models ({size}), and an image costs "
-        f"{folds.members} times as much as with one of them."
+        f"{text} The model of the run is the ensemble of {folds.folds} of these models ({size}), and an image costs "
+        f"{times}as much as with one of them."
     )
 
 

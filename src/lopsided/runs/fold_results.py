@@ -296,7 +296,8 @@ class FoldResults:
                         "recall": recall,
                     }
                 )
-        members = (self.recipe.data.folds or 1) if self.recipe.ensembles else 1
+        copies = self.recipe.ensembles and not self.recipe.is_frozen  # Others share the encoder.
+        members = (self.recipe.data.folds or 1) if copies else 1
         return {
             "folds": self.recipe.data.folds,
             "repeats": self.recipe.data.repeats,
