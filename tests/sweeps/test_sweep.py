@@ -515,7 +515,11 @@ def test_workers_and_threads_must_be_some() -> None:
 def workers_of(folder: Path) -> dict[str, int]:
     """The process that trains each cell, of those that have a checkpoint by now."""
     pids = {}
-    for path in folder.glob("cells/*/checkpoint/state.safetensors"):
+    try:  # The folders are just being made, and glob may look for one between its name and its content.
+        paths = list(folder.glob("cells/*/checkpoint/state.safetensors"))
+    except FileNotFoundError:
+        return {}
+    for path in paths:
         lock = path.parents[1] / files.LOCK_NAME
         if lock.exists() and (content := lock.read_text()):
             pids[lock.parent.name] = int(json.loads(content)["pid"])
