@@ -20,7 +20,7 @@ from lopsided.models.names import MLP_NAME as _MLP_NAME
 from lopsided.models.names import unknown_encoder
 from lopsided.models.pixels import WIDTH, Pixels
 from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of
-from lopsided.recipe.weights import JOINT, MAX_JOINED, PIXELS, split_weights
+from lopsided.recipe.weights import JOINT, MAX_JOINED, PIXELS, misplaces_pixels, split_weights
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -75,9 +75,9 @@ def _joined(
     names: Sequence[str], channels: int, size: tuple[int, int] | None, weights: str, seed: int
 ) -> tuple[nn.Module, int]:
     """Build encoders side by side. With pretrained weights, each has the normalisation that belongs to its weights."""
-    own = names[:-1] if names[-1] == PIXELS else names
-    wrong = [name for name in own if not name or is_mlp(name) or name == PIXELS]
-    wrong += [] if own else [PIXELS]
+    own = [name for name in names if name != PIXELS]
+    wrong = [name for name in own if not name or is_mlp(name)]
+    wrong += [PIXELS] if misplaces_pixels(JOINT.join(names)) else []
     if len(names) > MAX_JOINED:
         raise InputError(sentence(f"at most {MAX_JOINED} encoders can be joined", len(names)))
     if wrong or channels != 3:

@@ -296,14 +296,12 @@ class FoldResults:
                         "recall": recall,
                     }
                 )
-        copies = self.recipe.ensembles and not self.recipe.is_frozen  # Others share the encoder.
-        members = (self.recipe.data.folds or 1) if copies else 1
         return {
             "folds": self.recipe.data.folds,
             "repeats": self.recipe.data.repeats,
             "by": split_rule(self.recipe, self.source),
             "final": "ensemble" if self.recipe.ensembles else "refit",
-            "members": members,
+            "members": model.members if self.recipe.ensembles else 1,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "per_fold": per_fold,
         }
