@@ -1,6 +1,6 @@
 """What is lost when the disk fills up, or becomes read-only, at any write of any command that writes?
 
-    python benchmarks/disk.py              prints a table and writes docs/records/disk.json (about half an hour)
+    python benchmarks/disk.py              prints a table and writes records/disk.json (about half an hour)
     python benchmarks/disk.py fit predict  only these, into the same record
 
 Each command is run once to count what it does to files: folders made, files opened for writing, written, flushed and
@@ -23,7 +23,7 @@ from time import perf_counter
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-RECORD = ROOT / "docs" / "records" / "disk.json"
+RECORD = ROOT / "benchmarks" / "records" / "disk.json"
 STEPS = {"demo": 9, "reproduce": 25}
 """Of the many writes of several runs, their tables and figures, one in so many is tried."""
 

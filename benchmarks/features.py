@@ -50,7 +50,7 @@ from lopsided.models.machine import arrange
 from lopsided.models.model import Model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "features_speed.json"
+RECORD = Path(__file__).parent / "records" / "features_speed.json"
 NUM, SIZE, BATCH, ROUNDS = 256, 224, 64, 3
 
 

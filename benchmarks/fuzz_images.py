@@ -1,6 +1,6 @@
 """Does a damaged or hostile image file ever do more than be refused?
 
-    python benchmarks/fuzz_images.py --minutes 20      tries random files and writes docs/records/fuzz_images.json
+    python benchmarks/fuzz_images.py --minutes 20      tries random files and writes records/fuzz_images.json
     python benchmarks/fuzz_images.py --case 1234 --keep bad.jpg      repeats a case and keeps its file
 
 A case is made from its number alone: a valid file of one of nine formats and many modes, of which bytes are changed,
@@ -40,7 +40,7 @@ from PIL import Image
 
 from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, decode_image, read_header
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "fuzz_images.json"
+RECORD = Path(__file__).parent / "records" / "fuzz_images.json"
 MEMORY = 2 * 2**30
 """Address space of a child beyond what it starts with; the largest allowed picture with an alpha channel is 341 MiB."""
 PATIENCE = 60.0
@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=sys.maxsize, help="how many at most")
     parser.add_argument("--case", type=int, help="repeat one case and stop")
     parser.add_argument("--keep", type=Path, help="where to keep the file of that case")
-    parser.add_argument("--out", type=Path, default=RECORD, help="record (default: docs/records/fuzz_images.json)")
+    parser.add_argument("--out", type=Path, default=RECORD, help="record (default: records/fuzz_images.json)")
     options = parser.parse_args()
     if options.case is not None:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Are the losses finite and right for whatever finite numbers they are given?
 
-    python benchmarks/fuzz_losses.py --minutes 60        tries random cases and writes docs/records/fuzz_losses.json
+    python benchmarks/fuzz_losses.py --minutes 60        tries random cases and writes records/fuzz_losses.json
     python benchmarks/fuzz_losses.py --case 8212         repeats the case of that number and says what it is
 
 A case is made from its number alone: type, shape, views, reference set, mask, layout of memory, labels, temperature,
@@ -41,7 +41,7 @@ from lopsided.losses import AsymmetricFocalContrastiveLoss, asymmetric_focal_con
 from lopsided.losses.classification import asymmetric_loss, focal_loss
 from lopsided.losses.reference import reference_loss
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "fuzz_losses.json"
+RECORD = Path(__file__).parent / "records" / "fuzz_losses.json"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODEST = 1 / 20
 
@@ -697,7 +697,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case (default: %(default)s)")
     parser.add_argument("--cases", type=int, help="how many at most")
     parser.add_argument("--case", type=int, help="repeat one case and stop")
-    parser.add_argument("--out", type=Path, default=RECORD, help="record (default: docs/records/fuzz_losses.json)")
+    parser.add_argument("--out", type=Path, default=RECORD, help="record (default: records/fuzz_losses.json)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.case is not None:

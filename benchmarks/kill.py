@@ -1,6 +1,6 @@
 """What is lost when the command is killed? SIGKILL at random moments and at every write, and the same command again.
 
-    python benchmarks/kill.py       prints what happened and writes docs/records/kill.json (half an hour of two cores)
+    python benchmarks/kill.py       prints what happened and writes records/kill.json (half an hour of two cores)
     python benchmarks/kill.py --only fit,fit-writes     a part of it; what the record says of the rest stays as it is
     python benchmarks/kill.py --kills 5 --writes 20     a small part of it; writes nothing
     python benchmarks/kill.py --table                   prints the record as the rows of docs/reliability.md
@@ -49,7 +49,7 @@ from typing import Any
 
 from lopsided.files import atomic_write
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "kill.json"
+RECORD = Path(__file__).parent / "records" / "kill.json"
 SOURCE = Path(__file__).parents[1] / "src"
 PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.predict", "lopsided.training.fit"]
 PRELOAD += ["lopsided.inference.predict", "lopsided.sweeps.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
@@ -665,7 +665,7 @@ def main() -> int:
     parser.add_argument("--writes", type=int, help="end at this write, and write no record (default: every one)")
     parser.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, with commas")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/kill.json)")
+    parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: records/kill.json)")
     parser.add_argument("--table", action="store_true", help="kill nothing, print the record")
     options = parser.parse_args()
     if options.table:

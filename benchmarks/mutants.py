@@ -1,6 +1,6 @@
 """Would a test notice if one operation of the losses or the metrics were another?
 
-    python benchmarks/mutants.py             every mutant of losses/ and metrics.py; writes docs/records/mutants.json
+    python benchmarks/mutants.py             every mutant of losses/ and metrics.py; writes records/mutants.json
     python benchmarks/mutants.py --work FOLDER --minutes 30      a sample, to go on with; --again runs what survived
 
 A mutant is a copy of a module in which one thing is changed: a comparison, an operator, a constant, a condition, a
@@ -40,7 +40,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "docs" / "records" / "mutants.json"
+RECORD = ROOT / "benchmarks" / "records" / "mutants.json"
 EXPLAINED = Path(__file__).with_suffix(".toml")
 SOURCE = ROOT / "src" / "lopsided"
 # The catalogue computes nothing: it holds names, ranges and texts, which the tests of recipes and of the command read.
@@ -456,7 +456,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tests per mutant (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the rest is not run")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
-    parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: docs/records/mutants.json)")
+    parser.add_argument("--out", type=Path, default=RECORD, help="record to write (default: records/mutants.json)")
     parser.add_argument("--work", type=Path, help="folder that keeps what was measured and found, to go on from there")
     parser.add_argument("--again", action="store_true", help="with --work: run once more what survived")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 """How far do the trainings of one process and of two ranks lie apart? The recipe of the demo, in float32.
 
-Run as ``python benchmarks/ranks.py --record docs/records/ranks.json``. The same recipe and seed are trained by one
-process, by one process again, and by two ranks (gloo on this machine, one thread each). Two ranks compute the same sums
-in another order. The record has the relative difference to the first training in the loss of each epoch, the largest
-difference of a predicted probability, and how many predictions of test images differ.
+Run as ``python benchmarks/ranks.py --record benchmarks/records/ranks.json``. The same recipe and seed are trained by
+one process, by one process again, and by two ranks (gloo on this machine, one thread each). Two ranks compute the same
+sums in another order. The record has the relative difference to the first training in the loss of each epoch, the
+largest difference of a predicted probability, and how many predictions of test images differ.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
         folder, *numbers = options.work
         work(folder, *map(int, numbers))
         return
-    record: dict[str, Any] = {"command": "python benchmarks/ranks.py --record docs/records/ranks.json"}
+    record: dict[str, Any] = {"command": "python benchmarks/ranks.py --record benchmarks/records/ranks.json"}
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary) / "base"
         train(base, 1)

@@ -1,6 +1,6 @@
 """How large is the page of a run with 10,000 test images, how long does it take to build, and how fast does it answer?
 
-    python benchmarks/report.py            prints a table and writes docs/records/report_size.json (some minutes)
+    python benchmarks/report.py            prints a table and writes records/report_size.json (some minutes)
 
 The run is made up, with pictures of 256 x 256 that compress as badly as photographs do. The page is opened in chromium
 without a window; an answer is timed from the event to the second frame after it, when what it changed is on the screen.
@@ -28,7 +28,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-RECORD = ROOT / "docs" / "records" / "report_size.json"
+RECORD = ROOT / "benchmarks" / "records" / "report_size.json"
 SIDE = 256
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
 ANSWERS = {

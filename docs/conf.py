@@ -27,7 +27,7 @@ extensions = [
     "site_pages",
 ]
 # The lists of execution times load their tables from elsewhere on the network.
-exclude_patterns = ["_ext/**", "records/**", "sg_execution_times.rst", "gallery/sg_execution_times.rst"]
+exclude_patterns = ["_ext/**", "sg_execution_times.rst", "gallery/sg_execution_times.rst"]
 nitpicky = True
 # Types of other packages have no page here, and their inventories are elsewhere on the network.
 nitpick_ignore_regex = [

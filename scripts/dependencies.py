@@ -1,4 +1,4 @@
-"""Look up the newest release of every dependency and write docs/records/dependencies.json, for docs/dependencies.md.
+"""Look up the newest release of every dependency and write docs/dependencies.json, for docs/dependencies.md.
 
     python scripts/dependencies.py [NAME ...]     # about 2 GB are downloaded, one file at a time, and not kept
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from oldest import ROOT, direct, read
 
-RECORD = ROOT / "docs" / "records" / "dependencies.json"
+RECORD = ROOT / "docs" / "dependencies.json"
 INDIRECT = (
     "click",
     "filelock",

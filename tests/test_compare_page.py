@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
+RECORDS = Path(__file__).parents[1] / "studies" / "records"
 PAGE = (DOCS / "compare.md").read_text(encoding="utf-8")
 KINDS = ("naive", "corrected", "images", "bootstrap")
 
 
 def record(name: str) -> dict:
-    return json.loads((DOCS / "records" / name).read_text(encoding="utf-8"))
+    return json.loads((RECORDS / name).read_text(encoding="utf-8"))
 
 
 def test_the_coverage_of_uwa_is_that_of_the_record() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
-ROWS = json.loads((ROOT / "docs" / "records" / "thresholds.json").read_text())["rows"]
+ROWS = json.loads((ROOT / "studies" / "records" / "thresholds.json").read_text())["rows"]
 
 
 def test_every_example_of_a_fitted_rule_keeps_validation_images_which_the_default_does_not() -> None:
@@ -55,10 +55,10 @@ def test_the_widths_of_the_penalty_have_the_lowest_loss_of_all_that_were_tried()
 
 
 def test_the_table_of_real_runs_is_that_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "studies")
     import decisions
 
-    text = (ROOT / "docs" / "records" / "decisions.jsonl").read_text(encoding="utf-8")
+    text = (ROOT / "studies" / "records" / "decisions.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
     assert decisions.rules_table([line for line in lines if line["study"] == "rules"]) in PAGE
     assert decisions.epochs_table([line for line in lines if line["study"] == "epochs"]) in PAGE
@@ -80,7 +80,7 @@ def test_the_table_of_real_runs_is_that_of_the_record(monkeypatch: pytest.Monkey
     ],
 )
 def test_the_points_below_the_ceiling_are_those_of_the_record(rule: str, words: str) -> None:
-    text = (ROOT / "docs" / "records" / "decisions.jsonl").read_text(encoding="utf-8")
+    text = (ROOT / "studies" / "records" / "decisions.jsonl").read_text(encoding="utf-8")
     lines = [line for line in map(json.loads, text.splitlines()) if line["study"] == "rules"]
     cells = []
     for scenario in ("90:10", "95:5", "98:2"):

@@ -248,7 +248,7 @@ def test_ranks_that_cannot_find_each_other_are_told_how(
 
 def test_the_pages_say_how_far_ranks_lie_apart_as_the_record_does() -> None:
     root = Path(__file__).parents[1]
-    record = json.loads((root / "docs" / "records" / "ranks.json").read_text("utf-8"))
+    record = json.loads((root / "benchmarks" / "records" / "ranks.json").read_text("utf-8"))
     page, readme = ((root / name).read_text("utf-8") for name in ("docs/scaling.md", "README.md"))
     two, again = record["two ranks"], record["again"]
     losses = two["relative_difference_of_loss"]

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
+RECORDS = Path(__file__).parents[1] / "studies" / "records"
 
 
 def test_the_looks_are_those_of_the_record() -> None:
     page = (DOCS / "find.md").read_text(encoding="utf-8")
-    record = json.loads((DOCS / "records" / "find.json").read_text(encoding="utf-8"))
+    record = json.loads((RECORDS / "find.json").read_text(encoding="utf-8"))
     cases = [record["isic"], record["fashion"]]
     for name in cases[0]["looks"]:
         found = [case["looks"][name] for case in cases]

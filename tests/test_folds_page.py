@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-COVERAGE = json.loads((DOCS / "records" / "coverage_folds.json").read_text(encoding="utf-8"))["settings"]
+RECORDS = Path(__file__).parents[1] / "studies" / "records"
+COVERAGE = json.loads((RECORDS / "coverage_folds.json").read_text(encoding="utf-8"))["settings"]
 
 
 def page(name: str) -> str:
@@ -34,7 +35,7 @@ def test_the_page_on_leakage_has_the_coverage_of_the_record(kind: str, words: st
 
 
 def test_what_folds_gain_is_that_of_the_record() -> None:
-    record = json.loads((DOCS / "records" / "folds.json").read_text(encoding="utf-8"))
+    record = json.loads((RECORDS / "folds.json").read_text(encoding="utf-8"))
     for run, words in zip(record["runs"], ("test split of 15 %", "five folds"), strict=True):
         cells = ["{:.1f} [{:.1f}, {:.1f}]".format(*run[figure]) for figure in ("uwa", "auroc", "recall")]
         assert f"| {words} | {run['rare']} | {' | '.join(cells)} |" in page("folds.md")

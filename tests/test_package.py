@@ -113,7 +113,7 @@ def test_the_page_on_dependencies_tells_of_each_and_names_only_files_that_import
 def test_the_page_on_dependencies_has_the_licences_and_releases_of_its_record() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
     cells = re.findall(r"^\| `([\w.-]+)` \| [^|]* \| ([^|]*) \| ([^|]*) \|", page, flags=re.MULTILINE)
-    record = json.loads((ROOT / "docs" / "records" / "dependencies.json").read_text())["newest"]
+    record = json.loads((ROOT / "docs" / "dependencies.json").read_text())["newest"]
     found = {name: (licence, newest) for name, licence, newest in cells}
     assert found == {
         name: (entry["licence"], f"{entry['version']}, {entry['built'] or 'not told'}")

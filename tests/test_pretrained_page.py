@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[1]
 def test_the_table_of_the_page_is_the_summary_of_the_records(
     script: str, page: str, first: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "studies")
     monkeypatch.setattr(sys, "argv", [script, "gains" if first == "gains" else "summary"])
-    runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
+    runpy.run_path(str(ROOT / "studies" / script), run_name="__main__")
     shown = capsys.readouterr().out
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     table = text.partition(f"<!-- {first} -->\n")[2].partition(f"<!-- {last} -->")[0]

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "which-recipe.md"
 
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "studies")
     return importlib.import_module("evidence")
 
 

@@ -12,7 +12,7 @@ weights of its loss. The rules use both.
 
 ``tuned`` maximises the mean over the classes of the mean log-likelihood of a class. A penalty keeps it near
 ``balanced`` if there are few images: one Gaussian on log a and one on each b_c + log pi_c. The simulation
-``benchmarks/thresholds.py`` chose their widths.
+``studies/thresholds.py`` chose their widths.
 """
 
 from __future__ import annotations

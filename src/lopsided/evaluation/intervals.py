@@ -1,10 +1,10 @@
 """Intervals that are valid even if a class has only six test images.
 
 The bootstrap fails for such a class. If all of its images are recognised, or none, its recall is the same in every
-resample, and the interval has no width. ``benchmarks/coverage.py`` compares the intervals of this file with the
-bootstrap, and its record is ``docs/records/coverage.json``. Over nine settings, a 95 % interval contains the true value
-in 93.5 to 99.5 % of the trials for UWA (bootstrap: 53 to 94 %) and in 88 to 98.5 % for AUROC (bootstrap: 59.5 to 94 %).
-The lowest coverage of any metric is 87 %, for the calibration error.
+resample, and the interval has no width. ``studies/coverage.py`` compares the intervals of this file with the
+bootstrap, and its record is ``studies/records/coverage.json``. Over nine settings, a 95 % interval contains the true
+value in 93.5 to 99.5 % of the trials for UWA (bootstrap: 53 to 94 %) and in 88 to 98.5 % for AUROC (bootstrap: 59.5 to
+94 %). The lowest coverage of any metric is 87 %, for the calibration error.
 """
 
 from __future__ import annotations

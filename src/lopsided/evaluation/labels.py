@@ -7,8 +7,8 @@ its label. A model is less sure of a rare class, and the threshold of a rare cla
 suspects estimates how many labels are wrong.
 
 The images are sorted by the probability of their label, lowest first, whether they are suspects or not: a wrong label
-reaches the mean probability of the true class only about every second time. ``benchmarks/labels.py`` compares this
-order with others on flipped labels; its record is ``docs/records/labels.json``.
+reaches the mean probability of the true class only about every second time. ``studies/labels.py`` compares this
+order with others on flipped labels; its record is ``studies/records/labels.json``.
 
 The probabilities must come from models that did not see the image, and have the class shares of the training images.
 """
@@ -31,7 +31,7 @@ NEAR = 0.86
 """Images with at least this cosine of their standardised features count as near-duplicates.
 
 Hardly any photographs of different lesions in ISIC 2018 reach it, and most copies of other size or quality do, with
-the features of the recipe ``default`` (``benchmarks/labels.py near``).
+the features of the recipe ``default`` (``studies/labels.py near``).
 """
 BLOCK = 1024
 """Rows of the similarity matrix that are held in memory at once."""

@@ -1,7 +1,7 @@
 """Figures of repeated folds: how sure a difference is, which arm to take, and what would make it surer.
 
-``benchmarks/fold_coverage.py`` measures how often the intervals contain the truth. Its record is
-``docs/records/fold_coverage.json``.
+``studies/fold_coverage.py`` measures how often the intervals contain the truth. Its record is
+``studies/records/fold_coverage.json``.
 """
 
 from __future__ import annotations

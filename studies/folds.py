@@ -1,9 +1,9 @@
 """How much narrower are the intervals if folds test every image? `lopsided fit` with and without folds, on ISIC 2018.
 
-    LOPSIDED_DATA=... python benchmarks/folds.py --runs FOLDER      # melanoma against dermatofibroma, by lesion
+    LOPSIDED_DATA=... python studies/folds.py --runs FOLDER      # melanoma against dermatofibroma, by lesion
 
 The recipe is `default`: once with a test split of 15 %, once with five folds. Both are computed for several seeds, and
-the record docs/records/folds.json holds UWA, AUROC and the recall of dermatofibroma with their intervals. After an
+the record studies/records/folds.json holds UWA, AUROC and the recall of dermatofibroma with their intervals. After an
 interruption, the same command continues in FOLDER.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import run_recipe
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "folds.json"
+RECORD = Path(__file__).parent / "records" / "folds.json"
 RARE = "DF"
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     }
     print(f"mean width of the interval of UWA: {widths['split']} points with a split, {widths['folds']} with folds")
     record = {
-        "command": f"python benchmarks/folds.py --runs FOLDER --seeds {options.seeds}",
+        "command": f"python studies/folds.py --runs FOLDER --seeds {options.seeds}",
         "mean_width_of_uwa": widths,
         "runs": lines,
     }

@@ -1,7 +1,7 @@
 """How far is the released loss from the printed one? Who pulls and who pushes, per class, in a batch of 128.
 
-Run as ``python examples/released_normalization.py``. Prints a table and writes
-``docs/records/released_normalization.json``. Features are random on the sphere, so that only the weights differ.
+Run as ``python studies/released_normalization.py``. Prints a table and writes
+``studies/records/released_normalization.json``. Features are random on the sphere, so that only the weights differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from lopsided.losses import asymmetric_focal_contrastive_loss
 
-RECORD = Path(__file__).parent.parent / "docs" / "records" / "released_normalization.json"
+RECORD = Path(__file__).parent / "records" / "released_normalization.json"
 BATCH, WIDTH, BATCHES = 128, 128, 20
 LOSSES = {"CL": (0.0, 0.0), "ACL(300)": (300.0, 0.0), "AFCL(300, 7)": (300.0, 7.0)}
 

@@ -1,7 +1,7 @@
 """How often does an interval of 95 % hold the true difference of two arms that were compared over repeated folds?
 
-    python benchmarks/fold_coverage.py                    prints all settings, writes docs/records/fold_coverage.json
-    python benchmarks/fold_coverage.py --only "30 rare"   only settings whose name has this text; adds to the record
+    python studies/fold_coverage.py                    prints all settings, writes records/fold_coverage.json
+    python studies/fold_coverage.py --only "30 rare"   only settings whose name has this text; adds to the record
 
 The two arms are logistic regressions on Gaussian features, with the same weight for each class. In the settings
 "equal", each arm sees one half of the features, and both halves have the same distribution: the true difference is 0
@@ -34,7 +34,7 @@ from scipy.stats import rankdata
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.seeds import derive_seed
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "fold_coverage.json"
+RECORD = Path(__file__).parent / "records" / "fold_coverage.json"
 FIGURES = ("uwa", "rare_recall", "auroc", "log_loss")
 KINDS = ("naive", "corrected", "images", "bootstrap")
 RESAMPLES = 500
@@ -232,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200, help="data sets for each setting (default: %(default)s)")
     parser.add_argument("--only", default="", help="text that the name of a setting must contain")
-    parser.add_argument("--out", type=Path, default=RECORD, help="default: docs/records/fold_coverage.json")
+    parser.add_argument("--out", type=Path, default=RECORD, help="default: records/fold_coverage.json")
     options = parser.parse_args()
     there = json.loads(options.out.read_text(encoding="utf-8"))["settings"] if options.out.exists() else {}
     for name in SETTINGS:
@@ -245,7 +245,7 @@ def main() -> None:
             cells = [f"{row[kind]:11.3f}{row[f'{kind}_width']:8.3f}" for kind in KINDS if kind in row]
             print(f"{figure:14}{''.join(cells)}", flush=True)
         settings = {each: there[each] for each in SETTINGS if each in there}
-        record = {"command": "python benchmarks/fold_coverage.py", "level": 0.95, "settings": settings}
+        record = {"command": "python studies/fold_coverage.py", "level": 0.95, "settings": settings}
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
-"""Held-out UWA by decision rule and by rule for the epoch, from the scores that ``benchmarks/scores.py`` kept.
+"""Held-out UWA by decision rule and by rule for the epoch, from the scores that ``studies/scores.py`` kept.
 
-Run as ``python benchmarks/decisions.py --scores FOLDER --record docs/records/decisions.jsonl``. Each run becomes a line
+Run as ``python studies/decisions.py --scores FOLDER --record studies/records/decisions.jsonl``. Each run becomes a line
 of the record. Runs that are in the record already are kept, also if their scores are gone. The command then prints two
 tables of Markdown, in per cent with Student's 95 % intervals.
 

@@ -1,13 +1,13 @@
 """Do the recipes beat losses from scratch on ISIC 2018? All images, by models that have not seen them, by lesion.
 
-    python benchmarks/lesions.py ISIC      # a comparison over folds that `lopsided compare` made; writes the record
-    python benchmarks/lesions.py           # print the table of docs/records/lesions.json
+    python studies/lesions.py ISIC      # a comparison over folds that `lopsided compare` made; writes the record
+    python studies/lesions.py           # print the table of studies/records/lesions.json
 
-ISIC is the comparison of ``benchmarks/arms.py --isic`` with the arms ``default`` and ``thorough``, and two repeats. An
+ISIC is the comparison of ``studies/arms.py --isic`` with the arms ``default`` and ``thorough``, and two repeats. An
 image counts by the share of its decisions that are right, one decision per repeat. The difference of two arms in UWA
 has a 95 % interval by a bootstrap of lesions, so it says what other lesions of this kind would give to these models. It
 does not contain how models of other training images would differ, except as far as ten folds show that; the interval of
-``benchmarks/evidence.py against`` does, and is wider. ``adjusted`` is the interval for the number of rows (Bonferroni).
+``studies/evidence.py against`` does, and is wider. ``adjusted`` is the interval for the number of rows (Bonferroni).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from lopsided import files
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "lesions.json"
+RECORD = Path(__file__).parent / "records" / "lesions.json"
 RECIPES = ("thorough", "default")
 LOSSES = ("weighted-ce", "cl", "afcl")
 DRAWS = 10_000

@@ -1,9 +1,9 @@
 """How good is a logistic regression on frozen features? Unweighted accuracy on images that no choice has seen.
 
-    python benchmarks/frozen.py tops                        # Fashion-MNIST tops at 90:10, 95:5 and 98:2
-    python benchmarks/frozen.py isic                        # melanoma against dermatofibroma, $LOPSIDED_DATA
-    python benchmarks/frozen.py isic --encoder resnet50 --weights FILE.safetensors     # or resnet50-v1, see below
-    python benchmarks/frozen.py summary                     # the table of the records, without computing anything
+    python studies/frozen.py tops                        # Fashion-MNIST tops at 90:10, 95:5 and 98:2
+    python studies/frozen.py isic                        # melanoma against dermatofibroma, $LOPSIDED_DATA
+    python studies/frozen.py isic --encoder resnet50 --weights FILE.safetensors     # or resnet50-v1, see below
+    python studies/frozen.py summary                     # the table of the records, without computing anything
 
 ``tops`` runs the recipe ``default`` as ``lopsided fit`` does: 1,000 images drawn by the scenario, of which 700 train
 the regression, and held-out images with the same number per class, which the run has not drawn. ``isic`` judges every
@@ -45,7 +45,7 @@ from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "frozen.jsonl"
+RECORD = Path(__file__).parent / "records" / "frozen.jsonl"
 SCENARIOS = ("90:10", "95:5", "98:2")
 
 

@@ -1,7 +1,7 @@
 """How often does an interval of 95 % hold the truth when a class has few test images? Ours beside the bootstrap's.
 
-    python benchmarks/coverage.py            prints a table and writes docs/records/coverage.json (about seven minutes)
-    python benchmarks/coverage.py --folds    the same for out-of-fold figures, in docs/records/coverage_folds.json
+    python studies/coverage.py            prints a table and writes records/coverage.json (about seven minutes)
+    python studies/coverage.py --folds    the same for out-of-fold figures, in studies/records/coverage_folds.json
 
 A setting is a list of test images per class and a model: the logit of the true class is drawn from N(skill, 1), the
 others from N(0, 1), and all are divided by a temperature, so that the probabilities are too sure of themselves or not.
@@ -31,7 +31,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.metrics import confusion_figures, evaluate
 from lopsided.seeds import derive_seed
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "coverage.json"
+RECORD = Path(__file__).parent / "records" / "coverage.json"
 SETTINGS: dict[str, tuple[list[int], list[float], float]] = {
     # name: images of each class in the test set, skill for each class, temperature
     "98:2 of 300, minority hard": ([294, 6], [2.5, 0.0], 1.0),
@@ -229,7 +229,7 @@ def resampled(y: Labels, g: Labels, p: Array, decided: Labels, rng: np.random.Ge
 
 def main_folds(repeats: int, out: Path) -> None:
     """Simulate the settings of folds that the record lacks, print them, and write the record after each."""
-    command = f"python benchmarks/coverage.py --folds --repeats {repeats}"
+    command = f"python studies/coverage.py --folds --repeats {repeats}"
     record = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     results = record.get("settings", {}) if record.get("command") == command else {}
     for name in FOLD_SETTINGS:
@@ -246,7 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200, help="test sets for each setting (default: %(default)s)")
     parser.add_argument("--folds", action="store_true", help="out-of-fold figures instead of those of a test split")
-    parser.add_argument("--out", type=Path, help="record to write (default: in docs/records)")
+    parser.add_argument("--out", type=Path, help="record to write (default: in records/)")
     options = parser.parse_args()
     if options.folds:
         main_folds(options.repeats, options.out or FOLD_RECORD)
@@ -260,7 +260,7 @@ def main() -> None:
         for figure, row in results[name].items():
             print(f"{figure:20}" + "".join(f"{value:8.3f}" for value in row.values()), flush=True)
     record = {
-        "command": f"python benchmarks/coverage.py --repeats {options.repeats}",
+        "command": f"python studies/coverage.py --repeats {options.repeats}",
         "level": 0.95,
         "settings": results,
     }

@@ -1,12 +1,12 @@
 """Are contrastive heads on frozen features better than a logistic regression? Each arm against it on the same images.
 
-    python benchmarks/adapters.py features DATA         # compute the features once; DATA is tops or isic
-    python benchmarks/adapters.py run DATA              # 12 seeds of the tops, or 3 draws of the folds of isic
-    python benchmarks/adapters.py run tops --seeds 100-105 --record FILE --set adapter.dropout=0.8   # other settings
-    python benchmarks/adapters.py summary               # the tables of the records, without computing anything
-    python benchmarks/adapters.py pairs                 # arms against arms, over all proportions of the tops
+    python studies/adapters.py features DATA         # compute the features once; DATA is tops or isic
+    python studies/adapters.py run DATA              # 12 seeds of the tops, or 3 draws of the folds of isic
+    python studies/adapters.py run tops --seeds 100-105 --record FILE --set adapter.dropout=0.8   # other settings
+    python studies/adapters.py summary               # the tables of the records, without computing anything
+    python studies/adapters.py pairs                 # arms against arms, over all proportions of the tops
 
-``tops`` draws 1,000 images of Fashion-MNIST as ``benchmarks/frozen.py`` does: 700 of them train, and held-out images
+``tops`` draws 1,000 images of Fashion-MNIST as ``studies/frozen.py`` does: 700 of them train, and held-out images
 that the run has not drawn are evaluated. ``isic`` evaluates every image once, in five folds by lesion.
 
 The arms: ``regression`` is the recipe ``default``, ``regression, calibrated`` is the same regression calibrated on
@@ -51,7 +51,7 @@ from lopsided.recipe import Recipe, named_recipe, parse_change
 from lopsided.training.adapter import Rows, Unseen, fit_adapter, fit_plain, head_folds
 from lopsided.training.regression import standardisation
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "adapters.jsonl"
+RECORD = Path(__file__).parent / "records" / "adapters.jsonl"
 SCENARIOS = ("90:10", "95:5", "98:2")
 CPU = torch.device("cpu")
 BASE = "regression"

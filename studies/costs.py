@@ -1,7 +1,7 @@
 """What does a recipe cost? Processor time and peak memory of ``lopsided fit``, from images to model.
 
-    python benchmarks/costs.py [--data tops|isic] [--resnet50 FILE]     # the missing lines of docs/records/costs.jsonl
-    python benchmarks/costs.py --table                                  # print the record
+    python studies/costs.py [--data tops|isic] [--resnet50 FILE]     # the missing lines of studies/records/costs.jsonl
+    python studies/costs.py --table                                  # print the record
 
 Each arm is one process with an empty cache of features and two threads. ``tops`` are 1,000 images of Fashion-MNIST at
 98:2, of which 700 train and 300 are tested. ``isic`` are the 1,228 melanomas and dermatofibromas of ISIC 2018
@@ -26,8 +26,8 @@ from typing import Any
 from lopsided import files
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "docs" / "records" / "costs.jsonl"
-ARMS = ROOT / "benchmarks" / "arms"
+RECORD = ROOT / "studies" / "records" / "costs.jsonl"
+ARMS = ROOT / "studies" / "arms"
 NAMED = ("default", "thorough", "adapter", "adapter-average", "fine-tune")
 LOSSES = ("ce", "weighted-ce", "cl", "afcl")
 FILES = ("bcl", "supmin", "ce-sam", "ce-mixup-crt")

@@ -1,11 +1,11 @@
 """How much should the colours of regions weigh beside the features of encoders? The share, chosen on draws from 100 on.
 
-    python benchmarks/pixels.py run --features FOLDER     # FOLDER: `python benchmarks/study.py features DATA`
-    python benchmarks/pixels.py summary                   # the table of docs/records/pixels.jsonl
-    python benchmarks/pixels.py gains                     # what the pixels are worth, from docs/records/study.jsonl
+    python studies/pixels.py run --features FOLDER     # FOLDER: `python studies/study.py features DATA`
+    python studies/pixels.py summary                   # the table of studies/records/pixels.jsonl
+    python studies/pixels.py gains                     # what the pixels are worth, from studies/records/study.jsonl
 
 The arms are the recipes ``default`` and ``thorough`` with several values of ``SHARE`` of ``lopsided.models.pixels``; 0
-is without pixels. The data are those of ``benchmarks/study.py``, with draws that no other record uses. A line that
+is without pixels. The data are those of ``studies/study.py``, with draws that no other record uses. A line that
 exists is not computed again.
 """
 
@@ -25,7 +25,7 @@ from lopsided import files
 from lopsided.models.pixels import WIDTH
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "pixels.jsonl"
+RECORD = Path(__file__).parent / "records" / "pixels.jsonl"
 SHARES = (0.0, 0.1, 0.3, 1.0)
 CELLS = (("isic", "all", 3), ("few", "10 rare", 3), ("few", "40 rare", 3), ("tops", "98:2", 6), ("tops", "90:10", 6))
 """Data, setting and number of draws."""

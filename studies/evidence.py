@@ -1,13 +1,13 @@
 """Which recipe? The records of the study, of the methods from scratch and of fine-tuning, side by side.
 
-    python benchmarks/evidence.py table        # every arm on every data set: UWA, AUROC, minutes, memory
-    python benchmarks/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
-    python benchmarks/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
-    python benchmarks/evidence.py page         # write all tables of docs/which-recipe.md anew
+    python studies/evidence.py table        # every arm on every data set: UWA, AUROC, minutes, memory
+    python studies/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
+    python studies/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
+    python studies/evidence.py page         # write all tables of docs/which-recipe.md anew
 
-It computes nothing that is not in ``docs/records``: ``study.jsonl`` (benchmarks/study.py), ``methods.jsonl`` and
-its siblings (benchmarks/arms.py), ``fine_tune.jsonl`` (benchmarks/fine_tune.py) and ``costs.jsonl``
-(benchmarks/costs.py). An arm from scratch or fine-tuned without a line in ``costs.jsonl`` has half the seconds of its
+It computes nothing that is not in ``studies/records``: ``study.jsonl`` (studies/study.py), ``methods.jsonl`` and
+its siblings (studies/arms.py), ``fine_tune.jsonl`` (studies/fine_tune.py) and ``costs.jsonl``
+(studies/costs.py). An arm from scratch or fine-tuned without a line in ``costs.jsonl`` has half the seconds of its
 runs, which had one thread each, for its minutes. Peers and ``plain features`` have those of ``default``, because the
 features take almost all of their time, arms without pixels those of their recipe, and heads those of ``adapter`` or
 ``adapter-average``. Other frozen arms have none.

@@ -1,8 +1,8 @@
 """How many images must one look at to find half of the hidden rare images? `lopsided find` against other orders.
 
-    python benchmarks/find.py             both data sets; $LOPSIDED_DATA holds ISIC 2018
-    python benchmarks/find.py isic        or fashion, alone; adds to the record
-    python benchmarks/find.py --scratch 2 trains an encoder from scratch as well, in the first two draws of each
+    python studies/find.py             both data sets; $LOPSIDED_DATA holds ISIC 2018
+    python studies/find.py isic        or fashion, alone; adds to the record
+    python studies/find.py --scratch 2 trains an encoder from scratch as well, in the first two draws of each
 
 Each draw keeps about 35 of 115 rare images and 350 (ISIC) or 500 (Fashion-MNIST) others as labelled images, and hides
 the other 80 rare images in a pool of unlabelled images. A run of the recipe ``default`` on the labelled images then
@@ -15,7 +15,7 @@ orders the pool:
 The orders: the three of ``lopsided find``, the first with diversity, random (the expected number), and plain
 classifiers without regard to the imbalance, which are asked for the probability of the class: a logistic regression on
 16 x 16 pixels and, with --scratch, an encoder trained from scratch with cross-entropy (recipe ``baseline-ce`` at
-32 pixels). The record is docs/records/find.json.
+32 pixels). The record is studies/records/find.json.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.find import find_in_pool
 from lopsided.runs.run import run_recipe
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "find.json"
+RECORD = Path(__file__).parent / "records" / "find.json"
 DRAWS = {"isic": 5, "fashion": 3}
 KNOWN, HIDDEN = 35, 80
 ORDERS: dict[str, dict[str, Any]] = {

@@ -1,10 +1,10 @@
 """How good is a fine-tuned encoder, against frozen features on the same images?
 
-    python benchmarks/fine_tune.py isic                     # melanoma against dermatofibroma, $LOPSIDED_DATA
-    python benchmarks/fine_tune.py isic --arms "logit-adjusted;CL;AFCL"
-    python benchmarks/fine_tune.py tops                     # Fashion-MNIST tops at 98:2 and 90:10
-    python benchmarks/fine_tune.py tune                     # the candidates, on other seeds
-    python benchmarks/fine_tune.py summary                  # the tables of the records, without computing anything
+    python studies/fine_tune.py isic                     # melanoma against dermatofibroma, $LOPSIDED_DATA
+    python studies/fine_tune.py isic --arms "logit-adjusted;CL;AFCL"
+    python studies/fine_tune.py tops                     # Fashion-MNIST tops at 98:2 and 90:10
+    python studies/fine_tune.py tune                     # the candidates, on other seeds
+    python studies/fine_tune.py summary                  # the tables of the records, without computing anything
 
 ``tops`` trains on 700 of 1,000 images that the scenario draws, and evaluates on held-out images that the run has not
 drawn, with the same number per class. ``isic`` trains on four of five folds by lesion and evaluates on the fifth one;
@@ -40,7 +40,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fine_tune import Activations
 from lopsided.training.fit import Predictions, fit
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "fine_tune.jsonl"
+RECORD = Path(__file__).parent / "records" / "fine_tune.jsonl"
 SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
 CONTRASTIVE = {"encoder_training.batch_size": 16, "encoder_training.views": 2, "encoder_training.sampler": "balanced"}

@@ -1,7 +1,7 @@
 """L_con against H(Z|Y) - H(Z) along training: Eq. (18) of the paper, looked at on balanced data.
 
-Run ``python examples/entropy_along_training.py``; about a minute on one core. It writes
-``docs/records/entropy_along_training.json`` and, from that record, ``docs/figures/entropy_along_training.svg``.
+Run ``python studies/entropy_along_training.py``; about a minute on one core. It writes
+``studies/records/entropy_along_training.json`` and, from that record, ``docs/figures/entropy_along_training.svg``.
 
 A small encoder is trained with CL on a synthetic mixture: four equally frequent classes of two Gaussian clusters each
 in 16 dimensions, overlapping, so that no encoder can collapse a class to a point. On held-out samples, as training goes
@@ -36,7 +36,7 @@ from lopsided.losses import contrastive_loss
 from lopsided.seeds import derive_seed
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-RECORD = DOCS / "records" / "entropy_along_training.json"
+RECORD = Path(__file__).parent / "records" / "entropy_along_training.json"
 FIGURE = DOCS / "figures" / "entropy_along_training.svg"
 
 SETTINGS: dict[str, Any] = {
@@ -170,7 +170,7 @@ def make_record() -> dict[str, Any]:
                 {"feature_dimension": features, "temperature": temperature, "summary": summary, "trainings": trainings}
             )
             print(describe(conditions[-1]), flush=True)
-    command = "python examples/entropy_along_training.py"
+    command = "python studies/entropy_along_training.py"
     record: dict[str, Any] = rounded({"command": command, "settings": SETTINGS, "conditions": conditions})
     return record
 

@@ -1,12 +1,12 @@
 """Do a frozen encoder and one from scratch make different mistakes? The mean of their log probabilities, fold by fold.
 
-    python benchmarks/blend.py ISIC [--first thorough]     # a comparison over folds that `lopsided compare` made
-    python benchmarks/blend.py                             # print the table of docs/records/blend.jsonl
+    python studies/blend.py ISIC [--first thorough]     # a comparison over folds that `lopsided compare` made
+    python studies/blend.py                             # print the table of studies/records/blend.jsonl
 
 The arms of the comparison are averaged with the first one: the mean of the logarithms of their probabilities for the
 images of each fold, which no model of this fold has seen. Decisions are by the rule ``balanced``. Differences to the
 first arm are paired by fold, with the interval that is corrected for the overlap of folds. ISIC is the comparison of
-``benchmarks/arms.py --isic`` with the arm ``thorough``.
+``studies/arms.py --isic`` with the arm ``thorough``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lopsided import files
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.evaluation.resampled import fold_overlap
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "blend.jsonl"
+RECORD = Path(__file__).parent / "records" / "blend.jsonl"
 Scores = dict[str, tuple[str, np.ndarray]]
 
 

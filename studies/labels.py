@@ -1,10 +1,10 @@
 """How many flipped labels does the label check list first, and how similar are near-duplicates? On ISIC 2018.
 
-    python benchmarks/labels.py flips     flips 20 of 1,228 labels, five times; $LOPSIDED_DATA holds the images
-    python benchmarks/labels.py near [--recipe thorough] [--changed 50]
+    python studies/labels.py flips     flips 20 of 1,228 labels, five times; $LOPSIDED_DATA holds the images
+    python studies/labels.py near [--recipe thorough] [--changed 50]
                                           similarity of changed copies, of one lesion and of other lesions
 
-Both add to docs/records/labels.json. ``flips`` computes out-of-fold probabilities as ``lopsided fit --folds 5`` does
+Both add to studies/records/labels.json. ``flips`` computes out-of-fold probabilities as ``lopsided fit --folds 5`` does
 with the recipe ``default``: features of the embedded encoder, folds by lesion that are drawn from the flipped labels,
 and a regression whose strength inner folds choose. It counts the flipped labels among the first 40 images in
 several orders:
@@ -46,7 +46,7 @@ from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "labels.json"
+RECORD = Path(__file__).parent / "records" / "labels.json"
 FLIPPED, FIRST, SEEDS, FOLDS = 20, 40, 5, 5
 CHANGED = 200
 
@@ -152,7 +152,7 @@ def read(out: Path) -> dict[str, Any]:
 
 def write(out: Path, what: str, facts: dict[str, Any]) -> None:
     """Replace one part of the record."""
-    content = read(out) | {what: {"command": f"python benchmarks/labels.py {what}", **facts}}
+    content = read(out) | {what: {"command": f"python studies/labels.py {what}", **facts}}
     out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -218,7 +218,7 @@ def main() -> None:
     """Measure and add to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("flips", "near"))
-    parser.add_argument("--out", type=Path, default=RECORD, help="default: docs/records/labels.json")
+    parser.add_argument("--out", type=Path, default=RECORD, help="default: records/labels.json")
     parser.add_argument("--recipe", default="default", choices=("default", "thorough"), help="recipe of near")
     parser.add_argument("--changed", type=int, default=CHANGED, help="number of images that near changes")
     options = parser.parse_args()

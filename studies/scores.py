@@ -1,8 +1,8 @@
 """Train the runs of two studies and keep their scores: which rule decides best, and which epoch to keep.
 
-Run as ``python benchmarks/scores.py rules --out FOLDER`` and ``python benchmarks/scores.py epochs --out FOLDER``. Each
+Run as ``python studies/scores.py rules --out FOLDER`` and ``python studies/scores.py epochs --out FOLDER``. Each
 run writes one file of logits. A second start skips the runs that are done, so both commands can be interrupted.
-``benchmarks/decisions.py`` computes the records from these files.
+``studies/decisions.py`` computes the records from these files.
 
 rules    The paper's protocol on Fashion-MNIST tops: CE, weighted CE, CL, ACL(300) and AFCL(300, 7) at 90:10, 95:5 and
          98:2. The file holds the logits of the 300 test images and of the held-out images.

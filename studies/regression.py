@@ -1,7 +1,7 @@
 """How long does the regression of frozen recipes take, and is its choice the one that scikit-learn would make?
 
-    python benchmarks/regression.py run --features FOLDER [--rounds 3]  # FOLDER: `benchmarks/study.py features DATA`
-    python benchmarks/regression.py summary                             # print the table of the record
+    python studies/regression.py run --features FOLDER [--rounds 3]  # FOLDER: `studies/study.py features DATA`
+    python studies/regression.py summary                             # print the table of the record
 
 Each row of the record is one fit: features of ``thorough`` or ``default``, without pixels, on the first draw of ISIC
 (four of five folds by lesion, two classes) or of the long tail of Fashion-MNIST (2,000 images, ten classes). The peer
@@ -43,7 +43,7 @@ from lopsided.training.regression import (
 )
 from study import Features, pairs
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "regression_speed.json"
+RECORD = Path(__file__).parent / "records" / "regression_speed.json"
 CASES = tuple((data, f"{arm} without pixels") for data in ("isic", "fashion") for arm in ("default", "thorough"))
 CELLS = {"isic": "all", "fashion": "long tail 100"}
 Floats = Any

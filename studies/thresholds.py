@@ -1,6 +1,6 @@
 """What does a decision rule lose if it is fitted to few rare images? A simulation with known posteriors.
 
-Run as ``python benchmarks/thresholds.py --record docs/records/thresholds.json``. Scores of two classes are normal with
+Run as ``python studies/thresholds.py --record studies/records/thresholds.json``. Scores of two classes are normal with
 unit variance, 2.1 apart, so that the best UWA is 85.3 %. The probabilities of the model are the posteriors at 90:10,
 distorted in three ways: not at all, too sure (logits times 2), and shifted (logits plus 1). The rules are fitted to
 validation images with 5, 10, 20, 30 or 100 rare ones, nine times as many others. "loses" is the best UWA less the UWA

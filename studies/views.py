@@ -1,9 +1,9 @@
 """Which views of an image should a frozen encoder average over? The choice by inner folds, against each set of views.
 
-    python benchmarks/views.py features [--features FOLDER]      # compute the features of all views once
-    python benchmarks/views.py run [--features FOLDER]           # the missing lines of docs/records/views.jsonl
-    python benchmarks/views.py summary                           # print its table
-    python benchmarks/views.py thresholds                        # what other values of the threshold would choose
+    python studies/views.py features [--features FOLDER]      # compute the features of all views once
+    python studies/views.py run [--features FOLDER]           # the missing lines of studies/records/views.jsonl
+    python studies/views.py summary                           # print its table
+    python studies/views.py thresholds                        # what other values of the threshold would choose
 
 The features are those of the recipe ``default`` without pixels: one embedded encoder at 224 pixels, scaled. Data:
 
@@ -47,7 +47,7 @@ from lopsided.recipe.views import CANDIDATES, name_views
 from lopsided.training.frozen import UPRIGHT, choose_views
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "views.jsonl"
+RECORD = Path(__file__).parent / "records" / "views.jsonl"
 NAMES = [name_views(views) for views in CANDIDATES]
 SIDE = 224
 ARROWS = {"up": ("up", "down"), "left": ("left", "right")}

@@ -1,18 +1,18 @@
 """The methods of the field, ResNet-18 from scratch, equal numbers of epochs: Fashion-MNIST and ISIC 2018.
 
-    lopsided compare --recipe benchmarks/arms/base.toml --baseline weighted-ce --scenario 90:10,98:2 --seeds 6 \\
+    lopsided compare --recipe studies/arms/base.toml --baseline weighted-ce --scenario 90:10,98:2 --seeds 6 \\
       --arms weighted-ce,ce,focal,logit-adjusted,class-balanced,label-aware-smoothing,ldam,cl,fcl,acl,afcl --out CMP
-    lopsided compare ... --arms benchmarks/arms/bcl.toml,benchmarks/arms/ce-drw.toml     # and the other files there
+    lopsided compare ... --arms studies/arms/bcl.toml,studies/arms/ce-drw.toml     # and the other files there
     lopsided compare ... --scenario 90:10,95:5,98:2 --seeds 12 --arms weighted-ce,cl,acl,afcl --out CMP
-    python benchmarks/arms.py CMP          # copy the records of the comparison to docs/records/methods.jsonl
-    lopsided compare --recipe benchmarks/arms/tail.toml --baseline weighted-ce --seeds 3 --out TAIL \\
-      --arms weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,benchmarks/arms/bcl.toml     # and ce-mixup-crt
-    python benchmarks/arms.py --tail TAIL  # the same for docs/records/methods_tail.jsonl, all ten classes
-    python benchmarks/arms.py              # print the table of both records
-    python benchmarks/arms.py --pairs      # the paper's family against CL, on the same seeds
-    lopsided compare --recipe benchmarks/arms/isic.toml --folds 5 --arms default,ce,weighted-ce,cl,afcl --out ISIC
-    python benchmarks/arms.py --isic ISIC  # the same for docs/records/methods_isic.jsonl
-    python benchmarks/arms.py --isic
+    python studies/arms.py CMP          # copy the records of the comparison to studies/records/methods.jsonl
+    lopsided compare --recipe studies/arms/tail.toml --baseline weighted-ce --seeds 3 --out TAIL \\
+      --arms weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,studies/arms/bcl.toml     # and ce-mixup-crt
+    python studies/arms.py --tail TAIL  # the same for studies/records/methods_tail.jsonl, all ten classes
+    python studies/arms.py              # print the table of both records
+    python studies/arms.py --pairs      # the paper's family against CL, on the same seeds
+    lopsided compare --recipe studies/arms/isic.toml --folds 5 --arms default,ce,weighted-ce,cl,afcl --out ISIC
+    python studies/arms.py --isic ISIC  # the same for studies/records/methods_isic.jsonl
+    python studies/arms.py --isic
 
 To add to a record whose folder is gone, make a folder with the record as ``records.jsonl`` and {"format": 1} as
 ``sweep.json``: finished runs are then not trained again.
@@ -38,7 +38,7 @@ from lopsided import files
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.evaluation.resampled import fold_overlap
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "methods.jsonl"
+RECORD = Path(__file__).parent / "records" / "methods.jsonl"
 RECORD_ISIC = RECORD.with_name("methods_isic.jsonl")
 RECORD_TAIL = RECORD.with_name("methods_tail.jsonl")
 BASE = "weighted-ce"

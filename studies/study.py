@@ -1,9 +1,9 @@
 """Which recipe? Arms on frozen, pretrained features, on the same images, seeds and folds.
 
-    python benchmarks/study.py features DATA [--resnet50 FILE.safetensors]    # compute the features once, per encoder
-    python benchmarks/study.py run DATA                                       # 12 seeds of the tops, 3 of the others
-    python benchmarks/study.py summary                                        # all arms of the records
-    python benchmarks/study.py short                                          # the table for docs/which-recipe.md
+    python studies/study.py features DATA [--resnet50 FILE.safetensors]    # compute the features once, per encoder
+    python studies/study.py run DATA                                       # 12 seeds of the tops, 3 of the others
+    python studies/study.py summary                                        # all arms of the records
+    python studies/study.py short                                          # the table for docs/which-recipe.md
 
 DATA is one of:
 
@@ -17,7 +17,7 @@ seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No
 Arms: ``default`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
 regions (``lopsided.models.pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
 and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``default``. All of ``thorough`` take the
-views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (benchmarks/views.py).
+views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (studies/views.py).
 ``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
 pixels`` is ``default`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
 ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` without pixels; ``+`` is their average with the regression
@@ -69,7 +69,7 @@ from lopsided.recipe.weights import PIXELS, trained_names
 from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parents[1] / "docs" / "records" / "study.jsonl"
+RECORD = Path(__file__).parent / "records" / "study.jsonl"
 SCENARIOS = ("70:30", "90:10", "95:5", "98:2")
 FEW = (10, 20, 40, 80)
 TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
