@@ -11,7 +11,8 @@ from lopsided.runs.records import Figures, Fold, Record
 
 def run(arm: str, seed: int, uwa: float, scenario: str | None = "90:10", **changes: Any) -> Record:
     """A run of an arm whose loss bears its name, on data that follow from scenario and seed."""
-    figures = Figures(100, 10, 0.9, uwa, (min(1.0, uwa + 0.1), max(0.0, uwa - 0.1)), 0.9, 0.9)
+    recalls = min(1.0, uwa + 0.1), max(0.0, uwa - 0.1)
+    figures = Figures(100, 10, 0.9, uwa, recalls, 0.9, 0.9, (), None)
     record = Record(
         cell=f"{arm}-{scenario}-{seed}", source="photos", scenario=scenario, seed=seed, method="two-stage",
         loss=LossTable(arm), classifier_loss=LossTable("ce"), encoder="mlp", image_size=28, split="random",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from lopsided.paper.protocol import Setting, base_recipe, published
+from lopsided.paper.protocol import CLASSES, Setting, base_recipe, published
 from lopsided.runs.keys import LossTable, epochs_of, family_of
 from lopsided.runs.records import Figures, Record
 from lopsided.seeds import derive_seed
@@ -27,6 +27,8 @@ def figures(recalls: tuple[float, float], share: float, images: int = 300) -> Fi
         recalls=recalls,
         auroc=None,
         majority_vote=share,
+        rules=(("plain", sum(recalls) / 2),),
+        log_loss=None,
     )
 
 
@@ -62,6 +64,7 @@ def record(
         "data": f"{derive_seed(seed, str(scenario)):016x}",
         "family": FAMILIES[fashion][0],
         "epochs": FAMILIES[fashion][1],
+        "classes": CLASSES["eta" if fashion else "isic"],
     }
     fields |= {name: value for name, value in more.items() if name != "normalization"}
     return Record(**fields)  # type: ignore[arg-type]

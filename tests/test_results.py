@@ -91,7 +91,7 @@ def _uwas() -> dict[tuple[str, int], float]:
     for line in (ROOT / "results" / "fmnist.jsonl").read_text("utf-8").splitlines():
         run = json.loads(line)
         if run["scenario"] in script.BANDS["70:30 to 90:10"]:
-            name = f"{run['eta']:g}/{run['gamma']:g}"
+            name = f"{run['loss'].get('eta', 0):g}/{run['loss'].get('gamma', 0):g}"
             found.setdefault((name, run["seed"]), []).append(100 * float(np.mean(run["held_out"]["recalls"])))
     assert {len(values) for values in found.values()} == {5}
     return {key: float(np.mean(values)) for key, values in found.items()}

@@ -31,11 +31,12 @@ def tiny_recipe(photos: Path, epochs: int = 1, **changes: Any) -> Recipe:
 
 def record_of(recipe: Recipe, uwa: float = 0.75) -> Record:
     """The record that a cell might have come to."""
-    figures = Figures(20, 5, 0.8, uwa, (0.9, 0.6), 0.85, 0.75)
+    figures = Figures(20, 5, 0.8, uwa, (0.9, 0.6), 0.85, 0.75, (("plain", uwa),), None)
     method, loss, classifier_loss, family = treatment_of(recipe)
     return Record(
         Cell.of(recipe).key, "photos", proportion(recipe.data.scenario), recipe.seed, method, loss, classifier_loss,
         "mlp", None, "auto", "none", figures, None, 1.5, 1, "0.1.0", "2.6.0", f"data-{recipe.seed}", family,
+        (1, 1), ("cat", "dog"),
     )  # fmt: skip
 
 

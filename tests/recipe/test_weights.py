@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lopsided.errors import InputError
-from lopsided.recipe import Recipe, hashed_fields, named_recipe
+from lopsided.recipe import named_recipe
 from lopsided.recipe.weights import change_files, split_weights, trained_names, weight_files
 
 TWO = "tf_efficientnet_lite0+resnet18"
@@ -132,14 +132,6 @@ def test_thorough_is_default_with_more_encoders_and_views() -> None:
     assert trained_names(default.encoder.name) == trained_names(section.name)[:1]
     same = {"encoder": default.encoder, "data": default.data, "description": default.description}
     assert thorough.model_copy(update=same) == default
-
-
-def test_a_recipe_without_scaling_has_the_hash_of_older_versions() -> None:
-    recipe = Recipe()
-    assert recipe.encoder.scaling == "none"
-    assert "encoder.scaling" not in dict(hashed_fields(recipe))
-    frozen = named_recipe("default")
-    assert frozen.override(**{"encoder.scaling": "none"}).content_hash() != frozen.content_hash()
 
 
 @pytest.mark.parametrize("normalisation", ["weights", "source"])

@@ -18,7 +18,7 @@ from lopsided.paper.page import sweep_page
 from lopsided.paper.protocol import Setting
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
-from lopsided.runs.record_files import append_record, read_records
+from lopsided.runs.record_files import append_records, read_records
 from lopsided.runs.run import run_recipe
 from lopsided.sweeps.sweep import run_sweep
 from lopsided.training.reporter import Reporter
@@ -203,7 +203,7 @@ def test_a_report_asked_for_while_a_sweep_is_in_work_is_a_page_of_what_is_done(
 def test_records_written_at_once_are_all_there(photos: Path, tmp_path: Path) -> None:
     records = [record_of(tiny_recipe(photos, seed=seed)) for seed in range(12)]
     threads = [
-        threading.Thread(target=lambda part=part: [append_record(tmp_path / "records.jsonl", r) for r in part])
+        threading.Thread(target=lambda part=part: [append_records(tmp_path / "records.jsonl", r) for r in part])
         for part in (records[:8], records[4:], records[::2])
     ]
     for thread in threads:

@@ -22,7 +22,7 @@ from lopsided.recipe import Recipe
 from lopsided.runs import record_files
 from lopsided.runs.folder import Run
 from lopsided.runs.keys import LossTable, data_key, family_of, treatment_of
-from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records, renew_records
+from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
 from lopsided.runs.records import Failure, Figures, Fold, Record
 from lopsided.runs.run import settle
 from tiny_command import environment
@@ -41,6 +41,8 @@ figures = st.builds(
     recalls=st.tuples(shares | st.just(math.nan), shares | st.just(math.nan)),
     auroc=shares | st.none(),
     majority_vote=shares,
+    rules=st.just(()) | st.tuples(st.tuples(st.just("plain"), shares)),
+    log_loss=st.floats(0, 99) | st.none(),
 )
 values = st.floats(-1e6, 1e6) | st.integers(-9, 9) | st.booleans() | names
 losses = st.builds(
@@ -56,7 +58,7 @@ any_record = st.builds(
     scenario=st.sampled_from(["50:50", "98:2", "long-tail:100,step"]) | st.none(),
     method=st.sampled_from(["two-stage", "end-to-end"]),
     loss=losses,
-    classifier_loss=losses | st.none(),
+    classifier_loss=losses,
     encoder=names,
     image_size=st.integers(1, 512) | st.none(),
     split=st.sampled_from(["auto", "random", "group"]),
@@ -70,8 +72,9 @@ any_record = st.builds(
     torch=st.just("2.15.0+cpu"),
     data=st.text("0123456789abcdef", min_size=16, max_size=16),
     arm=names | st.none(),
-    family=st.text("0123456789abcdef", min_size=16, max_size=16) | st.none(),
-    epochs=st.tuples(st.integers(1, 9999), st.integers(1, 9999)) | st.none(),
+    family=st.text("0123456789abcdef", min_size=16, max_size=16),
+    epochs=st.tuples(st.integers(1, 9999), st.integers(1, 9999)),
+    classes=st.tuples(names, names),
     fold=st.builds(Fold, fold=counts, folds=st.integers(2, 99), rest=counts, rest_minority=counts) | st.none(),
 )
 
@@ -234,72 +237,6 @@ def test_a_scenario_that_is_none_is_refused_with_its_line(tmp_path: Path) -> Non
         read_records(path)
 
 
-FORMAT_1 = {
-    "format": 1,
-    "cell": "0123456789abcdef",
-    "source": "photos",
-    "scenario": "90:10",
-    "method": "two-stage",
-    "loss": "acl",
-    "eta": 300.0,
-    "gamma": 0.0,
-    "normalization": "released",
-    "encoder": "resnet18",
-    "image_size": 28,
-    "split": "random",
-    "weights": "none",
-    "seed": 2,
-    "test": {
-        "images": 20, "minority": 5, "accuracy": 0.8, "uwa": 0.75, "recalls": [0.9, None], "auroc": None,
-        "majority_vote": 0.75,
-    },
-    "held_out": None,
-    "seconds": 1.5,
-    "threads": 1,
-    "lopsided": "0.1.0",
-    "torch": "2.6.0",
-}  # fmt: skip
-
-
-def format_1(**changes: Any) -> Record:
-    return Record.from_json(json.dumps({**FORMAT_1, **changes}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "loss"),
-    [
-        ({}, {"name": "acl", "eta": 300.0, "normalization": "released"}),
-        ({"loss": "cl", "eta": 0.0}, {"name": "cl", "normalization": "released"}),
-        ({"loss": "fcl", "eta": 0.0, "gamma": 1.0}, {"name": "fcl", "gamma": 1.0, "normalization": "released"}),
-        ({"loss": "ce", "eta": 0.0}, {"name": "ce"}),
-        ({"loss": "focal", "eta": 0.0}, {"name": "focal"}),  # Its gamma was kept elsewhere, and not recorded.
-        ({"loss": "lost"}, {"name": "lost", "eta": 300.0, "gamma": 0.0, "normalization": "released"}),
-    ],
-)
-def test_a_line_of_format_1_becomes_a_record_whose_loss_has_its_own_parameters(
-    changes: dict[str, Any], loss: dict[str, Any]
-) -> None:
-    record = format_1(**changes)
-    assert record.loss.to_dict() == loss
-    assert (record.family, record.epochs, record.classes, record.classifier_loss) == (None, None, None, None)
-    assert not record.is_complete
-    assert Record.from_json(record.to_json()) == record
-
-
-def test_the_data_of_a_line_of_format_1_are_its_source_scenario_split_and_seed() -> None:
-    same = format_1(loss="cl", eta=0.0, cell="fedcba9876543210", encoder="resnet50").data
-    assert same == format_1().data
-    for change in ({"source": "other"}, {"scenario": None}, {"split": "group"}, {"seed": 3}):
-        assert format_1(**change).data != same
-
-
-def test_a_failure_of_format_1_is_read() -> None:
-    line = {"format": 1, "cell": "0123", "scenario": "98:2", "loss": "afcl", "eta": 300.0, "gamma": 7.0, "seed": 3}
-    failure = Failure.from_json(json.dumps({**line, "error": "it broke."}))
-    assert failure.name == "98:2 AFCL(eta=300, gamma=7) seed 3"
-    assert Failure.from_json(failure.to_json()) == failure
-
-
 def test_a_loss_of_a_package_that_is_not_here_is_named_with_all_its_parameters() -> None:
     assert LossTable("proxy", (("margin", 0.5), ("tail", True))).label == "proxy(margin=0.5, tail=True)"
     assert LossTable("acl", (("eta", "much"),)).label == "acl(eta=much)"
@@ -342,17 +279,6 @@ def test_data_are_the_same_for_all_seeds_that_do_not_draw_anew_and_others_once_i
     assert data_key(still, metrics) == data_key(RECIPE.override(seed=0), metrics)
     counts = {**metrics["counts"], "train": {"top": 71, "shirt": 7, "coat": 20}}
     assert data_key(still, {**metrics, "counts": counts}) != data_key(still, metrics)
-
-
-def test_renewed_records_take_the_place_of_those_of_their_cells_and_others_are_added(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    first, second = write_records(path, 2)
-    third = some_records(3)[2]
-    path.write_text(path.read_text() + replace(first, seconds=9.0).to_json() + "\n" + '{"format":1,"ce')
-    renewed = replace(first, family="0123456789abcdef")
-    renew_records(path, [third, renewed])
-    assert read_records(path) == ([renewed, second, third], [])
-    assert [item.name for item in tmp_path.iterdir()] == ["records.jsonl"]
 
 
 def test_a_run_without_an_area_under_the_curve_has_none(tmp_path: Path) -> None:
@@ -421,7 +347,7 @@ def test_a_line_that_a_crash_cut_off_is_passed_over_and_repaired(
     found, notes = read_records(path)
     assert found == [first, second]
     assert notes == [f"Skipped the last line of {path}: it is incomplete."]
-    assert append_record(path, third) == notes
+    assert append_records(path, third) == notes
     assert path.read_bytes() == content
     assert read_records(path) == ([first, second, third], [])
 
@@ -439,7 +365,7 @@ def test_a_last_line_that_lacks_only_its_break_counts(tmp_path: Path) -> None:
     path.write_text(path.read_text().rstrip("\n"))
     assert read_records(path) == (written, [])
     more = some_records(3)[2]
-    assert append_record(path, more) == []
+    assert append_records(path, more) == []
     assert read_records(path) == ([*written, more], [])
 
 
@@ -447,7 +373,7 @@ def test_of_two_records_of_a_cell_the_first_counts(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     first, second = write_records(path, 2)
     other = replace(first, seconds=9.0)
-    assert append_record(path, other) == []
+    assert append_records(path, other) == []
     assert read_records(path) == ([first, second], [])
     path.write_text(path.read_text() + other.to_json() + "\n")
     found, notes = read_records(path)
@@ -461,9 +387,8 @@ def test_of_two_records_of_a_cell_the_first_counts(tmp_path: Path) -> None:
         ("{", r"a line must be a record of a sweep, got '\{'\."),
         ("[]", r"a line must be a record of a sweep, got '\[\]'\."),
         ('{"a": 1}', r"a line must be a record of a sweep, got '\{\"a\": 1\}'\."),
-        ('{"format": 3}', r"a line must be of format 2, got 3\. Read it with the version of lopsided that wrote it\."),
+        ('{"format": 1}', r"a line must be of format 2, got 1\. Read it with the version of lopsided that wrote it\."),
         ('{"format": 2}', r"a line must be a record of a sweep, got .* at cell\."),
-        ('{"format": 1}', r"a line must be a record of a sweep, got .* at cell\."),
     ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: str) -> None:
@@ -471,7 +396,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: 
     first, second = write_records(path, 2)
     content = f"{first.to_json()}\n{line}\n{second.to_json()}\n"
     path.write_text(content)
-    for reading in (lambda: read_records(path), lambda: append_record(path, some_records(3)[2])):
+    for reading in (lambda: read_records(path), lambda: append_records(path, some_records(3)[2])):
         with pytest.raises(RunError, match=rf"records\.jsonl, line 2: {sentence} Remove that line and start the sweep"):
             reading()
     assert path.read_text() == content
@@ -521,7 +446,7 @@ def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
     def write(part: list[Record]) -> None:
         for record in part:
-            append_record(path, record)
+            append_records(path, record)
 
     threads = [threading.Thread(target=write, args=(written[i : i + 9],)) for i in range(0, 24, 3)]  # They overlap.
     for thread in threads:
@@ -538,13 +463,13 @@ def test_whoever_waits_too_long_for_its_turn_is_told_who_has_it(
 ) -> None:
     monkeypatch.setattr(record_files, "LOCK_SECONDS", 0.05)
     with files.lock(tmp_path), pytest.raises(RunError, match=r"held by process \d+ on .*\. Wait for it to end\.$"):
-        append_record(tmp_path / "records.jsonl", some_records(1)[0])
+        append_records(tmp_path / "records.jsonl", some_records(1)[0])
 
 
 def test_what_the_disk_refuses_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"^cannot write .*exists"):
-        append_record(tmp_path / "file" / "records.jsonl", some_records(1)[0])
+        append_records(tmp_path / "file" / "records.jsonl", some_records(1)[0])
 
 
 def test_records_are_read_without_torch() -> None:

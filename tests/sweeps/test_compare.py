@@ -151,8 +151,8 @@ def test_every_class_has_its_recall_and_a_class_without_images_none() -> None:
     comparison = compare([run("ce", 0, 0.5, test=figures)])
     assert comparison.figures == ("uwa", "accuracy", "recall:0", "seconds")
     assert comparison.word("recall:0") == "recall of cat"
-    unnamed = compare([run("ce", 0, 0.5, classes=None)])
-    assert unnamed.word("recall:1") == "recall of class 2"
+    mixed = compare([run("ce", 0, 0.5), run("ce", 1, 0.5, classes=("cat", "wolf"))])
+    assert mixed.word("recall:1") == "recall of class 2"
 
 
 def test_held_out_accuracy_is_weighted_by_the_proportions_where_there_are_as_many_as_classes() -> None:

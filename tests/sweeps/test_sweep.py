@@ -21,12 +21,12 @@ from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records
+from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
 from lopsided.runs.records import Failure, Record
 from lopsided.runs.run import run_recipe
 from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import LOST, Cell
-from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, about_sweep, open_sweep, renew_sweep, run_sweep
+from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, about_sweep, open_sweep, record_missing, run_sweep
 from made_runs import make_run
 from tiny import write_photos
 from tiny_command import environment, names_below
@@ -152,78 +152,21 @@ def test_a_run_that_was_finished_but_not_recorded_is_recorded(cells: list[Recipe
     assert not (folder / "model.safetensors").exists()
 
 
-def test_records_that_are_lost_or_of_an_earlier_version_are_read_from_the_run_folders_again(
-    cells: list[Recipe], tmp_path: Path
-) -> None:
+def test_records_that_are_lost_are_read_from_the_run_folders_again(cells: list[Recipe], tmp_path: Path) -> None:
     folder = open_sweep(tmp_path / "sweep")
     expected = [Record.from_run(run_recipe(recipe, folder / "cells" / key(recipe))) for recipe in cells[:3]]
     path = folder / "records.jsonl"
     gone = record_of(cells[3])
-    old = replace(expected[1], classifier_loss=None, family=None, epochs=None)
-    path.write_text(f"{gone.to_json()}\n{old.to_json()}\n")
+    path.write_text(f"{gone.to_json()}\n")
     (folder / "cells" / key(cells[2]) / "recipe.toml").unlink()  # What cannot be read stays out.
-    assert renew_sweep(folder) == 2
-    assert read_records(path) == ([gone, expected[1], expected[0]], [])
-    assert renew_sweep(folder) == 0
-    path.write_text(f"{old.to_json()}\n")
+    assert record_missing(folder) == 2
+    assert {record.cell: record for record in read_records(path)[0]} == {r.cell: r for r in (gone, *expected[:2])}
+    assert record_missing(folder) == 0
+    path.unlink()
     engine = Scripted()
     outcome = run_sweep(cells[1:2], folder, engine=engine)
     assert (engine.submitted, outcome.done) == ([], [expected[1]])
     assert {record.cell for record in read_records(path)[0]} == {expected[0].cell, expected[1].cell}
-
-
-@pytest.fixture
-def of_version_0_1(cells: list[Recipe], tmp_path: Path) -> tuple[Path, list[Record]]:
-    """A sweep of two runs whose folders and records bear other names than their recipes now, and what they are now."""
-    folder = open_sweep(tmp_path / "old")
-    now = [Record.from_run(run_recipe(recipe, folder / "cells" / f"old-{i}")) for i, recipe in enumerate(cells[:2])]
-    old = [replace(record, cell=f"old-{i}", classifier_loss=None, family="0123") for i, record in enumerate(now)]
-    (folder / "records.jsonl").write_text("".join(f"{record.to_json()}\n" for record in old))
-    return folder, now
-
-
-def test_runs_of_version_0_1_are_found_by_their_recipes_and_not_trained_again(
-    of_version_0_1: tuple[Path, list[Record]], cells: list[Recipe]
-) -> None:
-    folder, now = of_version_0_1
-    engine, view = Scripted(), Heard()
-    outcome = run_sweep(cells[:3], folder, engine=engine, view=view)
-    assert (engine.submitted, outcome.skipped, view.notes) == ([2], 2, [])
-    assert outcome.done[:2] == now
-    assert {path.name for path in (folder / "cells").iterdir()} == set(map(key, cells[:3]))
-    assert read_records(folder / "records.jsonl")[0][:2] == now
-
-
-def test_records_of_version_0_1_without_a_run_folder_are_kept_and_said(
-    of_version_0_1: tuple[Path, list[Record]], cells: list[Recipe]
-) -> None:
-    folder, now = of_version_0_1
-    shutil.rmtree(folder / "cells" / "old-0")
-    engine, view = Scripted(), Heard()
-    outcome = run_sweep(cells[:2], folder, engine=engine, view=view)
-    assert (engine.submitted, outcome.skipped) == ([0], 1)
-    assert view.notes == [
-        "1 record is of lopsided 0.1 without a run folder: these cells are trained again if requested."
-    ]
-    assert [record.cell for record in read_records(folder / "records.jsonl")[0]] == ["old-0", now[1].cell, now[0].cell]
-
-
-@pytest.mark.parametrize("what", ["link", "lock", "taken"])
-def test_a_run_of_version_0_1_is_left_where_it_is_if_something_is_in_its_way(
-    of_version_0_1: tuple[Path, list[Record]], tmp_path: Path, what: str
-) -> None:
-    folder, now = of_version_0_1
-    run = folder / "cells" / "old-0"
-    if what == "link":
-        run.rename(tmp_path / "elsewhere")
-        run.symlink_to(tmp_path / "elsewhere")
-    elif what == "lock":
-        (run / files.LOCK_NAME).write_text("{}")
-    else:
-        (folder / "cells" / now[0].cell).mkdir()
-    assert renew_sweep(folder) == 1
-    assert run.exists()
-    assert [record.cell for record in read_records(folder / "records.jsonl")[0]] == ["old-0", now[1].cell]
 
 
 def test_records_and_failures_bear_the_name_of_their_arm(cells: list[Recipe], tmp_path: Path) -> None:
@@ -260,7 +203,7 @@ def test_a_finished_run_of_odd_figures_is_never_written_down_and_keeps_no_other_
         (folder / "cells").mkdir(exist_ok=True)
         run.folder.rename(folder / "cells" / key(run.recipe))
     recipes = [Run.open(path).recipe for path in (folder / "cells").iterdir()]
-    assert renew_sweep(folder) == 1
+    assert record_missing(folder) == 1
     assert [record.seed for record in read_records(folder / "records.jsonl")[0]] == [1]
     (folder / "records.jsonl").unlink()
     engine = Scripted({0: ["it cannot be recorded"]})
@@ -400,7 +343,7 @@ def test_an_engine_that_cannot_be_opened_leaves_no_folder_and_no_mark_behind(
 def test_a_cell_that_was_done_elsewhere_is_not_trained_twice(cells: list[Recipe], tmp_path: Path, quick: None) -> None:
     engine = Scripted()
     engine.before_wait = Elsewhere(
-        tmp_path, cells[0], lambda: append_record(tmp_path / "records.jsonl", record_of(cells[0], 0.5))
+        tmp_path, cells[0], lambda: append_records(tmp_path / "records.jsonl", record_of(cells[0], 0.5))
     )
     outcome = run_sweep(cells, tmp_path, engine=engine)
     assert engine.submitted == [1, 2, 3]

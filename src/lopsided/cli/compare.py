@@ -266,11 +266,10 @@ def about_comparison(
         old, old_changes, old_scenarios = (_table(there, name) for name in ("settings", "changes", "scenarios"))
         if old:  # Otherwise the file was written anew after it was damaged.
             same_loss = old.get(f"{LOSS}.name") == settings[f"{LOSS}.name"]
-            then = _before(base) | old
-            both = (then, settings) if same_loss else (_without_loss(then), _without_loss(settings))
+            both = (old, settings) if same_loss else (_without_loss(old), _without_loss(settings))
             _check_same(out, "runs", *both)
         for arm in filter(old_changes.__contains__, changes):
-            then = _before(recipes[arm]) | _without_loss(old) | _table(old_changes, arm)
+            then = _without_loss(old) | _table(old_changes, arm)
             now = _without_loss(settings) | changes[arm]
             _check_same(out, f"runs of the arm {shown(arm)}", then, now)
         for name in filter(old_scenarios.__contains__, scenarios):
@@ -350,14 +349,6 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     return settings | {"encoder.weights": weights}
 
 
-def _before(recipe: Recipe) -> dict[str, Any]:
-    """Return what a field stands for that ``sweep.json`` lacks because an earlier version wrote it."""
-    from lopsided.recipe import earlier_values
-
-    values: dict[str, Any] = json.loads(json.dumps(earlier_values(recipe)))
-    return values
-
-
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in new.items() if path not in old or old[path] != value}
 
@@ -375,10 +366,10 @@ def _without_loss(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise an error that names the fields with other values. A field that is not in ``new`` no longer exists."""
+    """Raise an error that names the fields with other values."""
     changed = list(_changed(old, new))
     if changed:
-        texts = [f"{path} was {_value(old[path])} and is now {_value(new[path])}" for path in changed[:3]]
+        texts = [f"{path} was {_value(old.get(path))} and is now {_value(new[path])}" for path in changed[:3]]
         texts += [f"and {len(changed) - 3} more fields"] if len(changed) > 3 else []
         do = "Use the same settings, or choose another folder."
         raise InputError(f"{out} has {what} with other settings: {', '.join(texts)}. {do}")

@@ -248,7 +248,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     from lopsided.runs.record_files import read_records
 
     if path.is_dir():
-        path = _renewed(path, quiet)
+        path = _with_missing(path, quiet)
     records, notes = read_records(path)
     protocol = Protocol.of(plan.recipe)
     kept = select(records, plan.table, protocol)
@@ -269,16 +269,16 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     return comparison
 
 
-def _renewed(folder: Path, quiet: bool) -> Path:
-    """Bring the records of a sweep up to date, and return their file."""
-    from lopsided.sweeps.sweep import RECORDS, SWEEP, check_sweep, renew_sweep
+def _with_missing(folder: Path, quiet: bool) -> Path:
+    """Record the finished runs of a sweep that have no record yet, and return the file of records."""
+    from lopsided.sweeps.sweep import RECORDS, SWEEP, check_sweep, record_missing
 
     if not (folder / SWEEP).exists():
         raise InputError(f"{folder} contains no sweep. Give --records a file of records or the folder of a sweep.")
     check_sweep(folder)
-    number = renew_sweep(folder)
+    number = record_missing(folder)
     if number and not quiet:
-        say(f"Read {number} records from the run folders of {folder} again.")
+        say(f"Read {number} missing records from the run folders of {folder}.")
     return folder / RECORDS
 
 
@@ -292,7 +292,7 @@ def _check_there(option: str, asked: Sequence[object], there: Sequence[object], 
 
 
 def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: Protocol) -> list[str]:
-    """Return notes on the runs that were ignored because their recipe, data or loss differs or is unknown."""
+    """Return notes on the runs that were ignored because their recipe, data or loss differs."""
     from lopsided.paper.compare import Protocol
     from lopsided.paper.protocol import Setting
 
@@ -302,11 +302,9 @@ def _family_notes(records: Sequence[Record], kept: Sequence[Record], protocol: P
     sources = [r.source for r in alike if Protocol.of(r).family == family and r.source != source]
     losses = [record.loss.label for record in alike if Setting.of(record) is None]
     found = []
-    if family is None and protocol.family is not None:
-        found.append(f"The records do not name their recipe. They are treated as runs by {protocol}.")
     if others:
         named = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in others))
-        found.append(f"Ignored {len(others)} records of other or unknown recipes: {named}.")
+        found.append(f"Ignored {len(others)} records of other recipes: {named}.")
     if sources:
         found.append(f"Ignored {len(sources)} records of other data: {', '.join(dict.fromkeys(sources))}.")
     if losses:

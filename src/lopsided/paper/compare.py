@@ -11,11 +11,9 @@ The paper's accuracy estimates the held-out accuracy, which is weighted by the s
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from lopsided.errors import InputError
@@ -29,14 +27,14 @@ from lopsided.runs.records import ROUNDING, Record
 from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
 TEMPERATURE = 0.07
-"""The temperature in the paper. Records of version 0.1 do not contain it."""
+"""The temperature in the paper."""
 
 
 @dataclass(frozen=True)
 class Protocol:
     """The settings that all runs of a table share; losses, scenarios and seeds vary.
 
-    ``family`` is a hash of the recipe fields that are not listed here. The first records did not contain it.
+    ``family`` is a hash of the recipe fields that are not listed here.
     """
 
     method: str
@@ -45,17 +43,17 @@ class Protocol:
     image_size: int | None
     split: str
     weights: str
-    family: str | None = None
-    epochs: tuple[int, ...] | None = None
+    family: str
+    epochs: tuple[int, ...]
     temperature: float | None = TEMPERATURE
 
     @classmethod
     def of(cls, run: Recipe | Record) -> Protocol:
         """Return the protocol of a recipe or of a record."""
         if isinstance(run, Record):
-            loss, family = run.loss, _family_now(run.family)
+            loss = run.loss
             facts = run.method, loss.get("normalization"), run.encoder, run.image_size, run.split, run.weights
-            return cls(*facts, family, run.epochs, loss.get("temperature", TEMPERATURE))
+            return cls(*facts, run.family, run.epochs, loss.get("temperature", TEMPERATURE))
         loss, weights = LossTable.of(run.encoder_training.loss), run.encoder.weights
         return cls(
             run.method,
@@ -70,9 +68,8 @@ class Protocol:
         )
 
     def is_like(self, other: Protocol) -> bool:
-        """Return whether two protocols agree in all fields that records of every version contain."""
-        one, two = (replace(each, family=None, epochs=None, temperature=None) for each in (self, other))
-        return one == two
+        """Return whether two protocols agree in all but family, epochs and temperature."""
+        return replace(self, family=other.family, epochs=other.epochs, temperature=other.temperature) == other
 
     def __str__(self) -> str:
         size = "its own size" if self.image_size is None else f"{self.image_size} px"
@@ -84,18 +81,7 @@ class Protocol:
             text += f", {self.normalization} normalization"
         if self.temperature != TEMPERATURE:
             text += f", temperature {self.temperature:g}"
-        if self.epochs is not None:
-            text += f", {' + '.join(map(str, self.epochs))} epochs"
-        return f"{text}, recipe {'not recorded' if self.family is None else _recipe_name(self.family)}"
-
-
-@cache
-def _family_now(family: str | None) -> str | None:
-    """Return the current hash of a family. ``families.toml`` lists the hashes of version 0.1."""
-    text = (resources.files("lopsided.paper") / "families.toml").read_text(encoding="utf-8")
-    before, plus, weights = (family or "").partition(WITH_WEIGHTS)
-    known = tomllib.loads(text).get(before)
-    return family if known is None else f"{family_of(paper.base_recipe(**known))}{plus}{weights}"
+        return f"{text}, {' + '.join(map(str, self.epochs))} epochs, recipe {_recipe_name(self.family)}"
 
 
 @cache
@@ -232,18 +218,13 @@ class Comparison:
 
 
 def select(records: Iterable[Record], table: str, protocol: Protocol) -> list[Record]:
-    """Return the records of a table that have this protocol and one of the paper's losses.
-
-    If no record has this protocol, return the matching records that do not name their recipe.
-    """
-    alike = [
-        (record, own)
+    """Return the records of a table that have this protocol and one of the paper's losses."""
+    return [
+        record
         for record in records
         if (record.scenario is not None) == (table != "isic") and Setting.of(record) is not None
-        if (own := Protocol.of(record)).is_like(protocol)
+        if Protocol.of(record) == protocol
     ]
-    same = [record for record, own in alike if (own.family, own.temperature) == (protocol.family, protocol.temperature)]
-    return same or [record for record, own in alike if own.family is None]
 
 
 def compare(
@@ -298,8 +279,7 @@ def compare(
 
 def _is_of_paper(table: str, source: str, records: Iterable[Record]) -> bool:
     """Return whether runs use the data of the paper's table, as far as their records show."""
-    classes = {record.classes for record in records} - {None}
-    return source in paper.SOURCES[table] and classes <= {paper.CLASSES[table]}
+    return source in paper.SOURCES[table] and {record.classes for record in records} <= {paper.CLASSES[table]}
 
 
 def _entry(values: Values, table: str | None, key: Key) -> Entry:

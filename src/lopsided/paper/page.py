@@ -20,10 +20,9 @@ from lopsided.paper.protocol import CL, FIGURES, Setting
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, signed
-from lopsided.runs.record_files import read_records
 from lopsided.runs.records import Record
 from lopsided.sweeps.compare import WORDS, lopsidedness
-from lopsided.sweeps.sweep import RECORDS, about_sweep
+from lopsided.sweeps.sweep import about_sweep
 
 KIND = "reproduce"
 """The kind in ``sweep.json`` of a sweep for one of the paper's tables."""
@@ -43,15 +42,8 @@ class View:
 
 
 def is_of_paper(folder: Path) -> bool:
-    """Return whether a sweep was made for a table of the paper.
-
-    A sweep of version 0.1 does not record its kind. It counts if all of its losses are in the paper.
-    """
-    kind = about_sweep(folder).get("kind")
-    if kind is not None or not (folder / RECORDS).is_file():
-        return kind == KIND
-    records, _ = read_records(folder / RECORDS)
-    return bool(records) and all(Setting.of(record) is not None for record in records)
+    """Return whether a sweep was made for a table of the paper."""
+    return bool(about_sweep(folder).get("kind") == KIND)
 
 
 def sweep_page(folder: Path, beside: Path | None = None) -> str:

@@ -4,7 +4,7 @@ from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
 from lopsided.recipe.fields import FROZEN, RUNTIME_FIELDS, UNHASHED_FIELDS, is_idle
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
-from lopsided.recipe.schema import Recipe, earlier_values, hashed_fields, parse_change
+from lopsided.recipe.schema import Recipe, parse_change
 from lopsided.recipe.sections import Classifier, EncoderTraining
 from lopsided.recipe.values import MAX_SIDE
 from lopsided.recipe.weights import WEIGHT_NAMES
@@ -21,9 +21,7 @@ __all__ = [
     "LossSettings",
     "Recipe",
     "check_classes",
-    "earlier_values",
     "find_recipe",
-    "hashed_fields",
     "is_idle",
     "named_recipe",
     "named_recipes",

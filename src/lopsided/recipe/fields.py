@@ -25,11 +25,6 @@ TRAINING_FIELDS = tuple(
     )
 )  # fmt: skip
 """Fields of the training of an encoder that are off by default."""
-LATER_FIELDS = frozenset(
-    {"data.include", "data.exclude", "data.more", "data.folds", "data.repeats", "data.fold", "final", *TRAINING_FIELDS}
-    | {"encoder.views", "encoder.scaling", "classifier.kind", "classifier.tau", "fine_tune.blend"}
-)
-"""Fields that older records lack. A hash covers them only if they are not the default, so older hashes stay valid."""
 LOSSES = ("encoder_training.loss", "classifier.loss")
 """The fields that hold a loss."""
 LOSS_NAMES = tuple(f"{path}.name" for path in LOSSES)

@@ -24,7 +24,6 @@ from lopsided.recipe.conflicts import can_ensemble, conflicts
 from lopsided.recipe.fields import (
     CONTRASTED,
     FROZEN,
-    LATER_FIELDS,
     LOSS_NAMES,
     LOSSES,
     OWN_SECTIONS,
@@ -52,7 +51,6 @@ from lopsided.recipe.sections import (
     Selection,
     described,
 )
-from lopsided.recipe.upgrade import DECISION, upgraded
 from lopsided.recipe.values import AnyText, Seed, Text, Threads, TrackerTexts
 
 MAX_BYTES = 1_000_000
@@ -144,7 +142,7 @@ class Recipe(Section):
     def from_bytes(cls, content: bytes, name: str, *, before: str = "") -> Recipe:
         """Read TOML in bytes. Errors call it ``name``, and start with ``before`` if a field is wrong."""
         try:
-            values = upgraded(tomllib.loads(content.decode()))
+            values = tomllib.loads(content.decode())
         except UnicodeDecodeError:
             raise InputError(f"{name} is not UTF-8 text.") from None
         except (ValueError, RecursionError) as error:  # tomllib passes on Python's limits on digits and depth
@@ -261,35 +259,24 @@ class Recipe(Section):
         ) is not None
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield dotted name, field and value of each field. Some sections count only for the methods that use them.
-
-        So the hashes of the other methods are the same as before these sections existed.
-        """
+        """Yield dotted name, field and value of each field. Some sections count only for the methods that use them."""
         for path, field, value in words.leaves(self):
             if self.method in OWN_SECTIONS.get(path.partition(".")[0], (self.method,)):
                 yield path, field, value
 
+    def chosen(self) -> Iterator[tuple[str, Any]]:
+        """Yield dotted name and value of the names of the losses, and of each field that is not at its default.
+
+        Hashes cover these fields alone: a field that is added to recipes leaves the hashes of all records as they are.
+        """
+        for path, field, value in self.leaves():
+            if path in LOSS_NAMES or value != field.default:
+                yield path, value
+
     def content_hash(self) -> str:
-        """Return the SHA-256 of all fields that change what is trained."""
-        kept = {path: value for path, value in hashed_fields(self) if path not in UNHASHED_FIELDS}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def hashed_fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Yield dotted name and value of each field that a hash may cover, without ``LATER_FIELDS`` at their default."""
-    before = earlier_values(recipe)
-    for path, _, value in recipe.leaves():
-        if path not in LATER_FIELDS or value != before[path]:
-            yield path, value
-
-
-def earlier_values(recipe: Recipe) -> dict[str, Any]:
-    """Return what each field of a recipe stands for in a file of an earlier version, which lacks it: its default.
-
-    Earlier versions decided differently, before a recipe stated it.
-    """
-    decision = {f"decision.{name}": value for name, value in DECISION.items()}
-    return {path: field.default for path, field, _ in words.leaves(recipe)} | decision
+        """Return the SHA-256 of the ``chosen`` fields that change what is trained."""
+        hashed = {path: value for path, value in self.chosen() if path not in UNHASHED_FIELDS}
+        return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def parse_change(text: str) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided.losses import catalogue
-from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS, hashed_fields
+from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS
 from lopsided.recipe.weights import change_files
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-Treatment = tuple[str, LossTable, LossTable | None, str | None]
+Treatment = tuple[str, LossTable, LossTable, str]
 """Method, both losses and family: all that decides a run except data, seed and proportions."""
 
 
@@ -91,7 +91,7 @@ def family_of(recipe: Recipe) -> str:
     """
     kept = {
         path: _without_folders(path, value)
-        for path, value in hashed_fields(recipe)
+        for path, value in recipe.chosen()
         if path not in UNHASHED_FIELDS | VARIED_FIELDS and not path.startswith(VARIED_LOSS)
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
@@ -116,7 +116,7 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
     """
     kept: dict[str, Any] = {
         path: _without_folders(path, value)
-        for path, value in hashed_fields(recipe)
+        for path, value in recipe.chosen()
         if path.startswith("data.") and path not in RUNTIME_FIELDS | BLIND_FIELDS
     }
     kept["seed"] = recipe.seed if recipe.data.redraw else 0

@@ -1,10 +1,10 @@
-"""The files of a sweep's records and failures: read, appended and renewed under a lock. Needs no torch."""
+"""The files of a sweep's records and failures: read, and appended under a lock. Needs no torch."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -38,44 +38,33 @@ def read_failures(path: str | os.PathLike[str]) -> list[Failure]:
     return _parse(Failure, Path(path))[0] if Path(path).exists() else []
 
 
-def append_record(path: str | os.PathLike[str], record: Record) -> list[str]:
-    """Append a record unless its cell has one. Other processes wait meanwhile.
+def append_records(path: str | os.PathLike[str], *records: Record) -> list[str]:
+    """Append the records whose cell has none. Other processes wait meanwhile.
 
     A truncated last line is removed. Return a note about it.
     """
     with _locked(Path(path).parent):
-        records, notes, end = _parse(Record, Path(path)) if Path(path).exists() else ([], [], None)
-        if all(record.cell != there.cell for there in records):
-            _append(Path(path), record.to_json(), end)
+        there, notes, end = _parse(Record, Path(path)) if Path(path).exists() else ([], [], None)
+        cells = {record.cell for record in there}
+        lines = [record.to_json() for record in records if record.cell not in cells]
+        if lines:
+            _append(Path(path), lines, end)
             return notes
     return []
-
-
-def renew_records(path: str | os.PathLike[str], renewed: Mapping[str, Record] | Iterable[Record]) -> None:
-    """Replace the records of the same cells and append the others, in one atomic write.
-
-    A mapping replaces the records of the cells that are its keys.
-    """
-    if not isinstance(renewed, Mapping):
-        renewed = {record.cell: record for record in renewed}
-    with _locked(Path(path).parent):
-        there = _parse(Record, Path(path))[0] if Path(path).exists() else []
-        kept = {record.cell: record for record in reversed(there)}  # The first record of a cell counts.
-        lines = {**{record.cell: kept[record.cell] for record in there}, **renewed}
-        files.atomic_write(path, "".join(f"{record.to_json()}\n" for record in lines.values()))
 
 
 def append_failure(path: str | os.PathLike[str], failure: Failure) -> None:
     """Append a failed attempt. Other processes wait meanwhile."""
     with _locked(Path(path).parent):
         end = _parse(Failure, Path(path))[2] if Path(path).exists() else None
-        _append(Path(path), failure.to_json(), end)
+        _append(Path(path), [failure.to_json()], end)
 
 
-def _append(path: Path, line: str, end: int | None) -> None:
+def _append(path: Path, lines: Iterable[str], end: int | None) -> None:
     if end is not None:
         files.cut(path, end)
-    files.append_line(path, line)
+    for line in lines:
+        files.append_line(path, line)
 
 
 def _parse(kind: type[_Line], path: Path) -> tuple[list[_Line], list[str], int | None]:

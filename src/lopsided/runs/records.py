@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, Validat
 from lopsided import files
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
-from lopsided.losses import catalogue
 from lopsided.recipe import WEIGHT_NAMES
 from lopsided.recipe.words import shown
 from lopsided.runs.keys import (
@@ -23,7 +22,6 @@ from lopsided.runs.keys import (
     cell_key,
     coordinates,
     data_key,
-    digest,
     epochs_of,
     proportion,
     source_name,
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from lopsided.runs.folder import Run
 
 FORMAT = 2
-"""The version of a line. It increases if an older reader could misread a newer line. Format 1 is still readable."""
+"""The version of a line. It increases if an older reader could misread a newer line."""
 ROUNDING = 2e-3
 """Tolerance, in percentage points, for equal differences between figures that are rounded to five digits."""
 _Line = TypeVar("_Line", "Record", "Failure")
@@ -66,10 +64,9 @@ class Figures:
     recalls: tuple[_Recall, ...]
     auroc: _Share | None
     majority_vote: _Share
-    rules: tuple[tuple[str, _Share], ...] = ()
-    """The UWA of the same model by each of the rules ``plain`` and ``balanced``. Empty in lines of earlier versions."""
-    log_loss: _Number | None = None
-    """The log loss; None in lines of earlier versions."""
+    rules: tuple[tuple[str, _Share], ...]
+    """The UWA of the same model by each of the rules ``plain`` and ``balanced``."""
+    log_loss: _Number | None
 
     @classmethod
     def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
@@ -126,9 +123,7 @@ class Record:
     total. ``held_out`` has the figures on the images that the scenario did not draw, if they were requested. ``data``
     is equal for runs that saw the same images. ``family`` differs between recipes that differ in more than loss,
     proportions and seed. ``epochs`` has the epochs of each stage. ``classes`` has the class names in order. ``arm`` is
-    the name of the run's arm in a comparison. ``fold`` is set if the test images are a fold. A line of format 1 has no
-    loss of the classifier and may lack the fields after ``data``. Its ``data`` is a hash of source, scenario,
-    split and seed.
+    the name of the run's arm in a comparison. ``fold`` is set if the test images are a fold.
     """
 
     cell: str
@@ -137,7 +132,7 @@ class Record:
     seed: _Count
     method: str
     loss: _Loss
-    classifier_loss: _Loss | None
+    classifier_loss: _Loss
     encoder: str
     image_size: int | None
     split: str
@@ -149,9 +144,9 @@ class Record:
     lopsided: str
     torch: str
     data: str
-    family: str | None = None
-    epochs: tuple[int, ...] | None = None
-    classes: tuple[str, ...] | None = None
+    family: str
+    epochs: tuple[int, ...]
+    classes: tuple[str, ...]
     arm: str | None = None
     fold: Fold | None = None
 
@@ -213,11 +208,6 @@ class Record:
         """The treatment of the run."""
         return self.method, self.loss, self.classifier_loss, self.family
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the record has all fields. A record of format 1 does not."""
-        return self.classifier_loss is not None
-
     def to_json(self) -> str:
         """Write one line, without its break."""
         return _write(self)
@@ -273,9 +263,7 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
             line = json.dumps(_plain_text(json.loads(text)))
         values = json.loads(line)
         written = values["format"]
-        if written == 1:
-            line = json.dumps(_from_format_1(values))
-        if written in (1, FORMAT):
+        if written == FORMAT:
             found: _Line = _READERS[kind].validate_json(line, strict=True)
             return found
     except ValidationError as error:
@@ -285,25 +273,6 @@ def _read(kind: type[_Line], line: str | bytes) -> _Line:
         raise RunError(sentence(must, shown(got))) from None
     do = "Read it with the version of lopsided that wrote it."
     raise RunError(sentence(f"a line must be of format {FORMAT}", shown(written), do))
-
-
-def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert a line of version 0.1, which has eta, gamma and normalization for every loss.
-
-    A contrastive loss keeps the parameters that it has. Other losses keep none.
-    """
-    flat = {name: values.get(name) for name in ("eta", "gamma", "normalization") if name in values}
-    rest = {name: value for name, value in values.items() if name not in flat}
-    try:
-        entry = catalogue.find(values["loss"])
-        known = set(entry.defaults()) if entry.kind == "contrastive" else set()
-    except (catalogue.CatalogueError, KeyError, TypeError):
-        known = set(flat)
-    rest["loss"] = {"name": values.get("loss"), **{name: value for name, value in flat.items() if name in known}}
-    if "source" in values:
-        rest["classifier_loss"] = None
-        rest["data"] = digest([values.get(name) for name in ("source", "scenario", "split", "seed")])
-    return rest
 
 
 def _place(error: ValidationError) -> str:

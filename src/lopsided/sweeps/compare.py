@@ -374,7 +374,7 @@ def source_of(records: Iterable[Record]) -> str | None:
 
 def _classes(records: Sequence[Record]) -> tuple[str, ...]:
     """Return the names of the classes, or numbers if the records disagree."""
-    named = {record.classes for record in records if record.classes is not None}
+    named = {record.classes for record in records}
     if len(named) == 1:
         return next(iter(named))
     return tuple(f"class {i + 1}" for i in range(max((len(r.test.recalls) for r in records), default=0)))

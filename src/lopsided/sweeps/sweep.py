@@ -8,9 +8,8 @@ A sweep folder contains
 - ``cells/KEY/``, the run folders. KEY is the start of the recipe's hash.
 
 A second start skips finished cells, continues interrupted cells and retries failed cells. It also reads the run folders
-whose record is missing or of an earlier version. Several processes can work on one folder: the process that computes a
-cell locks ``claims/KEY/``. Version 0.1 computed the hash differently. Its finished runs are recognised by their recipes
-and moved to the folders of their new keys.
+whose record is missing. Several processes can work on one folder: the process that computes a cell locks
+``claims/KEY/``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import shown
 from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, Run
-from lopsided.runs.record_files import append_failure, append_record, read_failures, read_records, renew_records
+from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
 from lopsided.runs.records import Failure, Record
 from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, Engine, LocalEngine
 from lopsided.sweeps.tracking import tracked_sweep
@@ -47,7 +46,7 @@ __all__ = [
     "SweepOutcome",
     "View",
     "open_sweep",
-    "renew_sweep",
+    "record_missing",
     "run_sweep",
     "sweep_view",
 ]
@@ -158,35 +157,21 @@ def _is_empty(path: Path) -> bool:
     return not path.exists() or all(item.name.startswith(".") for item in path.iterdir())
 
 
-def renew_sweep(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
-    """Record the finished runs of a sweep whose record is missing or of an earlier version. Return their number.
-
-    Runs of the cells ``but`` are skipped if they have no record at all. A run of version 0.1 is moved to the folder of
-    its new key.
-    """
+def record_missing(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:
+    """Record the finished runs without a record, except for the cells ``but``. Return their number."""
     path = Path(folder)
-    there = {r.cell: r for r in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else {}
-    known = {cell for cell, record in there.items() if record.is_complete} | (set(but) - set(there))
-    found: dict[str, Record] = {}
+    known = {record.cell for record in read_records(path / RECORDS)[0]} if (path / RECORDS).exists() else set()
+    missing: list[Record] = []
     for metrics in sorted((path / CELLS).glob(f"*/{METRICS}")):
         cell = metrics.parent.name
-        if cell not in known:
-            # An unreadable run is trained again, or keeps its old record.
-            with suppress(LopsidedError, OSError):
+        if cell not in known.union(but):
+            with suppress(LopsidedError, OSError):  # An unreadable run is trained again.
                 record = Record.from_run(Run.open(metrics.parent))
-                if record.cell == cell or (cell in there and _can_move(metrics.parent, record.cell)):
-                    found[cell] = record
-    if found:
-        renew_records(path / RECORDS, found)
-        for cell, record in found.items():
-            with suppress(OSError):  # Another process may have moved it.
-                (path / CELLS / cell).rename(path / CELLS / record.cell)
-    return len(found)
-
-
-def _can_move(folder: Path, cell: str) -> bool:
-    """Return whether a run can be moved: the new folder does not exist, and the run is neither in use nor a link."""
-    return not (folder.is_symlink() or (folder / files.LOCK_NAME).exists() or folder.with_name(cell).exists())
+                if record.cell == cell:
+                    missing.append(record)
+    if missing:
+        append_records(path / RECORDS, *missing)
+    return len(missing)
 
 
 class _Driver:
@@ -244,12 +229,8 @@ class _Driver:
     def take_stock(self) -> None:
         """Find the finished cells."""
         self.remove_left_locks()
-        renew_sweep(self.folder, but=[cell.key for cell in self.cells])
+        record_missing(self.folder, but=[cell.key for cell in self.cells])
         there = self.records()
-        old = sum(not record.is_complete for record in there.values())
-        if old:
-            some = "1 record is" if old == 1 else f"{old} records are"
-            self.tell(f"{some} of lopsided 0.1 without a run folder: these cells are trained again if requested.")
         for cell in self.cells:
             record = there.get(cell.key)
             finished = (self.folder / CELLS / cell.key / METRICS).exists()
@@ -393,7 +374,7 @@ class _Driver:
         self.view.failed(failure, again=False)
 
     def write_down(self, record: Record) -> None:
-        for note in append_record(self.folder / RECORDS, record):
+        for note in append_records(self.folder / RECORDS, record):
             self.tell(note)
 
     def tell(self, note: str) -> None:
