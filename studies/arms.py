@@ -27,18 +27,15 @@ seed, with Student's interval, not corrected for the number of arms.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from adapters import _interval
-from lopsided import files
-from lopsided.evaluation.intervals import mean_interval
+import shared
 from lopsided.evaluation.resampled import fold_overlap
 
-RECORD = Path(__file__).parent / "records" / "methods.jsonl"
+RECORD = shared.RECORDS / "methods.jsonl"
 RECORD_ISIC = RECORD.with_name("methods_isic.jsonl")
 RECORD_TAIL = RECORD.with_name("methods_tail.jsonl")
 BASE = "weighted-ce"
@@ -46,9 +43,7 @@ BASE = "weighted-ce"
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a record, by arm, scenario and seed."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    for line in lines:
-        line["arm"] = Path(line["arm"]).stem
+    lines = [line | {"arm": Path(line["arm"]).stem} for line in shared.read(path)]
     return sorted(lines, key=lambda line: (line["scenario"] or "", line["arm"], line["seed"], _fold(line)))
 
 
@@ -69,70 +64,47 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     return {**{name: 100 * value for name, value in shares.items()}, "minutes": line["seconds"] / 60}
 
 
+def _rows(arms: dict[str, shared.Runs], base: str, overlap: float = 0.0) -> Iterator[list[str]]:
+    """Yield the cells of each arm, the highest mean of ``balanced`` first."""
+    means = {arm: statistics.mean(run["balanced"] for run in runs.values()) for arm, runs in arms.items()}
+    for arm in sorted(arms, key=lambda name: -means[name]):
+        runs = arms[arm]
+        cells = shared.compared(runs, arms[base], "balanced", "plain", "auroc", overlap=overlap)
+        yield [arm, str(len(runs)), *cells, f"{statistics.median(run['minutes'] for run in runs.values()):.1f}"]
+
+
 def table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm and scenario, the highest mean of ``balanced`` first."""
-    rows = ["| proportions | arm | runs | balanced | minus weighted CE | plain | AUROC | minus weighted CE | minutes |"]
-    rows.append("|---" * 9 + "|")
-    for scenario in sorted({line["scenario"] for line in lines}):
-        arms: dict[str, dict[int, dict[str, float]]] = {}
-        for line in lines:
-            if line["scenario"] == scenario:
-                arms.setdefault(line["arm"], {})[line["seed"]] = figures(line)
-        means = {arm: statistics.mean(run["balanced"] for run in runs.values()) for arm, runs in arms.items()}
-        for arm in sorted(arms, key=lambda name: -means[name]):
-            runs = arms[arm]
-            cells = [scenario, arm, str(len(runs))]
-            for name in ("balanced", "plain", "auroc"):
-                cells.append(f"{statistics.mean(run[name] for run in runs.values()):.1f}")
-                pairs = [run[name] - arms[BASE][seed][name] for seed, run in runs.items() if seed in arms[BASE]]
-                if name != "plain":
-                    cells.append("" if arm == BASE or not pairs else _interval(pairs))
-            cells.append(f"{statistics.median(run['minutes'] for run in runs.values()):.1f}")
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    settings = shared.nested(({**line, **figures(line)} for line in lines), "scenario", "arm", "seed")
+    rows = [(scenario, *row) for scenario in sorted(settings) for row in _rows(settings[scenario], BASE)]
+    head = "proportions | arm | runs | balanced | minus weighted CE | plain | AUROC | minus weighted CE | minutes"
+    return shared.table(head, rows)
 
 
 def pairs_table(lines: list[dict[str, Any]]) -> str:
     """Return the differences of FCL, ACL and AFCL to CL, paired by seed, with Student's 95 % interval."""
-    rows = ["| proportions | difference | pairs | UWA | AUROC |", "|---" * 5 + "|"]
-    found = {(line["scenario"], line["arm"], line["seed"]): figures(line) for line in lines}
-    for scenario in sorted({line["scenario"] for line in lines}):
+    rows = []
+    settings = shared.nested(({**line, **figures(line)} for line in lines), "scenario", "arm", "seed")
+    for scenario, arms in sorted(settings.items()):
         for arm in ("fcl", "acl", "afcl"):
-            seeds = [seed for where, name, seed in found if (where, name) == (scenario, arm)]
-            both = [(found[scenario, arm, s], found[scenario, "cl", s]) for s in seeds if (scenario, "cl", s) in found]
-            if len(both) > 1:
-                shown = [_interval([one[name] - two[name] for one, two in both]) for name in ("balanced", "auroc")]
-                rows.append(f"| {scenario} | {arm.upper()} - CL | {len(both)} | {' | '.join(shown)} |")
-    return "\n".join(rows)
+            runs = {seed: run for seed, run in arms.get(arm, {}).items() if seed in arms.get("cl", {})}
+            if len(runs) > 1:
+                cells = [shared.minus(runs, arms["cl"], name) for name in ("balanced", "auroc")]
+                rows.append((scenario, f"{arm.upper()} - CL", len(runs), *cells))
+    return shared.table("proportions | difference | pairs | UWA | AUROC", rows)
 
 
 def isic_table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm on the folds of ISIC 2018, and the differences to ``default``, corrected for folds."""
-    rows = ["| arm | folds | balanced | minus default | plain | AUROC | minus default | minutes |", "|---" * 8 + "|"]
-    arms: dict[str, dict[int, dict[str, float]]] = {}
     overlap = fold_overlap([line["test"]["images"] for line in lines], [line["fold"]["rest"] for line in lines])
-    for line in lines:
-        arms.setdefault(line["arm"], {})[_fold(line)] = figures(line)
-    for arm, runs in sorted(
-        arms.items(), key=lambda item: -statistics.mean(run["balanced"] for run in item[1].values())
-    ):
-        cells = [arm, str(len(runs))]
-        for name in ("balanced", "plain", "auroc"):
-            cells.append(f"{statistics.mean(run[name] for run in runs.values()):.1f}")
-            pairs = [run[name] - arms["default"][fold][name] for fold, run in runs.items() if fold in arms["default"]]
-            if name != "plain":
-                found = mean_interval(pairs, overlap=overlap) if len(pairs) > 1 else None
-                cells.append(
-                    "" if arm == "default" or found is None else f"{found.value:+.1f} ± {found.high - found.value:.1f}"
-                )
-        cells.append(f"{statistics.median(run['minutes'] for run in runs.values()):.1f}")
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    arms = shared.nested(({**line, **figures(line), "fold": _fold(line)} for line in lines), "arm", "fold")
+    head = "arm | folds | balanced | minus default | plain | AUROC | minus default | minutes"
+    return shared.table(head, _rows(arms, "default", overlap))
 
 
 def main() -> None:
     """Copy the records of a comparison, if one is given, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison")
     parser.add_argument("--isic", action="store_true", help="the record of the comparison on ISIC 2018")
     parser.add_argument("--tail", action="store_true", help="the record of the comparison on a long tail")
@@ -140,8 +112,7 @@ def main() -> None:
     given = parser.parse_args()
     record = RECORD_ISIC if given.isic else RECORD_TAIL if given.tail else RECORD
     if given.comparison is not None:
-        found = read(given.comparison / "records.jsonl")
-        files.atomic_write(record, "".join(json.dumps(line) + "\n" for line in found))
+        shared.write_lines(record, read(given.comparison / "records.jsonl"))
     shown = isic_table if given.isic else pairs_table if given.pairs else table
     print(shown(read(RECORD_ISIC) if given.isic else read_fashion()))
 

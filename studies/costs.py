@@ -13,8 +13,6 @@ may have been busy. ``memory`` is the peak in MiB.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,11 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lopsided import files
+import shared
 
-ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "studies" / "records" / "costs.jsonl"
-ARMS = ROOT / "studies" / "arms"
+RECORD = shared.RECORDS / "costs.jsonl"
+ARMS = Path(__file__).parent / "arms"
 NAMED = ("default", "thorough", "adapter", "adapter-average", "fine-tune")
 LOSSES = ("ce", "weighted-ce", "cl", "afcl")
 FILES = ("bcl", "supmin", "ce-sam", "ce-mixup-crt")
@@ -64,37 +61,25 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     return {"processor": round(processor, 1), "seconds": round(seconds, 1), "memory": used.ru_maxrss // 1024}
 
 
-def read(path: Path = RECORD) -> list[dict[str, Any]]:
-    """Return the lines of the record."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm."""
-    rows = ["| data | arm | minutes of two cores | peak memory, MiB |", "|---" * 4 + "|"]
-    for line in lines:
-        cells = (line["data"], line["arm"], f"{line['processor'] / 120:.1f}", f"{line['memory']:,}")
-        rows += [f"| {' | '.join(cells)} |"]
-    return "\n".join(rows)
+    rows = ((line["data"], line["arm"], f"{line['processor'] / 120:.1f}", f"{line['memory']:,}") for line in lines)
+    return shared.table("data | arm | minutes of two cores | peak memory, MiB", rows)
 
 
 def main() -> None:
     """Measure the arms that the record does not hold, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("--data", choices=sorted(DATA))
     parser.add_argument("--arms", help="separated by commas; default: all")
     parser.add_argument("--resnet50", help="a file of ImageNet weights")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    done = {(line["data"], line["arm"]) for line in read()}
     for data in [] if given.table else [given.data] if given.data else list(DATA):
         wanted = commands(data, given.resnet50)
-        for arm in given.arms.split(",") if given.arms else wanted:
-            if (data, arm) not in done:
-                line = {"data": data, "arm": arm, **measure(wanted[arm])}
-                files.append_line(RECORD, json.dumps(line))
-                print(json.dumps(line), flush=True)
-    print(table(read()))
+        cells = ({"data": data, "arm": arm} for arm in (given.arms.split(",") if given.arms else wanted))
+        shared.compute_missing(RECORD, cells, lambda cell, wanted=wanted: measure(wanted[cell["arm"]]))
+    print(table(shared.read(RECORD)))
 
 
 if __name__ == "__main__":

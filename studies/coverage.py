@@ -17,21 +17,20 @@ bootstrap, which draws whole groups within each class, and beside the same inter
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, rankdata
+from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
+import shared
 from lopsided.data.folds import fold_numbers
 from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.metrics import confusion_figures, evaluate
 from lopsided.seeds import derive_seed
 
-RECORD = Path(__file__).parent / "records" / "coverage.json"
+RECORD = shared.RECORDS / "coverage.json"
 SETTINGS: dict[str, tuple[list[int], list[float], float]] = {
     # name: images of each class in the test set, skill for each class, temperature
     "98:2 of 300, minority hard": ([294, 6], [2.5, 0.0], 1.0),
@@ -80,7 +79,7 @@ def point(y: Labels, p: Array) -> list[float]:
     for c in range(num_classes):
         positive = y == c
         size = positive.sum()
-        areas.append((rankdata(p[:, c])[positive].sum() - size * (size + 1) / 2) / (size * (num - size)))
+        areas.append(shared.rank_auroc(p[:, c], positive))
         values, inverse, ties = np.unique(-p[:, c], return_inverse=True, return_counts=True)
         hits = np.bincount(inverse[positive], minlength=len(values))
         precisions.append(np.sum(hits * np.cumsum(hits) / np.cumsum(ties)) / size)
@@ -230,20 +229,19 @@ def resampled(y: Labels, g: Labels, p: Array, decided: Labels, rng: np.random.Ge
 def main_folds(repeats: int, out: Path) -> None:
     """Simulate the settings of folds that the record lacks, print them, and write the record after each."""
     command = f"python studies/coverage.py --folds --repeats {repeats}"
-    record = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    record = shared.read_json(out)
     results = record.get("settings", {}) if record.get("command") == command else {}
     for name in FOLD_SETTINGS:
         results[name] = results.get(name) or simulate_folds(name, repeats)
         print(f"\n{name}")
         for figure, row in results[name].items():
             print(f"{figure:8}" + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"command": command, "level": 0.95, "settings": results}, indent=1) + "\n")
+        shared.write_json(out, {"command": command, "level": 0.95, "settings": results})
 
 
 def main() -> None:
     """Simulate all settings, print them, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=200, help="test sets for each setting (default: %(default)s)")
     parser.add_argument("--folds", action="store_true", help="out-of-fold figures instead of those of a test split")
     parser.add_argument("--out", type=Path, help="record to write (default: in records/)")
@@ -251,7 +249,6 @@ def main() -> None:
     if options.folds:
         main_folds(options.repeats, options.out or FOLD_RECORD)
         return
-    options.out = options.out or RECORD
     check()
     results = {}
     for name in SETTINGS:
@@ -259,13 +256,8 @@ def main() -> None:
         print(f"\n{name}\n{'':20}{'truth':>8}{'ours':>8}{'width':>8}{'boot':>8}{'width':>8}")
         for figure, row in results[name].items():
             print(f"{figure:20}" + "".join(f"{value:8.3f}" for value in row.values()), flush=True)
-    record = {
-        "command": f"python studies/coverage.py --repeats {options.repeats}",
-        "level": 0.95,
-        "settings": results,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    command = f"python studies/coverage.py --repeats {options.repeats}"
+    shared.write_json(options.out or RECORD, {"command": command, "level": 0.95, "settings": results})
 
 
 if __name__ == "__main__":

@@ -13,45 +13,43 @@ calibrated on the validation images.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
+from sklearn.metrics import balanced_accuracy_score
 
+import shared
 from lopsided.evaluation.calibration import HeldBack, fit_calibration, prior_of
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.intervals import mean_interval, paired_difference
 from thresholds import highest_uwa
 
 Floats = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.int64]
-CLASSES = ("T-shirt/top", "Shirt")
 UNIFORM = ("weighted-ce",)
 """The arms whose probabilities carry a uniform prior."""
 
 
 def main() -> None:
     """Update the record and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument(
         "--scores", type=Path, action="append", default=[], help="folder of files of logits; repeatable"
     )
     parser.add_argument("--record", type=Path, required=True)
     given = parser.parse_args()
-    lines = {}
-    if given.record.exists():
-        lines = {line["run"]: line for line in map(json.loads, given.record.read_text().splitlines())}
+    lines = {line["run"]: line for line in shared.read(given.record)}
     for path in sorted(path for folder in given.scores for path in folder.glob("[!.]*.npz")):
         with np.load(path, allow_pickle=False) as content:
             lines[path.stem] = line_of(path.stem, dict(content))
-    given.record.write_text("".join(json.dumps(lines[run]) + "\n" for run in sorted(lines)))
-    print(rules_table([line for line in lines.values() if line["study"] == "rules"]))
-    print()
-    print(epochs_table([line for line in lines.values() if line["study"] == "epochs"]))
+    shared.write_lines(given.record, (lines[run] for run in sorted(lines)))
+    for study, table in (("rules", rules_table), ("epochs", epochs_table)):
+        print(
+            table([line for line in lines.values() if line["study"] == study]), end="\n\n" if study == "rules" else "\n"
+        )
 
 
 def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
     else:
         if arm != "ce":  # Its linear layer is trained on balanced batches.
             prior = (0.5, 0.5)
-        balanced = resolve("balanced", CLASSES, prior)
+        balanced = resolve("balanced", shared.TOPS, prior)
         labels = content["held_labels"]
         for name in [key.removeprefix("epoch_") for key in content if key.startswith("epoch_")] + ["ema"]:
             if f"held_{name}" in content:
@@ -76,7 +74,7 @@ def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
                 epoch = int(content[f"epoch_{name}"])
                 held, val = content[f"held_{epoch}"], content["val_logits"][epoch]
             change = fit_calibration(HeldBack(_softmax(val), content["val_labels"]), prior)
-            uwa[name] = _uwa(balanced.decide(change(_softmax(held))), labels)
+            uwa[name] = balanced_accuracy_score(labels, balanced.decide(change(_softmax(held))))
     found = {"run": run, "study": study, "arm": arm, "scenario": f"{majority}:{minority}", "seed": int(seed)}
     return {**found, "uwa": {name: round(100 * value, 3) for name, value in uwa.items()}}
 
@@ -87,26 +85,19 @@ def _by_rule(content: dict[str, Any], prior: Sequence[float]) -> dict[str, float
     known_scores = HeldBack(test, known)
     cooled = fit_calibration(known_scores, prior, biases=False)
     change = fit_calibration(known_scores, prior)
-    balanced = resolve("balanced", CLASSES, prior)
-    tuned = resolve("tuned", CLASSES, prior, HeldBack(change(test), known))
-    return {
-        "plain": _uwa(held.argmax(axis=1), labels),
-        "balanced": _uwa(balanced.decide(held), labels),
-        "balanced, temperature": _uwa(balanced.decide(cooled(held)), labels),
-        "balanced, calibrated": _uwa(balanced.decide(change(held)), labels),
-        "tuned": _uwa(tuned.decide(change(held)), labels),
-        "highest test UWA": _uwa(
-            _odds(content["held_logits"]) >= highest_uwa(_odds(content["test_logits"]), known), labels
-        ),
-        "ceiling": _uwa(_odds(content["held_logits"]) >= highest_uwa(_odds(content["held_logits"]), labels), labels),
+    balanced = resolve("balanced", shared.TOPS, prior)
+    tuned = resolve("tuned", shared.TOPS, prior, HeldBack(change(test), known))
+    odds = _odds(content["held_logits"])
+    decisions = {
+        "plain": held.argmax(axis=1),
+        "balanced": balanced.decide(held),
+        "balanced, temperature": balanced.decide(cooled(held)),
+        "balanced, calibrated": balanced.decide(change(held)),
+        "tuned": tuned.decide(change(held)),
+        "highest test UWA": odds >= highest_uwa(_odds(content["test_logits"]), known),
+        "ceiling": odds >= highest_uwa(odds, labels),
     }
-
-
-def _softmax(logits: npt.NDArray[np.floating[Any]]) -> Floats:
-    z = logits.astype(np.float64)
-    p = np.exp(z - z.max(axis=1, keepdims=True))
-    scaled: Floats = p / p.sum(axis=1, keepdims=True)
-    return scaled
+    return {rule: balanced_accuracy_score(labels, decided.astype(np.int64)) for rule, decided in decisions.items()}
 
 
 def _odds(logits: npt.NDArray[np.floating[Any]]) -> Floats:
@@ -114,47 +105,36 @@ def _odds(logits: npt.NDArray[np.floating[Any]]) -> Floats:
     return odds
 
 
-def _uwa(decided: npt.NDArray[Any], labels: Codes) -> float:
-    return float(np.mean([np.mean(decided[labels == c] == c) for c in np.unique(labels)]))
+def _softmax(logits: npt.NDArray[np.floating[Any]]) -> Floats:
+    probabilities: Floats = softmax(logits.astype(np.float64), axis=1)
+    return probabilities
 
 
 def rules_table(lines: Sequence[dict[str, Any]]) -> str:
     """Return the table of the study ``rules``: one row per arm and scenario."""
-    rules = list(lines[0]["uwa"]) if lines else []
-    rows = ["| scenario | loss | runs | " + " | ".join(rules) + " |", "|---" * (3 + len(rules)) + "|"]
-    for scenario, arm in _cells(lines):
-        own = [line["uwa"] for line in lines if (line["scenario"], line["arm"]) == (scenario, arm)]
-        shown = [_shown([uwa[rule] for uwa in own]) for rule in rules]
-        rows.append(f"| {scenario} | {arm} | {len(own)} | " + " | ".join(shown) + " |")
-    return "\n".join(rows)
+    rules, rows = list(lines[0]["uwa"]) if lines else [], []
+    for cell in _cells(lines):
+        runs = [line["uwa"] for line in lines if (line["scenario"], line["arm"]) == cell]
+        means = (mean_interval([uwa[rule] for uwa in runs]) for rule in rules)
+        rows.append((*cell, len(runs), *map(shared.shown, means)))
+    return shared.table(f"scenario | loss | runs | {' | '.join(rules)}", rows)
 
 
 def epochs_table(lines: Sequence[dict[str, Any]]) -> str:
     """Return the table of the study ``epochs``: one row per rule, with paired differences to the last epoch."""
-    cells = list(_cells(lines))
-    rows = ["| epoch | " + " | ".join(f"{arm}, {scenario}" for scenario, arm in cells) + " | less last |"]
-    rows.append("|---" * (2 + len(cells)) + "|")
+    cells, rows = _cells(lines), []
     for rule in lines[0]["uwa"] if lines else ():
-        shown = [
-            _shown([line["uwa"][rule] for line in lines if (line["scenario"], line["arm"]) == cell]) for cell in cells
+        means = [
+            mean_interval([line["uwa"][rule] for line in lines if (line["scenario"], line["arm"]) == cell])
+            for cell in cells
         ]
-        pairs = [[line["uwa"][name] for line in lines] for name in (rule, "last")]
-        gap = "" if rule == "last" else _shown_figure(paired_difference(*pairs), signed=True)
-        rows.append(f"| {rule} | " + " | ".join(shown) + f" | {gap} |")
-    return "\n".join(rows)
+        gap = paired_difference(*([line["uwa"][name] for line in lines] for name in (rule, "last")))
+        rows.append((rule, *map(shared.shown, means), "" if rule == "last" else shared.shown(gap, sign=True)))
+    return shared.table(f"epoch | {' | '.join(f'{arm}, {scenario}' for scenario, arm in cells)} | less last", rows)
 
 
-def _cells(lines: Iterable[dict[str, Any]]) -> Iterable[tuple[str, str]]:
+def _cells(lines: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
     return sorted({(line["scenario"], line["arm"]) for line in lines})
-
-
-def _shown(values: Sequence[float]) -> str:
-    return _shown_figure(mean_interval(values))
-
-
-def _shown_figure(figure: Any, *, signed: bool = False) -> str:
-    half = (figure.high - figure.low) / 2
-    return f"{figure.value:{'+' if signed else ''}.1f}" + (f" ± {half:.1f}" if np.isfinite(half) else "")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ scratch and ``default`` are paired by fold of one comparison, with the interval 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ import blend
 import costs
 import fine_tune
 import lesions
+import shared
 import study
 from lopsided import files
 from lopsided.evaluation.intervals import Figure, mean_interval
@@ -86,7 +86,7 @@ def gather() -> list[Line]:
 
 
 def _study() -> Iterable[Line]:
-    for line in study.read(study.RECORD):
+    for line in shared.read(study.RECORD):
         name = {"tops": f"tops {line['cell']}", "isic": "isic", "fashion": "ten classes", "few": f"isic {line['cell']}"}
         name["seven"] = "isic, seven classes"
         arm = line["arm"]
@@ -112,7 +112,7 @@ def _methods_isic() -> Iterable[Line]:
 
 
 def _fine_tuned() -> Iterable[Line]:
-    for line in fine_tune.read(fine_tune.RECORD):
+    for line in shared.read(fine_tune.RECORD):
         if line["seed"] >= 100 or line["arm"] in fine_tune.FROZEN:
             continue
         setting = f"tops {line['scenario']}" if line["data"] == "tops" else "isic"
@@ -133,7 +133,7 @@ def cost_of(setting: str, arm: str, lines: Sequence[Line]) -> tuple[float | None
     same = "default" if first == "peers" or arm == "plain features" else arm.removesuffix(study.WITHOUT)
     if first == "heads":
         same = "adapter-average" if arm.endswith("+") else "adapter"
-    known = {(line["data"], line["arm"]): line for line in costs.read()}
+    known = {(line["data"], line["arm"]): line for line in shared.read(costs.RECORD)}
     if (line := known.get((data, same))) is not None:
         return line["processor"] / 120, line["memory"]
     seconds = [line.seconds for line in lines if line.seconds is not None]
@@ -145,30 +145,22 @@ def mean(lines: Sequence[Line], name: str) -> Figure:
     return mean_interval([getattr(line, name) for line in lines], overlap=statistics.mean(x.overlap for x in lines))
 
 
-def shown(figure: Figure, *, sign: bool = False) -> str:
-    """Return a mean and half the width of its interval."""
-    text = f"{figure.value:{'+' if sign else ''}.1f}"
-    return text if figure.low != figure.low else f"{text} ± {(figure.high - figure.low) / 2:.1f}"
-
-
 def table() -> str:
     """Return a row for every arm and setting, the highest UWA first."""
-    rows = ["| data | arm | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB |", "|---" * 8 + "|"]
-    everything = gather()
+    rows, everything = [], gather()
     for setting in SETTINGS:
         found = _by_arm(line for line in everything if line.setting == setting)
         for (group, arm), lines in sorted(found.items(), key=lambda item: -mean(item[1], "uwa").value):
             minutes, memory = cost_of(setting, arm, lines)
-            cells = [setting, arm, group, str(len(lines)), shown(mean(lines, "uwa")), shown(mean(lines, "auroc"))]
-            cells += ["" if minutes is None else f"{minutes:.1f}", "" if memory is None else f"{memory:,}"]
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+            means = [shared.shown(mean(lines, name)) for name in ("uwa", "auroc")]
+            costs = ["" if minutes is None else f"{minutes:.1f}", "" if memory is None else f"{memory:,}"]
+            rows.append((setting, arm, group, len(lines), *means, *costs))
+    return shared.table("data | arm | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB", rows)
 
 
 def against() -> str:
     """Return the paired differences of the frozen recipes to losses from scratch, adjusted for their number."""
-    rows = ["| data | recipe | minus | pairs | UWA | AUROC |", "|---" * 6 + "|"]
-    lines, pairs = gather(), []
+    lines, pairs, rows = gather(), [], []
     for setting in ("tops 90:10", "tops 95:5", "tops 98:2", "ten classes", "isic by fold"):
         arms = {
             arm: {x.draw: x for x in own} for (_, arm), own in _by_arm(x for x in lines if x.setting == setting).items()
@@ -179,13 +171,13 @@ def against() -> str:
                 if len(both) > 1:
                     pairs.append((setting, recipe, other, [(arms[recipe][d], arms[other][d]) for d in both]))
     for setting, recipe, other, both in pairs:
-        figures = []
+        cells = []
         for name in ("uwa", "auroc"):
             gains = [getattr(one, name) - getattr(two, name) for one, two in both]
             overlap = statistics.mean(one.overlap for one, _ in both)
-            figures.append(shown(mean_interval(gains, 1 - 0.05 / len(pairs), overlap=overlap), sign=True))
-        rows.append(f"| {setting} | {recipe} | {other} | {len(both)} | {' | '.join(figures)} |")
-    return "\n".join(rows)
+            cells.append(shared.shown(mean_interval(gains, 1 - 0.05 / len(pairs), overlap=overlap), sign=True))
+        rows.append((setting, recipe, other, len(both), *cells))
+    return shared.table("data | recipe | minus | pairs | UWA | AUROC", rows)
 
 
 def draw_figure(path: Path) -> None:
@@ -248,7 +240,7 @@ def blocks() -> dict[str, str]:
         "methods": methods.table(methods.read_fashion()),
         "eta": methods.pairs_table(methods.read_fashion()),
         "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
-        "blend": blend.table(blend.read()),
+        "blend": blend.table(shared.read(blend.RECORD)),
         "lesions": lesions.table(),
         "all": table(),
     }
@@ -265,7 +257,7 @@ def with_blocks(text: str) -> str:
 
 def main() -> None:
     """Print a table, draw the figure, or renew the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["table", "against", "figure", "page"])
     what = parser.parse_args().what
     if what == "figure":

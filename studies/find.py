@@ -20,9 +20,7 @@ classifiers without regard to the imbalance, which are asked for the probability
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ import numpy as np
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
+import shared
 from lopsided.data.decoding import decode_image
 from lopsided.data.images import FileImages
 from lopsided.data.sources import open_source
@@ -42,7 +41,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.find import find_in_pool
 from lopsided.runs.run import run_recipe
 
-RECORD = Path(__file__).parent / "records" / "find.json"
+RECORD = shared.RECORDS / "find.json"
 DRAWS = {"isic": 5, "fashion": 3}
 KNOWN, HIDDEN = 35, 80
 ORDERS: dict[str, dict[str, Any]] = {
@@ -68,7 +67,7 @@ class Labelled:
 def isic() -> Labelled:
     """Return the images of ISIC 2018 of all classes that are at hand."""
     source = None
-    for classes in (list(CLASSES), ["MEL", "DF"]):
+    for classes in (list(CLASSES), shared.LESIONS):
         try:
             source = open_source("isic2018", classes=classes)
             break
@@ -205,7 +204,7 @@ def measure(case: Labelled, draws: int, scratch: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure the named cases and add them to the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("cases", nargs="*", default=["isic", "fashion"], help="isic, fashion or both")
     parser.add_argument("--draws", type=int, default=None, help="by default 5 for isic and 3 for fashion")
     parser.add_argument("--scratch", type=int, default=0, help="draws for which an encoder is trained from scratch")
@@ -214,9 +213,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             case = isic() if name == "isic" else fashion(Path(folder))
             found = measure(case, arguments.draws or DRAWS[name], arguments.scratch)
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}  # Another process may have added to it.
-        record[name] = found
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        shared.write_json(RECORD, shared.read_json(RECORD) | {name: found})  # Another process may have added to it.
 
 
 if __name__ == "__main__":

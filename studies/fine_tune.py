@@ -20,27 +20,26 @@ blocks, and the time of these counts for each of them.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
-from sklearn.model_selection import StratifiedGroupKFold
 
-from lopsided import files
+import shared
 from lopsided.data.prepare import open_sources
 from lopsided.data.sources import Source, open_source
+from lopsided.evaluation.intervals import mean_interval
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fine_tune import Activations
 from lopsided.training.fit import Predictions, fit
 
-RECORD = Path(__file__).parent / "records" / "fine_tune.jsonl"
+RECORD = shared.RECORDS / "fine_tune.jsonl"
 SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
 CONTRASTIVE = {"encoder_training.batch_size": 16, "encoder_training.views": 2, "encoder_training.sampler": "balanced"}
@@ -132,17 +131,7 @@ SHARED = Shared()
 
 def tops(arm: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
     """Run an arm on one draw of the tops, and evaluate every image whose number ``part`` divides."""
-    recipe = recipe_of(
-        arm,
-        {
-            "seed": seed,
-            "data.source": "fashion-mnist-tops",
-            "data.scenario": f"{scenario},total=1000",
-            "data.split": "stratified",
-            "data.test": 0.3,
-            "data.held_out": True,
-        },
-    )
+    recipe = recipe_of(arm, shared.tops_fields(scenario, seed))
     source, held_out = open_sources(recipe)
     assert held_out is not None
     return SHARED.timed(recipe, source, held_out.subset(np.arange(0, len(held_out), part)))
@@ -150,17 +139,11 @@ def tops(arm: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
 
 def isic(arm: str, fold: int, seed: int) -> dict[str, Any]:
     """Run an arm on four of five folds by lesion and evaluate it on the remaining fold."""
-    source = open_source("isic2018", classes=["MEL", "DF"])
+    source = open_source("isic2018", classes=shared.LESIONS)
     assert source.groups is not None
-    folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
-    train, rest = list(folds.split(np.zeros(len(source)), source.labels, source.groups))[fold]
+    train, rest = shared.folds_by_lesion(source.labels, source.groups, seed)[fold]
     recipe = recipe_of(arm, {"seed": seed, "data.test": 0.0})
     return SHARED.timed(recipe, source.subset(train), source.subset(rest))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of the record."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def cells(what: str, arms: list[str], number: int) -> list[dict[str, Any]]:
@@ -182,52 +165,34 @@ def cells(what: str, arms: list[str], number: int) -> list[dict[str, Any]]:
 
 def summary(path: Path) -> str:
     """Return the means of the arms with 95 % intervals over the runs, and of the difference to the default."""
-    lines = read(path)
     tables = []
-    for chosen in (False, True):
-        names = ("data", "arm", "runs", "UWA", "minus default", "AUROC", "minus default", "minutes")
-        rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for is_tuning in (False, True):
+        lines = [line for line in shared.read(path) if (line["seed"] >= 100) == is_tuning]
         for line in lines:
-            if (line["seed"] >= 100) == chosen:
-                data = line["data"] if line["data"] == "isic" else f"{line['data']} {line['scenario']}"
-                groups.setdefault((data, line["arm"]), []).append(line)
-        for (data, arm), found in sorted(groups.items(), key=lambda item: (item[0][0], _place(item[0][1]))):
-            base = {_run(line): line for line in lines if line["arm"] == "default"}
-            figures = []
-            for name in ("uwa", "auroc"):
-                pairs = [(line, base[_run(line)]) for line in found if _run(line) in base and arm != "default"]
-                gains = [line[name] - other[name] for line, other in pairs]
-                figures += [_interval([line[name] for line in found]), _interval(gains, sign=True)]
-            minutes = statistics.median(line["minutes"] for line in found)
-            rows.append(f"| {' | '.join((data, arm, str(len(found)), *figures, f'{minutes:.1f}'))} |")
-        if groups:
-            tables.append("\n".join(rows))
+            line["setting"] = line["data"] if line["data"] == "isic" else f"{line['data']} {line['scenario']}"
+        rows = []
+        for setting, arms in sorted(shared.nested(lines, "setting", "arm", ("scenario", "seed")).items()):
+            for arm, runs in sorted(arms.items(), key=lambda item: list(ARMS).index(item[0])):
+                cells = [
+                    cell
+                    for name in ("uwa", "auroc")
+                    for cell in (
+                        shared.shown(mean_interval([line[name] for line in runs.values()])),
+                        shared.minus(runs, arms.get("default", {}), name),
+                    )
+                ]
+                minutes = statistics.median(line["minutes"] for line in runs.values())
+                rows.append((setting, arm, len(runs), *cells, f"{minutes:.1f}"))
+        if rows:
+            tables.append(
+                shared.table("data | arm | runs | UWA | minus default | AUROC | minus default | minutes", rows)
+            )
     return "\n\n".join(tables)
-
-
-def _place(arm: str) -> int:
-    return list(ARMS).index(arm)
-
-
-def _run(line: dict[str, Any]) -> tuple[Any, ...]:
-    return line["data"], line["scenario"], line["seed"]
-
-
-def _interval(values: list[float], *, sign: bool = False) -> str:
-    if not values:
-        return ""
-    mean = f"{statistics.mean(values):{'+' if sign else ''}.1f}"
-    if len(values) < 2:
-        return mean
-    from scipy.stats import t
-
-    return f"{mean} ± {t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def main() -> None:
     """Compute the missing lines of the record and print its summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["tops", "isic", "tune", "summary"])
     parser.add_argument("--number", type=int, default=None, help="seeds, or folds of isic")
     parser.add_argument("--arms", default=None, help="names of ARMS, separated by semicolons")
@@ -239,18 +204,17 @@ def main() -> None:
         usual = [arm for arm in ARMS if arm not in LOSSES and arm not in FROZEN[1:]]
     arms = arguments.arms.split(";") if arguments.arms else usual
     number = arguments.number or {"tops": 3, "isic": FOLDS, "tune": 1, "summary": 0}[arguments.what]
-    done = [{name: line[name] for name in ("data", "scenario", "seed", "arm")} for line in read(arguments.record)]
-    begin = time.perf_counter()
-    for cell in cells(arguments.what, arms, number) if number else []:
-        if cell in done or time.perf_counter() - begin > 60 * arguments.minutes:
-            continue
-        with SHARED.of(_run(cell)):
+    end = time.perf_counter() + 60 * arguments.minutes
+    part = 4 if arguments.what == "tune" else 1
+
+    def compute(cell: dict[str, Any]) -> dict[str, Any]:
+        with SHARED.of((cell["data"], cell["scenario"], cell["seed"])):
             if cell["data"] == "isic":
-                found = isic(cell["arm"], int(cell["scenario"].split()[1]) - 1, cell["seed"])
-            else:
-                found = tops(cell["arm"], cell["scenario"], cell["seed"], part=4 if arguments.what == "tune" else 1)
-        files.append_line(arguments.record, json.dumps({**cell, **found}))
-        print(json.dumps({**cell, **found}), flush=True)
+                return isic(cell["arm"], int(cell["scenario"].split()[1]) - 1, cell["seed"])
+            return tops(cell["arm"], cell["scenario"], cell["seed"], part)
+
+    wanted = cells(arguments.what, arms, number) if number else []
+    shared.compute_missing(arguments.record, takewhile(lambda _: time.perf_counter() < end, wanted), compute)
     print(summary(arguments.record))
 
 

@@ -20,21 +20,19 @@ computes four intervals of the mean difference:
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
-from scipy.stats import rankdata
+from scipy.special import softmax, stdtrit
 
+import shared
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.seeds import derive_seed
 
-RECORD = Path(__file__).parent / "records" / "fold_coverage.json"
+RECORD = shared.RECORDS / "fold_coverage.json"
 FIGURES = ("uwa", "rare_recall", "auroc", "log_loss")
 KINDS = ("naive", "corrected", "images", "bootstrap")
 RESAMPLES = 500
@@ -125,8 +123,7 @@ def probabilities(beta: Floats, x: Floats) -> Floats:
     logits = x @ beta[:, :-1].T + beta[:, -1]
     if len(beta) == 1:
         logits = np.c_[np.zeros(len(logits)), logits[:, 0]]
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(p / p.sum(axis=1, keepdims=True))
+    return np.asarray(softmax(logits, axis=1))
 
 
 def figures(labels: Codes, p: Floats, shares: Floats) -> Floats:
@@ -136,12 +133,7 @@ def figures(labels: Codes, p: Floats, shares: Floats) -> Floats:
     own = -np.log(np.maximum(p[np.arange(len(p)), labels], 1e-12))
     recalls = [hits[labels == c].mean() for c in range(num_classes)]
     losses = [own[labels == c].mean() for c in range(num_classes)]
-    areas = []
-    for c in range(1, num_classes) if num_classes == 2 else range(num_classes):
-        positive = labels == c
-        size = positive.sum()
-        ranks = rankdata(p[:, c])[positive].sum() - size * (size + 1) / 2
-        areas.append(ranks / (size * (len(labels) - size)))
+    areas = [shared.rank_auroc(p[:, c], labels == c) for c in range(1 if num_classes == 2 else 0, num_classes)]
     return np.array([np.mean(recalls), recalls[-1], np.mean(areas), np.dot(shares, losses)])
 
 
@@ -229,12 +221,12 @@ def simulate(name: str, trials: int) -> dict[str, Any]:
 
 def main() -> None:
     """Simulate the settings, print them, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("--trials", type=int, default=200, help="data sets for each setting (default: %(default)s)")
     parser.add_argument("--only", default="", help="text that the name of a setting must contain")
     parser.add_argument("--out", type=Path, default=RECORD, help="default: records/fold_coverage.json")
     options = parser.parse_args()
-    there = json.loads(options.out.read_text(encoding="utf-8"))["settings"] if options.out.exists() else {}
+    there = shared.read_json(options.out).get("settings", {})
     for name in SETTINGS:
         if options.only not in name or there.get(name, {"trials": 0})["trials"] >= options.trials:
             continue
@@ -246,7 +238,7 @@ def main() -> None:
             print(f"{figure:14}{''.join(cells)}", flush=True)
         settings = {each: there[each] for each in SETTINGS if each in there}
         record = {"command": "python studies/fold_coverage.py", "level": 0.95, "settings": settings}
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        shared.write_json(options.out, record)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ interruption, the same command continues in FOLDER.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+import shared
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import run_recipe
 
-RECORD = Path(__file__).parent / "records" / "folds.json"
+RECORD = shared.RECORDS / "folds.json"
 RARE = "DF"
 
 
@@ -42,7 +42,7 @@ def figures(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run both recipes for each seed and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RECORD)
@@ -59,12 +59,8 @@ def main() -> None:
         for name in ("split", "folds")
     }
     print(f"mean width of the interval of UWA: {widths['split']} points with a split, {widths['folds']} with folds")
-    record = {
-        "command": f"python studies/folds.py --runs FOLDER --seeds {options.seeds}",
-        "mean_width_of_uwa": widths,
-        "runs": lines,
-    }
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    command = f"python studies/folds.py --runs FOLDER --seeds {options.seeds}"
+    shared.write_json(options.out, {"command": command, "mean_width_of_uwa": widths, "runs": lines})
 
 
 if __name__ == "__main__":

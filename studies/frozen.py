@@ -17,35 +17,25 @@ training.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
-from sklearn.model_selection import StratifiedGroupKFold
 from torch import nn
 
-from lopsided import files
-from lopsided.data.inputs import StreamedInputs
+import shared
 from lopsided.data.prepare import open_sources
 from lopsided.data.sources import open_source
-from lopsided.inference.features import Extractor
-from lopsided.models.encoders import build_encoder
-from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model, ModelCard
-from lopsided.models.pixels import column_weights, pixel_width
-from lopsided.models.pretrained import preprocessing_of
-from lopsided.models.scaling import scaled
+from lopsided.evaluation.intervals import mean_interval
+from lopsided.models.pixels import column_weights
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parent / "records" / "frozen.jsonl"
+RECORD = shared.RECORDS / "frozen.jsonl"
 SCENARIOS = ("90:10", "95:5", "98:2")
 
 
@@ -58,17 +48,7 @@ def judged(p: np.ndarray, labels: np.ndarray, prior: np.ndarray) -> dict[str, fl
 
 def tops(scenario: str, seed: int, loss: str) -> dict[str, Any]:
     """Run the recipe on one draw of the tops."""
-    recipe = named_recipe("default").override(
-        **{
-            "seed": seed,
-            "classifier.loss": loss,
-            "data.source": "fashion-mnist-tops",
-            "data.scenario": f"{scenario},total=1000",
-            "data.split": "stratified",
-            "data.test": 0.3,
-            "data.held_out": True,
-        }
-    )
+    recipe = named_recipe("default").override(**shared.tops_fields(scenario, seed), **{"classifier.loss": loss})
     source, held_out = open_sources(recipe)
     fitted = fit(recipe, source, held_out=held_out)
     assert fitted.held_out is not None
@@ -91,36 +71,25 @@ def stride_first(network: nn.Module) -> None:
 
 def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     """Judge every image once, in five folds by lesion. The encoder may have the suffix ``-v1``."""
-    source = open_source("isic2018", classes=["MEL", "DF"])
+    source = open_source("isic2018", classes=shared.LESIONS)
     encoder, first, _ = encoder.partition("-v1")
-    pixels = preprocessing_of(encoder, weights)
-    size = pixels.image_size
-    network, width = build_encoder(encoder, channels=3, image_size=size, weights=weights)
+    scaling = named_recipe("default").encoder.scaling
+    model, card = shared.frozen_model(encoder, weights, classes=source.classes, scaling=scaling)
     if first:
-        stride_first(network)
-    card = ModelCard(
-        kind="image", encoder=encoder + first, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
-        std=pixels.std, classes=source.classes, features=width,
-    )  # fmt: skip
-    model = Model(network, ClassifierHead(width, 2), pixels.mean, pixels.std).eval()
+        stride_first(model.encoder)
+        card = card.model_copy(update={"encoder": encoder + first})
     begin = time.perf_counter()
-    inputs = StreamedInputs(source.images, size, 3, 2)
-    features = Extractor(model, card).features(inputs, source.images.digest(np.arange(len(source))))
+    features = shared.features_of(source, model, card)
     seconds = time.perf_counter() - begin
-    how = named_recipe("default").encoder.scaling
-    features = scaled(torch.from_numpy(features), how, plain=pixel_width(encoder)).numpy()
     begin = time.perf_counter()
     p, ratio = np.zeros((len(source), 2)), np.zeros((len(source), 2))
-    folds = StratifiedGroupKFold(5, shuffle=True, random_state=seed)
     assert source.groups is not None
-    for train, rest in folds.split(features, source.labels, source.groups):
+    for train, rest in shared.folds_by_lesion(source.labels, source.groups, seed):
         found = fit_regression(
             features[train], source.labels[train], 2, groups=source.groups[train], weighted=loss == "weighted-ce",
             seed=seed, importance=column_weights(encoder, features.shape[1]),
         )  # fmt: skip
-        logits = features[rest] @ found.weight.T + found.bias
-        p[rest] = np.exp(logits - logits.max(axis=1, keepdims=True))
-        p[rest] /= p[rest].sum(axis=1, keepdims=True)
+        p[rest] = softmax(features[rest] @ found.weight.T + found.bias, axis=1)
         prior = np.ones(2) if loss == "weighted-ce" else np.bincount(source.labels[train]) / len(train)
         ratio[rest] = p[rest] / prior
     result = judged(p, source.labels, np.ones(2))
@@ -129,35 +98,18 @@ def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     return {"train": len(source) * 4 // 5, "images": len(source), **result, **times}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of the record."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def summary(path: Path) -> str:
     """Return the mean of each cell with its 95 % interval over the seeds."""
-    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for line in read(path):
-        cells.setdefault((line["data"], line["scenario"], line["encoder"], line["loss"]), []).append(line)
-    rows = ["| data | proportions | encoder | loss | runs | plain | balanced | AUROC |", "|---" * 8 + "|"]
-    for key, lines in cells.items():
-        figures = [_interval([line[name] for line in lines]) for name in ("plain", "balanced", "auroc")]
-        rows.append(f"| {' | '.join((*key, str(len(lines)), *figures))} |")
-    return "\n".join(rows)
-
-
-def _interval(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.1f}"
-    from scipy.stats import t
-
-    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.1f} ± {half:.1f}"
+    rows = []
+    for key, runs in shared.nested(shared.read(path), ("data", "scenario", "encoder", "loss"), "seed").items():
+        means = (mean_interval([line[name] for line in runs.values()]) for name in ("plain", "balanced", "auroc"))
+        rows.append((*key, len(runs), *map(shared.shown, means)))
+    return shared.table("data | proportions | encoder | loss | runs | plain | balanced | AUROC", rows)
 
 
 def main() -> None:
     """Compute the missing lines of the record and print its summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["tops", "isic", "summary"])
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--loss", choices=["ce", "weighted-ce"], default="ce")
@@ -165,21 +117,20 @@ def main() -> None:
     parser.add_argument("--weights", default="embedded")
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    names = ("data", "scenario", "encoder", "loss", "seed")
-    done = [{name: line[name] for name in names} for line in read(arguments.record)]
     scenarios = {"tops": SCENARIOS, "isic": ("all",), "summary": ()}[arguments.what]
-    for scenario in scenarios:
-        for seed in range(arguments.seeds or (12 if arguments.what == "tops" else 3)):
-            cell = {"data": arguments.what, "scenario": scenario, "encoder": arguments.encoder}
-            cell |= {"loss": arguments.loss, "seed": seed}
-            if cell in done:
-                continue
-            if arguments.what == "tops":
-                found = tops(scenario, seed, arguments.loss)
-            else:
-                found = isic(arguments.encoder, arguments.weights, seed, arguments.loss)
-            files.append_line(arguments.record, json.dumps({**cell, **found}))
-            print(json.dumps({**cell, **found}), flush=True)
+    fixed = {"encoder": arguments.encoder, "loss": arguments.loss}
+    cells = (
+        {"data": arguments.what, "scenario": scenario, **fixed, "seed": seed}
+        for scenario in scenarios
+        for seed in range(arguments.seeds or (12 if arguments.what == "tops" else 3))
+    )
+
+    def compute(cell: dict[str, Any]) -> dict[str, Any]:
+        if arguments.what == "tops":
+            return tops(cell["scenario"], cell["seed"], arguments.loss)
+        return isic(arguments.encoder, arguments.weights, cell["seed"], arguments.loss)
+
+    shared.compute_missing(arguments.record, cells, compute)
     print(summary(arguments.record))
 
 

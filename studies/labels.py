@@ -22,60 +22,37 @@ The features are those that a run of the recipe gives to its classifier: of its 
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
+from scipy.special import softmax
 
+import shared
 from lopsided.data.folds import fold_numbers
-from lopsided.data.inputs import StreamedInputs
 from lopsided.data.sources import Source, open_source, source_from_arrays
 from lopsided.evaluation.labels import NEAR, check_labels, standardised
-from lopsided.inference.features import Extractor
-from lopsided.models.encoders import build_encoder
-from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard
-from lopsided.models.pixels import column_weights, pixel_width
-from lopsided.models.pretrained import preprocessing_of
+from lopsided.models.pixels import column_weights
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parent / "records" / "labels.json"
+RECORD = shared.RECORDS / "labels.json"
 FLIPPED, FIRST, SEEDS, FOLDS = 20, 40, 5, 5
 CHANGED = 200
 
 
-def extractor(classes: tuple[str, ...], recipe: str) -> tuple[Extractor, int]:
-    """Return the extractor of a recipe with a frozen encoder, and its image size."""
-    settings = named_recipe(recipe)
-    encoder = settings.encoder
-    views = parse_views(encoder.views)
-    pixels = preprocessing_of(encoder.name, encoder.weights)
-    size = settings.data.image_size or pixels.image_size
-    network, width = build_encoder(encoder.name, channels=3, image_size=size, weights=encoder.weights)
-    card = ModelCard(
-        kind="image", encoder=encoder.name, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
-        std=pixels.std, classes=classes, features=width, views=views, scaling=encoder.scaling,
-    )  # fmt: skip
-    head = ClassifierHead(width, len(classes))
-    model = Model(
-        network, head, pixels.mean, pixels.std, views=views, scaling=encoder.scaling, plain=pixel_width(encoder.name)
-    ).eval()
-    return Extractor(model, card), size
-
-
-def features_of(source: Source, recipe: str = "default", *, cached: bool = True) -> np.ndarray:
-    """Return the features of all images as the classifier gets them."""
-    found, size = extractor(source.classes, recipe)
-    inputs = StreamedInputs(source.images, size, 3, 2)
-    digests = source.images.digest(np.arange(len(source))) if cached else None
-    return np.asarray(found.engine.scale(found.features(inputs, digests)))
+def frozen_model(classes: tuple[str, ...], recipe: str) -> tuple[Model, ModelCard]:
+    """Return the model of a recipe with a frozen encoder."""
+    encoder, size = named_recipe(recipe).encoder, named_recipe(recipe).data.image_size
+    views = parse_views(
+        "flips" if encoder.views == "auto" else encoder.views
+    )  # "auto" chose flips in studies/views.py.
+    return shared.frozen_model(encoder.name, encoder.weights, size, classes, views=views, scaling=encoder.scaling)
 
 
 def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: int) -> np.ndarray:
@@ -90,9 +67,7 @@ def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: 
             features[train], labels[train], len(source.classes), groups=source.groups[train], seed=seed,
             importance=column_weights(named_recipe("default").encoder.name, features.shape[1]),
         )  # fmt: skip
-        logits = features[test] @ found.weight.T + found.bias
-        p[test] = np.exp(logits - logits.max(axis=1, keepdims=True))
-        p[test] /= p[test].sum(axis=1, keepdims=True)
+        p[test] = softmax(features[test] @ found.weight.T + found.bias, axis=1)
     return p
 
 
@@ -118,10 +93,10 @@ def orders(labels: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
 
 def flips(out: Path) -> None:
     """Flip labels and count how many are listed first. Each seed is added to the record; those in it are skipped."""
-    source = open_source("isic2018", classes=["MEL", "DF"])
-    features = features_of(source)
+    source = open_source("isic2018", classes=shared.LESIONS)
+    features = shared.features_of(source, *frozen_model(source.classes, "default"))
     for seed in range(SEEDS):
-        lines = read(out).get("flips", {"runs": []})["runs"]
+        lines = shared.read_json(out).get("flips", {"runs": []})["runs"]
         if any(line["seed"] == seed for line in lines):
             continue
         rng = np.random.default_rng(seed)
@@ -145,15 +120,9 @@ def flips(out: Path) -> None:
         write(out, "flips", facts)
 
 
-def read(out: Path) -> dict[str, Any]:
-    """Return the record."""
-    return dict(json.loads(out.read_text(encoding="utf-8"))) if out.exists() else {}
-
-
 def write(out: Path, what: str, facts: dict[str, Any]) -> None:
     """Replace one part of the record."""
-    content = read(out) | {what: {"command": f"python studies/labels.py {what}", **facts}}
-    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    shared.write_json(out, shared.read_json(out) | {what: {"command": f"python studies/labels.py {what}", **facts}})
 
 
 def changed(path: Path) -> dict[str, Image.Image]:
@@ -174,8 +143,9 @@ def changed(path: Path) -> dict[str, Image.Image]:
 
 def near(recipe: str, number: int) -> dict[str, Any]:
     """Measure the similarity of changed copies, of images of one lesion, and of other lesions."""
-    source = open_source("isic2018", classes=["MEL", "DF"])
-    features = features_of(source, recipe)
+    source = open_source("isic2018", classes=shared.LESIONS)
+    model, card = frozen_model(source.classes, recipe)
+    features = shared.features_of(source, model, card)
     z = standardised(features.astype(np.float32))
     similar = z @ z.T
     assert source.groups is not None
@@ -189,16 +159,15 @@ def near(recipe: str, number: int) -> dict[str, Any]:
     }
     mean, deviation = features.mean(axis=0), features.std(axis=0)
     kept = deviation > 0
-    size = extractor(source.classes, recipe)[1]
     rows = np.random.default_rng(0).permutation(len(source))[:number]
     copies: dict[str, list[np.ndarray]] = {}
     for row in rows.tolist():
         for name, image in changed(source.images.paths[row]).items():
-            square = image.resize((size * 2, size * 2), Image.Resampling.BICUBIC)
+            square = image.resize((card.image_size * 2, card.image_size * 2), Image.Resampling.BICUBIC)
             copies.setdefault(name, []).append(np.asarray(square))
     for name, pixels in copies.items():
         made = source_from_arrays(np.stack(pixels), [0] * (len(pixels) - 1) + [1])
-        own = features_of(made, recipe, cached=False)
+        own = shared.features_of(made, model, card, cached=False)
         y = (own[:, kept] - mean[kept]) / deviation[kept]
         y /= np.linalg.norm(y, axis=1, keepdims=True)
         cosine = (y * z[rows]).sum(axis=1)
@@ -216,7 +185,7 @@ def quantiles(values: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
     """Measure and add to the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=("flips", "near"))
     parser.add_argument("--out", type=Path, default=RECORD, help="default: records/labels.json")
     parser.add_argument("--recipe", default="default", choices=("default", "thorough"), help="recipe of near")

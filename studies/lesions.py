@@ -12,38 +12,29 @@ does not contain how models of other training images would differ, except as far
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lopsided import files
+import shared
+from shared import Floats
 
-RECORD = Path(__file__).parent / "records" / "lesions.json"
+RECORD = shared.RECORDS / "lesions.json"
 RECIPES = ("thorough", "default")
 LOSSES = ("weighted-ce", "cl", "afcl")
 DRAWS = 10_000
-Floats = np.ndarray
 
 
 def read_answers(folder: Path) -> tuple[dict[str, dict[str, list[bool]]], dict[str, tuple[str, str]]]:
     """Return, by arm and image, whether each decision is right, and the label and the lesion of each image."""
     right: dict[str, dict[str, list[bool]]] = {}
     facts: dict[str, tuple[str, str]] = {}
-    for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        path = folder / "cells" / record["cell"] / "predictions.csv"
-        if not path.exists():
-            continue
-        with path.open(encoding="utf-8", newline="") as table:
-            for row in csv.DictReader(table):
-                if row["split"] == "test":
-                    facts[row["name"]] = row["label"], row["group"]
-                    own = right.setdefault(record["arm"], {}).setdefault(row["name"], [])
-                    own.append(row["label"] == row["predicted"])
+    for record, rows in shared.finished_cells(folder):
+        for row in rows:
+            facts[row["name"]] = row["label"], row["group"]
+            answers = right.setdefault(record["arm"], {}).setdefault(row["name"], [])
+            answers.append(row["label"] == row["predicted"])
     return right, facts
 
 
@@ -83,20 +74,20 @@ def _means(values: Floats, weights: Floats, chosen: Floats) -> Floats:
 
 def table() -> str:
     """Return the record as a table."""
-    rows = ["| recipe | minus | UWA | 95 % | adjusted |", "|---" * 5 + "|"]
-    for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]:
+    rows = []
+    for row in shared.read_json(RECORD)["rows"]:
         limits = [f"[{low:+.1f}, {high:+.1f}]" for low, high in (row["interval"], row["adjusted"])]
-        rows.append(f"| {row['recipe']} | {row['minus']} | {row['uwa']:+.1f} | {' | '.join(limits)} |")
-    return "\n".join(rows)
+        rows.append((row["recipe"], row["minus"], f"{row['uwa']:+.1f}", *limits))
+    return shared.table("recipe | minus | UWA | 95 % | adjusted", rows)
 
 
 def main() -> None:
     """Write the record of a comparison, if one is given, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison over folds")
     given = parser.parse_args()
     if given.comparison is not None:
-        files.atomic_write(RECORD, json.dumps(compute(given.comparison), indent=1) + "\n")
+        shared.write_json(RECORD, compute(given.comparison))
     print(table())
 
 

@@ -11,21 +11,17 @@ exists is not computed again.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import shared
 import study
-from adapters import _interval
-from lopsided import files
 from lopsided.models.pixels import WIDTH
 from lopsided.training.regression import fit_regression
 
-RECORD = Path(__file__).parent / "records" / "pixels.jsonl"
+RECORD = shared.RECORDS / "pixels.jsonl"
 SHARES = (0.0, 0.1, 0.3, 1.0)
 CELLS = (("isic", "all", 3), ("few", "10 rare", 3), ("few", "40 rare", 3), ("tops", "98:2", 6), ("tops", "90:10", 6))
 """Data, setting and number of draws."""
@@ -50,62 +46,53 @@ def run_cell(data: str, cell: str, seed: int, recipe: str, share: float, found: 
         plain.append(x[rest] @ fitted.weight.T + fitted.bias)
         scores.append(plain[-1] - np.log(np.bincount(labels, minlength=num) / len(labels)))
     tested = np.concatenate([found.labels[rest] for _, rest in folds])
-    return study.figures(np.concatenate(scores), np.concatenate(plain), tested)
+    return shared.figures(np.concatenate(scores), tested, np.concatenate(plain))
 
 
 def summary() -> str:
     """Return a row for each recipe and setting: the UWA without pixels, and the difference of each share to it."""
-    groups: dict[tuple[str, str, str], dict[float, dict[int, dict[str, Any]]]] = {}
-    for line in study.read(RECORD):
-        key = line["recipe"], line["data"], line["cell"]
-        groups.setdefault(key, {}).setdefault(line["share"], {})[line["seed"]] = line
-    names = [f"{figure}, {share:g}" for figure in ("UWA", "AUROC") for share in SHARES]
-    rows = [f"| recipe | data | setting | draws | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|"]
-    for (recipe, data, cell), shares in groups.items():
-        parts = [recipe, data, cell, str(len(shares[0.0]))]
+    rows = []
+    for key, shares in shared.nested(shared.read(RECORD), ("recipe", "data", "cell"), "share", "seed").items():
+        cells: list[str] = []
         for name in ("uwa", "auroc"):
-            parts.append(f"{statistics.mean(line[name] for line in shares[0.0].values()):.1f}")
-            for share in SHARES[1:]:
-                own = shares.get(share, {})
-                parts.append(_interval([line[name] - shares[0.0][seed][name] for seed, line in own.items()]))
-        rows.append(f"| {' | '.join(parts)} |")
-    return "\n".join(rows)
+            cells.append(shared.mean_of(shares[0.0], name))
+            cells += [shared.minus(shares.get(share, {}), shares[0.0], name) for share in SHARES[1:]]
+        rows.append((*key, len(shares[0.0]), *cells))
+    names = [f"{figure}, {share:g}" for figure in ("UWA", "AUROC") for share in SHARES]
+    return shared.table(f"recipe | data | setting | draws | {' | '.join(names)}", rows)
 
 
 def gains() -> str:
     """Return a row for each recipe and setting of the study: with pixels less without, paired by draw."""
-    lines: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
-    for line in study.read(study.RECORD):
-        lines.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], {})[line["seed"]] = line
-    rows = ["| recipe | data | setting | draws | UWA | gain | AUROC | gain |", "|---" * 8 + "|"]
-    for recipe in ("default", "thorough"):
-        for (data, cell), arms in sorted(lines.items(), key=study.place):
-            own, bare = arms[recipe], arms[f"{recipe}{study.WITHOUT}"]
-            parts = [recipe, data, cell, str(len(own))]
-            for name in ("uwa", "auroc"):
-                parts.append(f"{statistics.mean(line[name] for line in own.values()):.1f}")
-                parts.append(_interval([line[name] - bare[seed][name] for seed, line in own.items()]))
-            rows.append(f"| {' | '.join(parts)} |")
-    return "\n".join(rows)
+    settings = shared.nested(shared.read(study.RECORD), ("data", "cell"), "arm", "seed")
+    rows = [
+        (recipe, *key, len(arms[recipe]), *shared.compared(arms[recipe], arms[recipe + study.WITHOUT], "uwa", "auroc"))
+        for recipe in ("default", "thorough")
+        for key, arms in sorted(settings.items(), key=study.place)
+    ]
+    return shared.table("recipe | data | setting | draws | UWA | gain | AUROC | gain", rows)
 
 
 def main() -> None:
     """Compute the missing lines, if asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["run", "summary", "gains"])
     parser.add_argument("--features", type=Path, default=Path(), help="the folder with the features")
     given = parser.parse_args()
     if given.what == "run":
         known = {name: study.Features(name, given.features) for name in ("isic", "tops")}
-        done = [tuple(line[key] for key in ("recipe", "data", "cell", "seed", "share")) for line in study.read(RECORD)]
-        for recipe in ("default", "thorough"):
-            for data, cell, number in CELLS:
-                for seed in range(FIRST, FIRST + number):
-                    for share in SHARES:
-                        if (recipe, data, cell, seed, share) not in done:
-                            found = run_cell(data, cell, seed, recipe, share, known["isic" if data == "few" else data])
-                            line = {"recipe": recipe, "data": data, "cell": cell, "seed": seed, "share": share, **found}
-                            files.append_line(RECORD, json.dumps(line))
+        wanted = (
+            {"recipe": recipe, "data": data, "cell": cell, "seed": seed, "share": share}
+            for recipe in ("default", "thorough")
+            for data, cell, number in CELLS
+            for seed in range(FIRST, FIRST + number)
+            for share in SHARES
+        )
+        shared.compute_missing(
+            RECORD,
+            wanted,
+            lambda cell: run_cell(**cell, found=known["isic" if cell["data"] == "few" else cell["data"]]),
+        )
     print(gains() if given.what == "gains" else summary())
 
 

@@ -13,8 +13,6 @@ run in turns, with one thread, and the seconds are those of the processor; the f
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
@@ -28,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from threadpoolctl import threadpool_limits
 
-from lopsided import files
+import shared
 from lopsided.seeds import derive_seed
 from lopsided.training.regression import (
     FEW,
@@ -41,12 +39,12 @@ from lopsided.training.regression import (
     rarest,
     standardisation,
 )
+from shared import Floats
 from study import Features, pairs
 
-RECORD = Path(__file__).parent / "records" / "regression_speed.json"
+RECORD = shared.RECORDS / "regression_speed.json"
 CASES = tuple((data, f"{arm} without pixels") for data in ("isic", "fashion") for arm in ("default", "thorough"))
 CELLS = {"isic": "all", "fashion": "long tail 100"}
-Floats = Any
 
 
 def by_hand(x: Floats, labels: Floats, groups: Floats | None) -> tuple[float, Floats, Floats]:
@@ -119,33 +117,20 @@ def measure(data: str, arm: str, folder: Path, rounds: int) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Return the record as a table."""
-    names = (
-        "data",
-        "features of",
-        "rows",
-        "columns",
-        "classes",
-        "seconds",
-        "scikit-learn",
-        "ratio",
-        "UWA",
-        "scikit-learn",
-    )
-    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    rows = []
     for line in lines:
         own, peer = line["lopsided"], line["scikit-learn"]
-        shape = [str(line[name]) for name in ("data", "features")]
-        shape += [f"{line[name]:,}" for name in ("rows", "columns", "classes")]
+        shape = [line["data"], line["features"], *(f"{line[name]:,}" for name in ("rows", "columns", "classes"))]
         seconds = [f"{one['seconds']:.1f}" for one in (own, peer)]
-        figures = [f"{one['uwa']:.1f}" for one in (own, peer)]
-        cells = [*shape, *seconds, f"{peer['seconds'] / own['seconds']:.1f}", *figures]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        accuracies = [f"{one['uwa']:.1f}" for one in (own, peer)]
+        rows.append((*shape, *seconds, f"{peer['seconds'] / own['seconds']:.1f}", *accuracies))
+    head = "data | features of | rows | columns | classes | seconds | scikit-learn | ratio | UWA | scikit-learn"
+    return shared.table(head, rows)
 
 
 def main() -> None:
     """Measure all cases if features are given, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["run", "summary"])
     parser.add_argument("--features", type=Path, default=Path(), help="the folder with the features")
     parser.add_argument("--rounds", type=int, default=3)
@@ -155,8 +140,8 @@ def main() -> None:
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             lines = [measure(data, arm, given.features, given.rounds) for data, arm in CASES]
-        files.atomic_write(RECORD, json.dumps(lines, indent=1) + "\n")
-    print(table(json.loads(RECORD.read_text())))
+        shared.write_json(RECORD, lines)
+    print(table(shared.read_json(RECORD)))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ Run as ``python studies/released_normalization.py``. Prints a table and writes
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import normalize
 
+import shared
 from lopsided.losses import asymmetric_focal_contrastive_loss
 
-RECORD = Path(__file__).parent / "records" / "released_normalization.json"
+RECORD = shared.RECORDS / "released_normalization.json"
 BATCH, WIDTH, BATCHES = 128, 128, 20
 LOSSES = {"CL": (0.0, 0.0), "ACL(300)": (300.0, 0.0), "AFCL(300, 7)": (300.0, 7.0)}
 
@@ -58,8 +56,7 @@ def main() -> None:
             cells = (f"{found['paper']:.3f}", f"{found['released']:.3f}", f"{found['cosine of the gradients']:.3f}")
             table.add_row(f"{minority} of {BATCH}", name, *cells)
     Console(width=100).print(table)
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(rows, indent=1) + "\n")
+    shared.write_json(RECORD, rows)
 
 
 if __name__ == "__main__":

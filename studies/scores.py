@@ -12,7 +12,6 @@ epochs   The recipe ``from-scratch`` at 90:10 and 95:5, 12 seeds, CE and AFCL. T
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+import shared
 from lopsided.data.inputs import Part, prepare
 from lopsided.data.prepare import open_sources, split_source
 from lopsided.inference.engine import evaluating
@@ -67,7 +67,7 @@ EMA_STEPS = 20
 
 def main() -> None:
     """Train the runs that are missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("study", choices=("rules", "epochs"))
     parser.add_argument("--out", type=Path, required=True, help="folder of the files of logits")
     parser.add_argument("--seeds", type=int, default=None, help="number of seeds; default: 8 for rules, 12 for epochs")

@@ -32,8 +32,6 @@ again.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
@@ -43,24 +41,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
-from sklearn.model_selection import StratifiedGroupKFold
 from threadpoolctl import threadpool_limits
 
-from adapters import _interval, cross_entropy, head_logits
-from lopsided import files
-from lopsided.data.images import ArrayImages
+import shared
+from adapters import cross_entropy, head_logits
 from lopsided.data.inputs import StreamedInputs
-from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
+from lopsided.data.scenarios import draw, parse_scenario
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.isic import CLASSES
-from lopsided.data.splits import split
+from lopsided.evaluation.intervals import mean_interval
 from lopsided.inference.engine import Engine
-from lopsided.models.encoders import build_encoder
-from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model
 from lopsided.models.pixels import Pixels, column_weights
-from lopsided.models.pretrained import preprocessing_of
 from lopsided.models.scaling import scaled
 from lopsided.models.views import look
 from lopsided.recipe import named_recipe
@@ -68,8 +59,9 @@ from lopsided.recipe.views import parse_views
 from lopsided.recipe.weights import PIXELS, trained_names
 from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
+from shared import Floats
 
-RECORD = Path(__file__).parent / "records" / "study.jsonl"
+RECORD = shared.RECORDS / "study.jsonl"
 SCENARIOS = ("70:30", "90:10", "95:5", "98:2")
 FEW = (10, 20, 40, 80)
 TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
@@ -89,7 +81,6 @@ CHEAP = (
     "resnet50", "resnet50 + pixels", "thorough + resnet50", "class_weight", "SMOTE",
 )  # fmt: skip
 HEADS = ("CE", "CL", "ACL", "AFCL")
-Floats = np.ndarray
 
 
 def open_data(data: str) -> Source:
@@ -98,7 +89,7 @@ def open_data(data: str) -> Source:
         return open_source("fashion-mnist-tops")
     if data == "fashion":
         return open_source("fashion-mnist")
-    return open_source("isic2018", classes=list(CLASSES) if data == "seven" else ["MEL", "DF"])
+    return open_source("isic2018", classes=list(CLASSES) if data == "seven" else shared.LESIONS)
 
 
 def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
@@ -112,9 +103,8 @@ def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
         if path.exists():
             continue
         views = [VIEWS[0]] if size == SMALL else VIEWS
-        pixels = preprocessing_of(name, weights)
-        network, width = build_encoder(name, channels=3, image_size=size, weights=weights)
-        engine = Engine(Model(network, ClassifierHead(width, 2), pixels.mean, pixels.std).eval(), (3, size, size))
+        model, card = shared.frozen_model(name, weights, size)
+        engine = Engine(model, card.shape)
         begin, found = time.process_time(), {view: [] for view in views}
         inputs = StreamedInputs(source.images, size, 3, 1)
         for _, batch in inputs.batches(rows[i : i + 64] for i in range(0, len(rows), 64)):
@@ -215,22 +205,6 @@ def fit_arm(
     return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
 
 
-def figures(balanced: Floats, plain: Floats, labels: Floats) -> dict[str, float]:
-    """Return UWA by both rules and the AUROC (of each class against the others, if there are several), in percent."""
-    auroc = (
-        roc_auc_score(labels, balanced[:, 1] - balanced[:, 0])
-        if balanced.shape[1] == 2
-        else roc_auc_score(labels, _softmax(plain), multi_class="ovr")
-    )
-    uwa, usual = (balanced_accuracy_score(labels, scores.argmax(axis=1)) for scores in (balanced, plain))
-    return {"uwa": round(100 * uwa, 2), "plain": round(100 * usual, 2), "auroc": round(100 * auroc, 2)}
-
-
-def _softmax(logits: Floats) -> Floats:
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return p / p.sum(axis=1, keepdims=True)
-
-
 Pair = tuple[Floats, Floats]
 
 
@@ -238,17 +212,12 @@ def pairs(data: str, cell: str, seed: int, found: Features) -> tuple[list[Pair],
     """Return the rows to train on and to evaluate, once per fold, and whether there are groups."""
     labels = found.labels
     if data == "tops":
-        classes = ("T-shirt/top", "Shirt")
-        drawn = draw(labels, classes, parse_scenario(f"{cell},total=1000"), seed)
-        blank = ArrayImages(np.zeros((len(drawn), 1, 1, 1), dtype=np.uint8))
-        source = Source("tops", blank, labels[drawn], classes, tuple(map(str, range(len(drawn)))))
-        train = drawn[split(source, how="stratified", val=0.0, test=0.3, seed=seed).train]
-        return [(train, draw_held_out(labels, classes, drawn, seed, None))], False
+        return [shared.draw_tops(labels, cell, seed)], False
     if data == "fashion":
         train, test, _ = long_tail(open_data(data), seed)
         place = {row: index for index, row in enumerate(found.rows.tolist())}
         return [tuple(np.array([place[row] for row in rows.tolist()]) for rows in (train, test))], False  # type: ignore[list-item]
-    folds = list(StratifiedGroupKFold(5, shuffle=True, random_state=seed).split(labels, labels, found.groups))
+    folds = shared.folds_by_lesion(labels, found.groups, seed)
     if data in ("isic", "seven"):
         return folds, True
     generator, rare = np.random.default_rng(seed), int(np.bincount(labels).argmin())
@@ -277,7 +246,7 @@ def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> Iter
     for name, parts in scores.items():
         balanced, plain = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         line = {"data": data, "cell": cell, "seed": seed, "arm": name, "train": len(folds[0][0]), "images": len(labels)}
-        yield {**line, **figures(balanced, plain, labels), "seconds": round(seconds, 2)}
+        yield {**line, **shared.figures(balanced, labels, plain), "seconds": round(seconds, 2)}
 
 
 def cells_of(data: str) -> list[str]:
@@ -297,30 +266,16 @@ def usual_arms(data: str, cell: str) -> list[str]:
     return arms
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of the record."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: True) -> str:
     """Return the mean of each arm, and its paired difference to ``default`` with a 95 % interval over the draws."""
-    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
-    for line in filter(keep, read(path)):
-        groups.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], {})[line["seed"]] = line
-    rows = ["| data | setting | arm | runs | UWA | minus default | plain | AUROC | minus default | seconds |"]
-    rows.append("|---" * 10 + "|")
-    for (data, cell), arms in groups.items():
-        base = arms.get(BASE, {})
-        for arm, lines in arms.items():
-            parts = [data, cell, arm, str(len(lines))]
-            for name in ("uwa", "plain", "auroc"):
-                parts.append(f"{statistics.mean(line[name] for line in lines.values()):.1f}")
-                if name != "plain":
-                    less = [line[name] - base[seed][name] for seed, line in lines.items() if seed in base]
-                    parts.append("" if arm == BASE or not less else _interval(less))
-            parts.append(f"{statistics.median(line['seconds'] for line in lines.values()):.1f}")
-            rows.append(f"| {' | '.join(parts)} |")
-    return "\n".join(rows)
+    rows = []
+    for key, arms in shared.nested(filter(keep, shared.read(path)), ("data", "cell"), "arm", "seed").items():
+        for arm, runs in arms.items():
+            cells = shared.compared(runs, arms.get(BASE, {}), "uwa", "plain", "auroc")
+            seconds = statistics.median(line["seconds"] for line in runs.values())
+            rows.append((*key, arm, len(runs), *cells, f"{seconds:.1f}"))
+    head = "data | setting | arm | runs | UWA | minus default | plain | AUROC | minus default | seconds"
+    return shared.table(head, rows)
 
 
 RARE_TOPS = {"70:30": 210, "90:10": 70, "95:5": 35, "98:2": 14}
@@ -330,18 +285,15 @@ SHORT = ("thorough", "default", "class_weight", "SMOTE")
 
 def short(path: Path) -> str:
     """Return a row for each setting: the mean UWA of a few arms, with Student's 95 % interval over the draws."""
-    cells: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for line in read(path):
-        if line["arm"] in SHORT:
-            cells.setdefault((line["data"], line["cell"]), {}).setdefault(line["arm"], []).append(line["uwa"])
-    rows = [f"| images | {' | '.join(SHORT)} |", "|---" * (len(SHORT) + 1) + "|"]
-    for (data, cell), arms in sorted(cells.items(), key=place):
+    rows = []
+    settings = shared.nested(shared.read(path), ("data", "cell"), "arm", "seed")
+    for (data, cell), arms in sorted(settings.items(), key=place):
         tops = f"tops at {cell}, {RARE_TOPS.get(cell)} rare"
         what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare", "tops": tops}
         what |= {"fashion": "ten classes, 8 rare", "seven": "seven classes of lesions, 92 rare"}
-        shown = [_interval(arms[arm]).removeprefix("+") if arm in arms else "" for arm in SHORT]
-        rows.append(f"| {what[data]} | {' | '.join(shown)} |")
-    return "\n".join(rows)
+        runs = ([line["uwa"] for line in arms.get(arm, {}).values()] for arm in SHORT)
+        rows.append((what[data], *(shared.shown(mean_interval(values)) if values else "" for values in runs)))
+    return shared.table(f"images | {' | '.join(SHORT)}", rows)
 
 
 def place(item: tuple[tuple[str, str], object]) -> tuple[int, int]:
@@ -353,7 +305,7 @@ def place(item: tuple[tuple[str, str], object]) -> tuple[int, int]:
 
 def main() -> None:
     """Compute the missing lines of the record, or print its summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["features", "run", "summary", "short"])
     parser.add_argument("data", choices=["tops", "fashion", "isic", "few", "seven"], nargs="?")
     parser.add_argument("--seeds", help="such as 0-11")
@@ -374,17 +326,13 @@ def main() -> None:
         compute_features(images, given.features, given.resnet50)
         return
     found = Features(images, given.features)
-    first, _, last = (given.seeds or ("0-11" if given.data == "tops" else "0-2")).partition("-")
-    for seed in range(int(first), int(last or first) + 1):
+    for seed in shared.seeds_of(given.seeds or ("0-11" if given.data == "tops" else "0-2")):
         for cell in cells_of(given.data):
             for arm in given.arms.split(",") if given.arms else usual_arms(given.data, cell):
-                names = ("data", "cell", "seed", "arm")
-                key = dict(zip(names, (given.data, cell, seed, arm), strict=True))
-                if any({name: line[name] for name in names} == key for line in read(given.record)):
-                    continue
-                for line in run_cell(given.data, cell, seed, arm, found):
-                    files.append_line(given.record, json.dumps(line))
-                    print(json.dumps(line), flush=True)
+                key = {"data": given.data, "cell": cell, "seed": seed, "arm": arm}
+                if not any(key.items() <= line.items() for line in shared.read(given.record)):
+                    for line in run_cell(given.data, cell, seed, arm, found):
+                        shared.add(given.record, line)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ are in points. ``tuned`` is tried with several widths of its penalty.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
+import shared
 from lopsided.evaluation import decision
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration
 from lopsided.evaluation.decision import resolve
@@ -33,7 +32,7 @@ WIDTHS_OF_THE_PACKAGE = (decision.SCALE_SPREAD, decision.OFFSET_SPREAD)
 
 def main() -> None:
     """Simulate, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=400)
     parser.add_argument("--record", type=Path, default=None)
     given = parser.parse_args()
@@ -50,8 +49,7 @@ def main() -> None:
         print(f"{rule:<20} loses {mean:.3f} on average")
     print(table(rows))
     if given.record is not None:
-        content = {"repeats": given.repeats, "rows": rows, "mean_loss": means}
-        given.record.write_text(json.dumps(content, indent=1) + "\n")
+        shared.write_json(given.record, {"repeats": given.repeats, "rows": rows, "mean_loss": means})
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -59,11 +57,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     chosen = f"tuned {WIDTHS_OF_THE_PACKAGE[0]:g} {WIDTHS_OF_THE_PACKAGE[1]:g}"
     shown = {"plain": "`plain`", "best threshold": "highest validation UWA", "balanced": "`balanced`",
              "balanced, calibrated": "`balanced`, calibrated", chosen: "`tuned`"}  # fmt: skip
-    lines = ["| rare validation images | " + " | ".join(map(str, RARE)) + " |", "|---" * (len(RARE) + 1) + "|"]
+    lines = []
     for rule, words in shown.items():
         means = [np.mean([r["loses"] for r in rows if (r["rule"], r["rare"]) == (rule, rare)]) for rare in RARE]
-        lines.append(f"| {words} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
-    return "\n".join(lines)
+        lines.append((words, *(f"{mean:.1f}" for mean in means)))
+    return shared.table(f"rare validation images | {' | '.join(map(str, RARE))}", lines)
 
 
 def simulate(name: str, scale: float, shift: float, rare: int, repeats: int) -> list[dict[str, Any]]:

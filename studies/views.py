@@ -19,8 +19,6 @@ Each line has the log loss of inner folds and the UWA of each set of views. ``ch
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,27 +29,23 @@ import torch
 from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score
-from sklearn.model_selection import StratifiedGroupKFold, train_test_split
+from sklearn.model_selection import train_test_split
 
+import shared
 import study
-from lopsided import files
-from lopsided.data.sources import open_source
 from lopsided.inference.engine import Engine
-from lopsided.models.encoders import build_encoder
-from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model
-from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+from lopsided.models.pretrained import EMBEDDED_ENCODER
 from lopsided.models.scaling import scaled
 from lopsided.models.views import look
 from lopsided.recipe.views import CANDIDATES, name_views
 from lopsided.training.frozen import UPRIGHT, choose_views
 from lopsided.training.regression import fit_regression
+from shared import Floats
 
-RECORD = Path(__file__).parent / "records" / "views.jsonl"
+RECORD = shared.RECORDS / "views.jsonl"
 NAMES = [name_views(views) for views in CANDIDATES]
 SIDE = 224
 ARROWS = {"up": ("up", "down"), "left": ("left", "right")}
-Floats = np.ndarray
 
 
 def draw_arrow(kind: str, generator: np.random.Generator) -> Image.Image:
@@ -77,7 +71,7 @@ def images_of(data: str) -> tuple[Iterator[Image.Image], Floats, Floats]:
         found = load_digits()
         pixels = (found.images * 255 / 16).astype(np.uint8)
         return (Image.fromarray(each) for each in pixels), found.target, np.arange(len(pixels))
-    source = open_source("fashion-mnist-tops") if data == "tops" else study.open_data("isic")
+    source = study.open_data(data)
     groups = np.arange(len(source)) if source.groups is None else source.groups
     batches = (source.images.load(np.array([row]), SIDE, 3)[0].permute(1, 2, 0) for row in range(len(source)))
     return (Image.fromarray(each.numpy()) for each in batches), source.labels, groups
@@ -88,9 +82,8 @@ def compute(data: str, folder: Path) -> None:
     path = folder / f"views-{data}.npz"
     if path.exists():
         return
-    pixels = preprocessing_of(EMBEDDED_ENCODER, "embedded")
-    network, width = build_encoder(EMBEDDED_ENCODER, channels=3, image_size=SIDE, weights="embedded")
-    engine = Engine(Model(network, ClassifierHead(width, 2), pixels.mean, pixels.std).eval(), (3, SIDE, SIDE))
+    model, card = shared.frozen_model(EMBEDDED_ENCODER, "embedded", SIDE)
+    engine = Engine(model, card.shape)
     images, labels, groups = images_of(data)
     found: dict[str, list[Floats]] = {view: [] for view in CANDIDATES[0]}
     for image in images:
@@ -106,23 +99,17 @@ def compute(data: str, folder: Path) -> None:
 def cells(data: str, labels: Floats, groups: Floats) -> Iterator[tuple[str, int, Floats, Floats]]:
     """Yield setting, draw, and the rows to train on and to evaluate."""
     if data == "isic":
-        folds = StratifiedGroupKFold(5, shuffle=True, random_state=0).split(labels, labels, groups)
+        folds = shared.folds_by_lesion(labels, groups, 0)
         yield from (("all", number, *pair) for number, pair in enumerate(folds))
     elif data == "tops":
         for cell in ("90:10", "98:2"):
             for seed in range(6):
-                (pair,), _ = study.pairs("tops", cell, seed, _Labels(labels))  # type: ignore[arg-type]
-                yield cell, seed, *pair
+                yield cell, seed, *shared.draw_tops(labels, cell, seed)
     else:
         number = 200 if data in ARROWS else 600
         for seed in range(3):
             rows = np.arange(len(labels))
             yield "all", seed, *train_test_split(rows, train_size=number, stratify=labels, random_state=seed)
-
-
-class _Labels:
-    def __init__(self, labels: Floats) -> None:
-        self.labels = labels
 
 
 def choose(losses: dict[str, float], least: float = UPRIGHT) -> str:
@@ -134,7 +121,7 @@ def run(data: str, folder: Path) -> None:
     """Append the missing lines of a data set to the record."""
     found = np.load(folder / f"views-{data}.npz")
     labels, groups = found["labels"], found["groups"]
-    done = {(line["data"], line["cell"], line["draw"]) for line in study.read(RECORD)}
+    done = {(line["data"], line["cell"], line["draw"]) for line in shared.read(RECORD)}
     sets = {
         name: scaled(torch.from_numpy(np.mean([found[view] for view in views], axis=0)), "root").numpy()
         for name, views in zip(NAMES, CANDIDATES, strict=True)
@@ -152,43 +139,40 @@ def run(data: str, folder: Path) -> None:
             logits = x[rest] @ fitted.weight.T + fitted.bias - prior
             uwa[name] = round(100 * balanced_accuracy_score(labels[rest], logits.argmax(axis=1)), 2)
         line = {"data": data, "cell": cell, "draw": draw, "losses": losses, "uwa": uwa, "chosen": choose(losses)}
-        files.append_line(RECORD, json.dumps(line))
-        print(json.dumps(line), flush=True)
+        shared.add(RECORD, line)
 
 
 def grouped() -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Return the lines of the record by data set and setting."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in study.read(RECORD):
-        found.setdefault((line["data"], line["cell"]), []).append(line)
-    return found
+    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "draw")
+    return {key: list(lines.values()) for key, lines in settings.items()}
 
 
 def summary() -> str:
     """Return the mean UWA of each set of views and of the choice, and how often each was chosen."""
-    rows = [f"| data | setting | runs | {' | '.join(NAMES)} | auto | chosen |", "|---" * (len(NAMES) + 5) + "|"]
-    for (data, cell), lines in grouped().items():
+    rows = []
+    for key, lines in grouped().items():
         means = [statistics.mean(line["uwa"][name] for line in lines) for name in NAMES]
         means.append(statistics.mean(line["uwa"][line["chosen"]] for line in lines))
         times = {name: sum(line["chosen"] == name for line in lines) for name in NAMES}
         chosen = ", ".join(f"{name} {number}" for name, number in times.items() if number)
-        rows.append(f"| {data} | {cell} | {len(lines)} | {' | '.join(f'{m:.1f}' for m in means)} | {chosen} |")
-    return "\n".join(rows)
+        rows.append((*key, len(lines), *(f"{mean:.1f}" for mean in means), chosen))
+    return shared.table(f"data | setting | runs | {' | '.join(NAMES)} | auto | chosen", rows)
 
 
 def thresholds() -> str:
     """Return the mean UWA of the choice by other thresholds."""
     tried = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-    rows = [f"| data | setting | {' | '.join(map(str, tried))} |", "|---" * (len(tried) + 2) + "|"]
-    for (data, cell), lines in grouped().items():
+    rows = []
+    for key, lines in grouped().items():
         means = [statistics.mean(line["uwa"][choose(line["losses"], least)] for line in lines) for least in tried]
-        rows.append(f"| {data} | {cell} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
-    return "\n".join(rows)
+        rows.append((*key, *(f"{mean:.1f}" for mean in means)))
+    return shared.table(f"data | setting | {' | '.join(map(str, tried))}", rows)
 
 
 def main() -> None:
     """Compute features or lines, or print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["features", "run", "summary", "thresholds"])
     parser.add_argument("--data", default="up,left,digits,isic,tops", help="separated by commas")
     parser.add_argument("--features", type=Path, default=Path())
