@@ -90,7 +90,7 @@ def _write(
         "format": 1, "lopsided": "0.1.0", "recipe": recipe.content_hash(), "method": recipe.method,
         "loss": recipe.loss.name, "seed": 0, "source": recipe.data.source, "source_name": "photos",
         "classes": list(CLASSES), "counts": counts, "val": None, "test": evaluation, "held_out": None,
-        "leaks": {"groups": [], "duplicates": []}, "warnings": [], "unreadable": [],
+        "leaks": {"groups": [], "duplicates": []}, "warnings": [], "facts": [], "unreadable": [],
         "environment": {"device": "cpu", "threads": 1, "packages": {"torch": "2.0"}}, "seconds": seconds,
     }  # fmt: skip
     (cell / "metrics.json").write_text(json.dumps(metrics))

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from lopsided.evaluation.metrics import evaluate
+from lopsided.facts import cautions
 from lopsided.recipe import Recipe
 
 SIDE = 24
@@ -117,7 +118,8 @@ def make_run(
     record = {
         "format": 1, "lopsided": "0.1.0", "recipe": settled.content_hash(), "method": settled.method,
         "loss": settled.encoder_training.loss.name, "seed": 0, "source": settled.data.source, "classes": list(classes),
-        "counts": counts, **figures, "leaks": {"groups": [], "duplicates": []}, "warnings": [], "unreadable": [],
+        "counts": counts, **figures, "leaks": {"groups": [], "duplicates": []}, "warnings": [],
+        "facts": [cautions.no_validation_split().to_dict()] if val is None else [], "unreadable": [],
         "environment": {"device": "cpu", "threads": 1, "packages": {"torch": "2.0"}}, "seconds": 31.5,
     }  # fmt: skip
     (folder / "metrics.json").write_text(json.dumps({**record, **metrics}), encoding="utf-8")

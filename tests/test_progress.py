@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from lopsided import progress
+from lopsided.facts import cautions, notes
 
 SCRIPT = """
 import time
+from lopsided.facts import cautions
 from lopsided.progress import reporter
 with reporter() as watcher:
     tell = watcher.counting("checking images")
@@ -24,7 +26,7 @@ with reporter() as watcher:
         for step in range(4):
             watcher.step(2.5 - epoch, 128)
         watcher.epoch(epoch, {"loss": 2.5 - epoch, "val_uwa": 0.75})
-    watcher.warn("few [images] of dog")
+    watcher.fact(cautions.not_cached("few [images] of dog"))
 """
 
 
@@ -64,25 +66,25 @@ def test_a_terminal_gets_bars_with_rate_time_left_loss_and_uwa() -> None:
         assert text in last
     assert "checking images" in plain
     assert "12/12" in plain
-    assert "afcl: warning: few [images] of dog" in plain
+    assert "afcl: warning: Features are not cached: few [images] of dog" in plain
 
 
 def test_a_pipe_gets_plain_lines() -> None:
     lines = run_script(in_terminal=False).splitlines()
     assert lines[0].startswith("afcl: encoder 1/2: loss 1.5000, UWA 0.750, ")
     assert re.fullmatch(r"afcl: encoder 2/2: loss 0\.5000, UWA 0\.750, [\d,]+ images/s, 0:00 left", lines[1])
-    assert lines[2:] == ["afcl: warning: few [images] of dog"]
+    assert lines[2:] == ["afcl: warning: Features are not cached: few [images] of dog"]
 
 
 def test_quiet_keeps_warnings_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.reporter(quiet=True) as watcher:
         assert watcher.counting("checking") is None
-        watcher.note("a note")
+        watcher.fact(notes.settled_steps(9))
         watcher.stage("encoder", 2, 4)
         watcher.step(1.0, 128)
         watcher.epoch(1, {"loss": 1.0})
-        watcher.warn("a warning")
-    assert capsys.readouterr() == ("", "warning: a warning\n")
+        watcher.fact(cautions.not_cached("a warning"))
+    assert capsys.readouterr() == ("", "warning: Features are not cached: a warning\n")
 
 
 def test_the_time_left_counts_only_epochs_of_this_process(
@@ -155,7 +157,7 @@ def test_a_line_is_one_write_so_that_a_log_holds_no_half_lines(monkeypatch: pyte
 
     writes: list[str] = []
     monkeypatch.setattr(sys, "stderr", Pipe())
-    progress.Lines().note("a note")
-    progress.Told().warn("a warning")
+    progress.Lines().fact(notes.tracked(["mlflow"]))
+    progress.Told().fact(cautions.not_cached("why"))
     say("a word")
-    assert writes == ["a note\n", "warning: a warning\n", "a word\n"]
+    assert writes == ["Tracked by mlflow.\n", "warning: Features are not cached: why\n", "a word\n"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from lopsided.facts import Fact
 from lopsided.training.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def fitting(told: Callable[[], V], lines: Callable[[], V], screen: Callable[[], 
 
 
 class Told(Voice, Reporter):
-    """A reporter that prints only warnings on stderr. The subclasses print more."""
+    """A reporter that prints only cautions on stderr. The subclasses print more."""
 
     _counted: tuple[str, Counted | None] | None = None
 
@@ -76,9 +77,10 @@ class Told(Voice, Reporter):
         self.label = label
         return self
 
-    def warn(self, text: str) -> None:
-        """Print a warning."""
-        self.say(f"warning: {text}")
+    def fact(self, fact: Fact) -> None:
+        """Print a caution."""
+        if fact.is_caution:
+            self.say(f"warning: {fact}")
 
     def counting(self, label: str) -> Counted | None:
         """Return a function that takes the number done and the total, or None if counts are not shown."""
@@ -135,9 +137,9 @@ class Lines(Told):
 
         return tell
 
-    def note(self, text: str) -> None:
-        """Print a note of the run."""
-        self.say(text)
+    def fact(self, fact: Fact) -> None:
+        """Print a note or a caution of the run."""
+        self.say(f"warning: {fact}" if fact.is_caution else str(fact))
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Start to count images and time."""

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopsided.data.folds import fold_numbers, fold_recipes, fold_splits, most_folds
-from lopsided.data.prepare import split_source, split_words
+from lopsided.data.prepare import split_note, split_source
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import How
 from lopsided.errors import DataError, InputError
+from lopsided.facts import notes
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.keys import cell_key, data_key
 
@@ -123,8 +124,8 @@ def test_a_recipe_with_folds_and_no_fold_is_the_model_of_all_images() -> None:
 def test_the_note_names_the_fold() -> None:
     source = source_of([0] * 40 + [1] * 12)
     parts = fold_recipes(named_recipe("default").override(**{"data.folds": 4, "data.repeats": 2}))
-    assert split_words(parts[1], source).startswith("The test images are fold 2 of 4. The images are split at random ")
-    assert split_words(parts[5], source).startswith("The test images are fold 2 of 4 in repeat 2. ")
+    assert split_note(parts[1], source) == notes.fold_of("stratified", auto=True, fold=2, folds=4, repeat=1)
+    assert split_note(parts[5], source) == notes.fold_of("stratified", auto=True, fold=2, folds=4, repeat=2)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from lopsided.data.inputs import (
 from lopsided.data.sources import Source, open_source, source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.errors import DataError
+from lopsided.facts import notes
 from training.conftest import stripes, tiny
 
 
@@ -75,16 +76,15 @@ def test_a_stream_passes_an_unreadable_image_on(folder: Path) -> None:
 def test_images_are_kept_in_memory_only_where_they_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source(folder)
     need = 10 * 3 * 6 * 6
-    for free, kind, text in (
-        (4 * need, MemoryInputs, "are kept in memory"),
-        (4 * need - 1, StreamedInputs, "are decoded again in every epoch"),
-        (None, MemoryInputs, "are kept in memory"),
+    for free, kind, place in (
+        (4 * need, MemoryInputs, "memory"),
+        (4 * need - 1, StreamedInputs, "decoded"),
+        (None, MemoryInputs, "memory"),
     ):
         monkeypatch.setattr(room, "free_memory", lambda free=free: free)
-        prepared, notes = prepare(tiny(), source, whole(source))
+        prepared, facts = prepare(tiny(), source, whole(source))
         assert isinstance(prepared.train.inputs, kind)
-        assert text in notes[0]
-        assert notes[0].startswith("10 images of 3 x 6 x 6 ")
+        assert facts[0] == notes.images_read(10, [3, 6, 6], need / 1e6, place, "auto", free and free / 1e6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

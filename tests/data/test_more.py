@@ -13,6 +13,7 @@ from lopsided.data.prepare import open_sources
 from lopsided.data.sources import open_source, source_from_arrays
 from lopsided.data.splits import Splits, split
 from lopsided.errors import DataError
+from lopsided.facts import notes
 from lopsided.recipe import Recipe
 from tiny import write_photos
 
@@ -44,9 +45,9 @@ def test_marked_images_are_trained_on_and_never_tested(photos: Path, pool: Path,
     ]
     assert [joined.classes[joined.labels[i]] for i in splits.train[-2:]] == ["dog", "cat"]
     assert max(*splits.val, *splits.test) < 10
-    assert source.notes == (
-        "marks.csv holds rows without a label, which are left out: 1 skip.",
-        "Further labels: 1 cat, 1 dog. These images are for training only and are never tested.",
+    assert source.facts == (
+        notes.unlabelled_rows("marks.csv", {"skip": 1}),
+        notes.further_labels({"cat": 1, "dog": 1}),
     )
 
 
@@ -56,7 +57,7 @@ def test_a_no_among_several_classes_says_nothing_and_is_left_out(pool: Path, tmp
     source = add_more(open_source(photos), [str(marks)])
     assert source.more is not None
     assert source.more.counts() == {"cat": 0, "dog": 1, "fox": 0}
-    assert source.notes[0] == "marks.csv holds rows without a label, which are left out: 2 no."
+    assert source.facts[0] == notes.unlabelled_rows("marks.csv", {"no": 2})
 
 
 def test_labels_that_contradict_what_is_known_are_refused(photos: Path, pool: Path, tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_labels_that_contradict_what_is_known_are_refused(photos: Path, pool: Pa
     source = add_more(open_source(photos), [str(marks)])
     assert source.more is not None
     assert source.more.counts() == {"cat": 0, "dog": 1}
-    assert source.notes[0].startswith("2 of the further labels are of images that are already labelled so;")
+    assert source.facts[0] == notes.repeated_labels(2)
     other = write_marks(tmp_path, "pool/dog/050.png,cat,no", name="other.csv")
     with pytest.raises(DataError, match=r"050\.png is cat in other\.csv:2, but dog in marks\.csv:4\."):
         add_more(open_source(photos), [str(marks), str(other)])
@@ -109,10 +110,7 @@ def test_an_image_of_a_group_that_is_tested_is_not_trained_on(photos: Path, pool
         tmp_path, "pool/dog/050.png,dog,dog001", "pool/dog/051.png,dog,", name="m.csv", header="path,label,group"
     )
     source = add_more(open_source(table), [str(marks)])
-    said = (
-        "1 of 2 further images have no group, so each counts as a group of its own. If one belongs to a group that is "
-    )
-    assert f"{said}tested, the figures are too good. Fill the column group of the table." in source.notes
+    assert notes.further_without_group(1, 2, "group") in source.facts
     assert source.groups is not None
     test = np.flatnonzero(source.groups == "dog001")
     joined, splits = training_source(source, Splits(np.setdiff1d(np.arange(10), test), test[:0], test))
@@ -146,7 +144,7 @@ def test_images_and_groups_that_are_held_out_are_not_trained_on(photos: Path, po
     source, _ = open_sources(recipe.override(**{"data.more": [str(marks)]}))
     assert source.more is not None
     assert [Path(name).name for name in source.more.names] == ["051.png"]
-    assert "2 of the further labels are of held-out images or their groups; they are left out." in source.notes
+    assert notes.held_out_labels(2) in source.facts
 
 
 def test_further_images_of_another_size_are_resized_like_the_others(photos: Path, tmp_path: Path) -> None:

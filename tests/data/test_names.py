@@ -9,9 +9,10 @@ from PIL import Image
 from data.conftest import MakeFolder
 from lopsided.data.describe import describe
 from lopsided.data.sources import open_source, source_from_arrays
-from lopsided.data.sources.names import Patterns, Twins, nearest_name, suggest_names, twins, typo_words, typos
+from lopsided.data.sources.names import Patterns, Twins, name_cautions, nearest_name, suggest_names, twins, typos
 from lopsided.data.splits import split
 from lopsided.errors import DataError
+from lopsided.facts import cautions
 
 
 @pytest.mark.parametrize(
@@ -87,11 +88,8 @@ def test_images_that_differ_only_in_the_suffix_are_counted_in_each_folder() -> N
     names = ["b/1.jpg", "a/1.jpg", "a/1.png", "a/sub/1.bmp", "a/2.jpg", "a/1.old.png", "a/2.png", "b/2.png"]
     found = twins(names)
     assert (found.number, found.first) == (2, ("a/1.jpg", "a/1.png"))
-    assert found.words() == (
-        "2 pairs of images differ only in the suffix, for example a/1.jpg and a/1.png: both are used as images. "
-        'If one of them is a mask, leave it out, for example with --exclude "*.png".'
-    )
-    assert Twins().words() == ""
+    assert found.cautions() == [cautions.same_stems(2, ["a/1.jpg", "a/1.png"], ".png")]
+    assert Twins().cautions() == []
 
 
 def test_pairs_are_counted_while_walking_with_the_names_of_open_folders_only() -> None:
@@ -124,10 +122,10 @@ def test_a_small_class_with_a_similar_name_is_a_typo_and_a_large_one_is_a_class(
     assert typos({"Break": 700, "Brake": 10, "Fray": 60}) == []
     assert typos({"Crack": 50, "crack": 48}) == [("crack", "Crack")]
     assert typos({"stage 1": 500, "stage 2": 2}) == []
-    assert typo_words({"Break": 70, "Brake": 1}) == (
-        "Classes with similar names: Brake (1 image) and Break (70). If they are the same class, rename one of them."
-    )
-    assert typo_words({"cat": 70, "dog": 1}) == ""
+    assert name_cautions({"Break": 70, "Brake": 1, "cat": 9}, []) == [
+        cautions.similar_names([["Brake", "Break"]], {"Brake": 1, "Break": 70})
+    ]
+    assert name_cautions({"cat": 70, "dog": 1}, []) == []
 
 
 def test_all_classes_that_cannot_be_split_are_named_with_the_names_they_resemble() -> None:

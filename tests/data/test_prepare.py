@@ -8,8 +8,9 @@ from PIL import Image
 
 from lopsided.data.decoding import read_header
 from lopsided.data.inputs import prepare
-from lopsided.data.prepare import list_drawn, open_sources, split_rule, split_source, split_words, usual_side
+from lopsided.data.prepare import list_drawn, open_sources, split_note, split_rule, split_source, usual_side
 from lopsided.data.sources import open_source
+from lopsided.facts import notes
 from lopsided.recipe import Recipe
 
 
@@ -41,15 +42,14 @@ def test_a_recipe_without_a_size_trains_on_images_of_different_sizes_and_says_th
     folder = write(tmp_path / "photos", [(30, 40), (50, 26), (64, 48), (33, 33), (30, 60)])
     recipe = Recipe().override(**{"data.source": str(folder), "data.val": 0.0, "data.test": 0.2})
     source, _ = open_sources(recipe)
-    prepared, notes = prepare(recipe, source, split_source(recipe, source))
+    prepared, facts = prepare(recipe, source, split_source(recipe, source))
     assert (prepared.shape, prepared.image_size) == ((3, 30, 30), 30)
-    said = "The images have different sizes and are resized to 30 x 30 pixels. Set another size with --image-size."
-    assert said in notes
+    assert notes.resized(30) in facts
     own = recipe.override(**{"data.image_size": 16})
     source, _ = open_sources(own)
-    prepared, notes = prepare(own, source, split_source(own, source))
+    prepared, facts = prepare(own, source, split_source(own, source))
     assert prepared.shape == (3, 16, 16)
-    assert said not in notes
+    assert "resized" not in [fact.kind for fact in facts]
 
 
 def test_images_that_are_stored_on_their_side_have_the_size_that_is_seen(tmp_path: Path) -> None:
@@ -65,18 +65,10 @@ def test_the_split_rule_is_named_with_its_reason(tmp_path: Path) -> None:
     (folder / "t.csv").write_text("path,label,group\n" + "\n".join(rows) + "\n")
     plain, grouped = open_source(folder), open_source(folder / "t.csv")
     assert [split_rule(Recipe(), source) for source in (plain, grouped)] == ["stratified", "group"]
-    assert split_words(Recipe(), plain) == (
-        "The images are split at random within each class (stratified); the default, because the data have neither "
-        "splits nor groups."
-    )
-    assert split_words(Recipe(), grouped) == (
-        "The images are split by group: all images of a group are in one split; the default, because the data have "
-        "groups."
-    )
+    assert split_note(Recipe(), plain) == notes.split("stratified", auto=True)
+    assert split_note(Recipe(), grouped) == notes.split("group", auto=True)
     asked = Recipe().override(**{"data.split": "random"})
-    assert split_words(asked, grouped) == (
-        "The images are split at random, without regard to classes or groups; as requested."
-    )
+    assert split_note(asked, grouped) == notes.split("random", auto=False)
 
 
 def marked(folder: Path) -> Path:
@@ -96,7 +88,7 @@ def test_a_scenario_leaves_the_test_images_that_the_data_define_as_they_are(tmp_
     parts = [source.subset(rows).counts() for rows in (splits.train, splits.val, splits.test)]
     assert parts == [{"cat": 4, "dog": 1}, {"cat": 1, "dog": 1}, {"cat": 3, "dog": 3}]
     assert list_drawn(recipe).names == source.names
-    assert split_words(recipe, source).endswith("validation and test images of the data stay as they are.")
+    assert split_note(recipe, source).values["scenario"]
 
 
 def test_a_scenario_draws_from_all_images_if_their_own_split_is_not_used(tmp_path: Path) -> None:
@@ -104,4 +96,4 @@ def test_a_scenario_draws_from_all_images_if_their_own_split_is_not_used(tmp_pat
     recipe = Recipe().override(**data)
     source, _ = open_sources(recipe)
     assert source.counts() == {"cat": 4, "dog": 1}
-    assert "stay as they are" not in split_words(recipe, source)
+    assert not split_note(recipe, source).values["scenario"]

@@ -313,7 +313,11 @@ def test_no_page_is_written_where_a_link_in_a_sweep_leads_to(tmp_path: Path) -> 
 def test_the_names_of_odd_bytes_do_not_keep_a_page_from_being_written(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     test = metrics_of(folder)["test"]
-    rewrite(folder, test={**test, "notes": ["no image of caf\udce9, \ud800"]}, warnings=["odd \udfff"])
+    rewrite(
+        folder,
+        test={**test, "notes": ["no image of caf\udce9, \ud800"]},
+        facts=[{"kind": "odd", "values": {}, "text": "odd \udfff"}],
+    )
     write_report(folder)
     text = text_of((folder / "report.html").read_text(encoding="utf-8"))
     assert "no image of caf\ufffd, \ufffd" in text

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lopsided.errors import RunError
+from lopsided.facts import cautions
 from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
@@ -156,18 +157,18 @@ def test_a_class_without_test_images_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_a_warning_of_the_run_is_passed_on_unless_the_page_has_said_it(tmp_path: Path) -> None:
-    """The sentences that the page says in its own words are found by those of the training, as they are today."""
-    from lopsided.data.splits import Leaks
-    from lopsided.training import cautions
-
-    leaks = Leaks(groups=("g",), duplicates=(("a", "train", "b", "test"),))
-    own = list(cautions.leak_cautions(leaks, "split", "Split"))
-    other = "A batch holds 1.2 images of rare on average: its anchors have few positives."
-    few = "The test split holds fewer than 30 images of rare (12): check how wide the intervals are."
-    none = "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
-    text = text_of(run_page(make_run(tmp_path / "run", warnings=[*own, few, none, other])))
-    assert other in text
-    assert not [sentence for sentence in (*own, few, none) if sentence in text]
+    said = [
+        cautions.shared_groups(1, "g", "split"),
+        cautions.shared_images(1, ["a", "train", "b", "test"], "split"),
+        cautions.few_test_images({"rare": 12}, 30),
+        cautions.no_validation_split(),
+    ]
+    other = cautions.few_positives("rare", 1.2, learns=True)
+    folder = make_run(tmp_path / "run", facts=[fact.to_dict() for fact in (*said, other)])
+    text = text_of(run_page(folder))
+    assert str(other) in text
+    assert not [fact for fact in said if str(fact) in text]
+    assert "There was no validation split" in text
 
 
 def test_a_run_without_any_test_image_shows_its_validation_and_says_so(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lopsided import cli
 from lopsided.errors import InputError
+from lopsided.facts import notes
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs import choice, run
 from lopsided.runs.choice import choose_recipe
@@ -31,13 +32,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_images_get_the_thorough_recipe(photographs: Path) -> None:
-    name, why = choose_recipe(named_recipe("default"), str(photographs))
-    assert (name, why) == (
-        "thorough",
-        "Recipe: thorough, because no recipe was named: 8 images through three pretrained encoders, which takes less "
-        "than a minute. Use --recipe default for one encoder. Use --recipe fine-tune or from-scratch to train an "
-        "encoder.",
-    )
+    name, (why,) = choose_recipe(named_recipe("default"), str(photographs))
+    assert (name, why.kind, why.values["images"]) == ("thorough", "thorough_by_size", 8)
 
 
 def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> None:
@@ -51,8 +47,7 @@ def test_many_images_get_the_default_because_of_the_time(photographs: Path, monk
     monkeypatch.setattr(choice, "SECONDS", 900.0)
     monkeypatch.setattr(choice.os, "cpu_count", lambda: 2)
     name, why = choose_recipe(named_recipe("default"), str(photographs))
-    assert name == "default"
-    assert "because no recipe was named and thorough would take about 60 min for 8 images: " in why
+    assert (name, why) == ("default", [notes.default_by_size(8, 60.0)])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from lopsided.data.augment import to_float
 from lopsided.data.folds import fold_recipes, whole_recipe
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.evaluation.calibration import at_prevalence
+from lopsided.facts import notes
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.reports.run_page import run_page
 from lopsided.runs import results
@@ -294,8 +295,7 @@ def test_a_group_with_two_labels_stays_in_one_fold_and_is_named(tmp_path: Path, 
     lines = [f"{photos / name},{name.split('/')[0]},{'both' if i in (0, 38) else i}" for i, name in enumerate(names)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,group", *lines]))
     run = run_recipe(recipe_of(tmp_path / "table.csv", **{"data.allow_outside": True}), tmp_path / "run")
-    notes = [event["text"] for event in run.events() if event["event"] == "note"]
-    assert "One group holds images of several classes, for example both. Check its labels." in notes
+    assert notes.mixed_groups(1, "both") in run.facts()
 
 
 def test_the_test_split_of_a_run_with_folds_is_not_evaluated_again_with_its_model(trained: Run) -> None:
@@ -313,7 +313,12 @@ def test_byte_identical_images_in_two_folds_are_reported(tmp_path: Path) -> None
     assert {where for _, a, _, b in run.metrics["leaks"]["duplicates"] for where in (a, b)} <= {
         "fold 1", "fold 2", "fold 3"
     }  # fmt: skip
-    assert any("byte-identical to an image in another fold" in text for text in run.metrics["warnings"])
+    (fact,) = [fact for fact in run.facts() if fact.kind == "shared_images"]
+    assert fact.values["unit"] == "fold"
+    page = run_page(run.folder)
+    assert "in two folds" in page
+    assert "in two splits" not in page
+    assert str(fact) not in page
 
 
 def test_a_record_and_a_page_take_a_run_with_folds_as_any_run(trained: Run) -> None:
@@ -367,8 +372,8 @@ def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monke
     assert figures.model_uwa == pytest.approx(np.mean(recalls))
     assert figures.uwa.value is not None
     assert figures.uwa.value > 0.9, "The classes differ in colour."
-    (text,) = [text for text in found.warnings if "below that of the recipe default" in text]
-    assert text.startswith("On the out-of-fold images, ")
+    (fact,) = [fact for fact in found.facts if fact.kind == "below_baseline"]
+    assert fact.values["split"] == "out-of-fold"
     log = (run.folder / "log.jsonl").read_text()
     assert log.count("The recipe default, for comparison, took") == 1
 
@@ -385,12 +390,11 @@ def test_without_a_cache_folds_cost_more_and_large_data_have_one_split(
 
 def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: Path) -> None:
     recipe = frozen_of(photos, **{"data.folds": None})
-    folds, why = default_folds(recipe)
+    folds, (why,) = default_folds(recipe)
     assert folds == 5
-    assert why.startswith("5 folds, because 'dog' has only 9 images: so all of them are tested, not only 15%. ")
-    assert "--folds 1 gives" in why
-    assert default_folds(recipe_of(photos, **{"data.folds": None})) == (None, "")  # It trains an encoder.
-    assert default_folds(recipe.override(**{"data.split": "random"})) == (None, "")
+    assert why == notes.folds_by_default(5, "dog", 9, 0.15, why.values["seconds"])
+    assert default_folds(recipe_of(photos, **{"data.folds": None})) == (None, [])  # It trains an encoder.
+    assert default_folds(recipe.override(**{"data.split": "random"})) == (None, [])
 
 
 @pytest.mark.parametrize(("rare", "folds"), [(1, None), (2, 2), (4, 4), (6, 5), (199, 5), (200, None)])
@@ -403,12 +407,12 @@ def test_the_number_of_folds_follows_from_the_rarest_class(tmp_path: Path, rare:
 def test_given_splits_and_long_computations_have_no_folds_by_default(tmp_path: Path) -> None:
     lines = [f"{label}{i}.png,{label},{('train', 'test')[i % 2]}" for label in "ab" for i in range(40)]
     (tmp_path / "given.csv").write_text("\n".join(["path,label,split", *lines]))
-    assert default_folds(named_recipe("default"), str(tmp_path / "given.csv")) == (None, "")
+    assert default_folds(named_recipe("default"), str(tmp_path / "given.csv")) == (None, [])
     lines = [f"{label}{i}.png,{label}" for label, number in (("a", 30_000), ("b", 100)) for i in range(number)]
     (tmp_path / "large.csv").write_text("\n".join(["path,label", *lines]))
-    folds, why = default_folds(named_recipe("default"), str(tmp_path / "large.csv"))
+    folds, (why,) = default_folds(named_recipe("default"), str(tmp_path / "large.csv"))
     assert folds is None
-    assert why.startswith("One split, although 'b' has only 100 images, because folds would take about ")
+    assert why == notes.split_by_default("b", 100, why.values["seconds"])
 
 
 @pytest.mark.parametrize("calibration", ["none", "temperature"])

@@ -10,6 +10,7 @@ import torch
 
 from lopsided.data.prepare import open_drawn
 from lopsided.errors import DataError, InputError, RunError
+from lopsided.facts import notes
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
 from lopsided.runs.reopen import open_model, trained_on
@@ -215,12 +216,11 @@ def test_a_given_val_split_is_used_for_nothing_when_val_is_0(tmp_path: Path) -> 
     assert done.metrics["val"] is None
     assert done.metrics["counts"]["train"] == {"cat": 6, "dog": 6}
     assert done.metrics["counts"]["test"] == {"cat": 2, "dog": 2}
-    told = [event["text"] for event in done.events() if event["event"] == "note"]
-    assert "6 images of the given val split are ignored because data.val is 0." in told
+    assert notes.unused_validation(6) in done.facts()
     used = run_recipe(SMALL, tmp_path / "used", data=folder)
     assert used.metrics is not None
     assert used.metrics["counts"]["val"] == {"cat": 3, "dog": 3}
-    assert not any("not used" in event.get("text", "") for event in used.events())
+    assert "unused_validation" not in [fact.kind for fact in used.facts()]
 
 
 def test_resume_refuses_other_images_under_the_same_names(tmp_path: Path) -> None:
@@ -303,8 +303,7 @@ def test_a_run_that_goes_on_with_or_without_fast_paths_says_so(
         with pytest.raises(KeyboardInterrupt):
             run_recipe(SMALL, tmp_path / "run", data=photos)
     done = run_recipe(SMALL.override(fast=False), tmp_path / "run", data=photos, resume=True)
-    told = [event["text"] for event in done.events() if event["event"] == "note"]
-    assert "The run started with fast = True and continues with fast = False, so the last digits may differ." in told
+    assert notes.changed_machine("fast", "True", "False") in done.facts()
 
 
 def test_what_the_scenario_left_is_judged_when_the_recipe_asks_for_it(photos: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lopsided.errors import InputError, MissingDependencyError, RunError
+from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 from lopsided.runs import tracking
 from lopsided.runs.folder import Run
@@ -397,7 +398,7 @@ def test_an_exception_of_a_tracker_ends_the_tracker_and_not_the_others(
 ) -> None:
     monkeypatch.setattr(catalogue, "find", lambda name: Fragile)
     monkeypatch.setattr(Fragile, "calls", [])
-    warnings: list[str] = []
+    warnings: list[Fact] = []
     trackers = tracking.Trackers([f"fragile:{method}", "fragile:sound"], tmp_path, warnings.append)
     trackers.start(TrackedRun("run", tmp_path))
     trackers.epoch(tracking._epoch(1, {"stage": "encoder", "loss": 1.0, "val_recall": [1.0, None]}, ["a", "b"]))
@@ -405,10 +406,7 @@ def test_an_exception_of_a_tracker_ends_the_tracker_and_not_the_others(
     order = ["start", "epoch", "recall", "recall", "artifacts", "end"]
     assert trackers.running == ["fragile:sound"]
     assert sorted(Fragile.calls) == sorted([*order, *order[: order.index(method) + 1]])
-    assert warnings == [
-        f"The tracker fragile:{method} failed and is left out; the run continues without it "
-        "(RuntimeError: broken by itself)."
-    ]
+    assert warnings == [cautions.tracker_failed(f"fragile:{method}", "RuntimeError: broken by itself")]
 
 
 def test_an_unknown_tracker_a_missing_package_and_a_server_are_refused_before_anything_is_written(

@@ -14,6 +14,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
+from lopsided.facts import notes
 from lopsided.inference.small import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
@@ -59,26 +60,25 @@ def test_a_model_below_the_baseline_is_told_so_and_a_better_one_is_not() -> None
     assert found.number == 70
     assert found.difference.value == pytest.approx(found.model - found.baseline)
     assert found.difference.high < 0
-    text = found.words("validation", "two-stage")
-    assert text.startswith(
-        "On the validation images, the unweighted accuracy of the model (0.333) is below that of a simple baseline, "
-    )
-    assert f"a linear classifier on images of 16 x 16 pixels ({found.baseline:.3f})." in text
-    assert f"The 95 % interval of the difference is {str(found.difference).partition(' ')[2]}." in text
-    assert text.endswith("Train for more epochs, use pretrained weights (--weights), or try another loss.")
-    assert found.words("validation", "frozen").endswith("or train an encoder (--recipe from-scratch).")
+    (fact,) = found.cautions("validation", "small-images", "two-stage")
+    assert fact.values["split"] == "validation"
+    assert (fact.values["model_uwa"], fact.values["baseline_uwa"]) == (found.model, found.baseline)
+    assert (fact.values["low"], fact.values["high"]) == (found.difference.low, found.difference.high)
+    assert str(fact).endswith("Train for more epochs, use pretrained weights (--weights), or try another loss.")
+    (fact,) = found.cautions("validation", "small-images", "frozen")
+    assert str(fact).endswith("or train an encoder (--recipe from-scratch).")
     right = compare(prepared, prepared.test, prepared.test.labels, 0)
     assert right is not None
-    assert right.words("validation", "two-stage") == ""
+    assert right.cautions("validation", "small-images", "two-stage") == []
 
 
 def test_a_warning_of_test_images_gives_no_advice_to_tune_on_them() -> None:
     found = Compared(0.4, 0.9, 70, Figure(-0.5, -0.6, -0.4))
-    text = found.words("test", "two-stage")
-    assert text.endswith(
+    (fact,) = found.cautions("test", "small-images", "two-stage")
+    assert str(fact).endswith(
         "Do not tune the model on test images: hold out validation images (--val) to compare settings."
     )
-    assert "another loss" not in text
+    assert "another loss" not in str(fact)
 
 
 def test_a_difference_that_chance_explains_is_no_warning() -> None:
@@ -89,7 +89,7 @@ def test_a_difference_that_chance_explains_is_no_warning() -> None:
     found = compare(prepared, prepared.test, almost, 0)
     assert found is not None
     assert found.model < found.baseline
-    assert found.words("validation", "two-stage") == ""
+    assert found.cautions("validation", "small-images", "two-stage") == []
 
 
 @pytest.mark.parametrize("sizes", [(50, 10), (40, 20, 5), (5,) * 12])
@@ -155,8 +155,8 @@ def test_a_run_below_the_recipe_default_keeps_the_warning_the_figures_and_the_sa
     source = source_from_arrays(train.inputs.tensor, train.labels, classes=["many", "few"])
     recipe = tiny(encoder_training__lr=1e-12, classifier__lr=1e-12, data__test=0.3, data__val=val)
     found = fitting.fit(recipe, source, tmp_path / "with")
-    (text,) = [text for text in found.warnings if "is below that of the recipe default" in text]
-    assert text.startswith(f"On the {split} images, ")
+    (fact,) = [fact for fact in found.cautions if fact.kind == "below_baseline"]
+    assert (fact.values["baseline"], fact.values["split"]) == ("default", split)
     assert found.baseline is not None
     assert found.baseline["recipe"] == "default"
     assert set(found.baseline["splits"]) == ({"val", "test"} if val == 0.3 else {"test"})
@@ -171,7 +171,7 @@ def test_a_run_below_the_recipe_default_keeps_the_warning_the_figures_and_the_sa
     assert figures["difference"]["high"] < 0
     without = fitting.fit(recipe.override(compare_default=False), source, tmp_path / "without")
     assert without.baseline is None
-    assert not any("below" in text for text in without.warnings)
+    assert "below_baseline" not in [fact.kind for fact in without.cautions]
     model = "model.safetensors"
     assert (tmp_path / "with" / model).read_bytes() == (tmp_path / "without" / model).read_bytes()
 
@@ -218,13 +218,11 @@ def test_a_problem_of_the_comparison_does_not_end_the_run(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(default_run, "preprocessing_of", fail)
     rows = np.arange(len(images))
-    notes: list[str] = []
     log = Log(None, None)
-    monkeypatch.setattr(log, "note", notes.append)
     digests = source.images.digest(rows)
     splits = Splits(rows[::2], rows[:0], rows[1::2])
     assert classify_by_default(tiny(), source, splits, digests, torch.device("cpu"), log) == {}
-    assert notes == ["The recipe default could not be used for comparison: no weights."]
+    assert log.facts == [notes.default_not_compared("no weights.")]
 
 
 def test_a_class_without_evaluated_images_leaves_a_comparison_but_no_warning() -> None:
@@ -232,9 +230,6 @@ def test_a_class_without_evaluated_images_leaves_a_comparison_but_no_warning() -
     found = compare_answers(labels, np.zeros_like(labels), labels, 3)
     assert not found.enough
     assert found.difference.high < 0
-    assert found.default_words("validation") == ""
-    assert (
-        compare_answers(labels, np.zeros_like(labels), labels, 2)
-        .default_words("validation")
-        .endswith("Use the recipe default (--recipe default), or change this recipe.")
-    )
+    assert found.cautions("validation", "default", "two-stage") == []
+    (fact,) = compare_answers(labels, np.zeros_like(labels), labels, 2).cautions("validation", "default", "two-stage")
+    assert fact.values["advice"] == "Use the recipe default (--recipe default), or change this recipe."

@@ -10,8 +10,9 @@ import torch
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import Leaks
+from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
-from lopsided.training.cautions import cautions, falling_cautions, is_falling, source_cautions
+from lopsided.training.cautions import falling_cautions, is_falling, run_cautions, source_cautions
 from training.conftest import tiny
 
 NO_LEAKS = Leaks((), ())
@@ -26,44 +27,40 @@ def made(train: Part, val: Part | None = None, test: Part | None = None) -> Prep
     return Prepared("vector", (1,), None, (0.0,), (1.0,), ("many", "few"), train, val, test)
 
 
-def texts(recipe: Recipe, prepared: Prepared, leaks: Leaks = NO_LEAKS) -> list[str]:
-    return list(cautions(recipe, prepared, leaks))
+def facts(recipe: Recipe, prepared: Prepared, leaks: Leaks = NO_LEAKS) -> list[Fact]:
+    return list(run_cautions(recipe, prepared, leaks))
 
 
 def test_a_run_with_enough_of_everything_has_no_warnings() -> None:
-    assert texts(tiny(), made(part(50, 50), part(10, 10), part(30, 30))) == []
+    assert facts(tiny(), made(part(50, 50), part(10, 10), part(30, 30))) == []
 
 
 def test_missing_splits_are_warned_about() -> None:
-    assert texts(tiny(), made(part(50, 50))) == [
-        "There is no test split: the run cannot estimate how well the model does on new images.",
-        "There is no validation split: the run keeps the weights of the last epoch, not of the best one.",
-    ]
+    assert facts(tiny(), made(part(50, 50))) == [cautions.no_test_split(), cautions.no_validation_split()]
 
 
 def test_classes_with_few_images_are_named_with_their_number() -> None:
-    assert texts(tiny(), made(part(50, 50), part(10, 9), part(30, 6))) == [
-        "The test split holds fewer than 30 images of few (6): check how wide the intervals are.",
-        "The validation split holds fewer than 10 images of few (9): the choice of the epoch is noisy.",
+    assert facts(tiny(), made(part(50, 50), part(10, 9), part(30, 6))) == [
+        cautions.few_test_images({"few": 6}, 30),
+        cautions.few_validation_images({"few": 9}, 10),
     ]
 
 
 def test_leaks_are_counted_and_one_is_shown() -> None:
     enough = made(part(50, 50), part(10, 10), part(30, 30))
     leaks = Leaks(("p1", "p7"), (("a.png", "train", "b.png", "test"),))
-    groups, duplicates = texts(tiny(), enough, leaks)
-    assert groups.startswith("2 groups are in more than one split, for example p1: the figures will be too high.")
-    assert duplicates.startswith(
-        "One image is byte-identical to an image in another split, for example b.png in test and a.png in train: "
-    )
+    assert facts(tiny(), enough, leaks) == [
+        cautions.shared_groups(2, "p1", "split"),
+        cautions.shared_images(1, ["a.png", "train", "b.png", "test"], "split"),
+    ]
 
 
 def test_a_minority_that_is_alone_in_its_batches_is_warned_about() -> None:
     rare = made(part(90, 10), part(10, 10), part(30, 30))
-    (text,) = texts(tiny(), rare)
-    assert text.startswith("A batch holds 1.6 images of few on average: its anchors have few positives.")
-    (text,) = texts(tiny(encoder_training__loss="cl"), rare)
-    assert "anchors without a positive do not learn" in text
+    assert facts(tiny(), rare) == [cautions.few_positives("few", pytest.approx(1.6), learns=True)]
+    assert facts(tiny(encoder_training__loss="cl"), rare) == [
+        cautions.few_positives("few", pytest.approx(1.6), learns=False)
+    ]
     for change in (
         {"encoder_training__batch_size": 20},
         {"encoder_training__views": 2},
@@ -73,7 +70,7 @@ def test_a_minority_that_is_alone_in_its_batches_is_warned_about() -> None:
         {"encoder_training__sampler": "sqrt"},
         {"encoder_training__loss": "ce"},
     ):
-        assert texts(tiny(**change), rare) == [], change
+        assert facts(tiny(**change), rare) == [], change
 
 
 @pytest.mark.parametrize(
@@ -100,24 +97,20 @@ def test_a_stage_whose_loss_still_falls_is_named_with_the_flag_that_helps() -> N
 
     recipe = tiny()  # three epochs, then two
     falling, flat = history("encoder", [3.0, 2.0, 1.25]), history("classifier", [0.5, 0.5])
-    assert list(falling_cautions(recipe, falling + flat)) == [
-        "The training loss of stage encoder still fell steeply at its last epoch (2 to 1.25), so the model may not be "
-        "trained enough. Train for more epochs (--epochs)."
+    assert list(falling_cautions(recipe, falling + flat)) == [cautions.falling_loss("encoder", 2.0, 1.25, "--epochs")]
+    second = history("encoder", [3.0, 1.0, 1.0]) + history("classifier", [0.9, 0.3])
+    assert list(falling_cautions(recipe, second)) == [
+        cautions.falling_loss("classifier", 0.9, 0.3, "--classifier-epochs")
     ]
-    (text,) = falling_cautions(recipe, history("encoder", [3.0, 1.0, 1.0]) + history("classifier", [0.9, 0.3]))
-    assert text.endswith("Train for more epochs (--classifier-epochs).")
     assert list(falling_cautions(recipe, falling[:2] + flat)) == [], "It was stopped early, by its validation images."
 
 
 def test_typos_pairs_and_large_images_are_warned_about() -> None:
     labels = ["Break"] * 30 + ["Brake"]
     source = source_from_arrays(np.zeros((31, 4, 4), dtype=np.uint8), np.array(labels))
-    (text,) = source_cautions(source, tiny(), (1, 4, 4))
-    assert text.startswith("Classes with similar names: Brake (1 image) and Break (30).")
+    assert list(source_cautions(source, tiny(), (1, 4, 4))) == [
+        cautions.similar_names([["Brake", "Break"]], {"Brake": 1, "Break": 30})
+    ]
     plain = source.subset(range(30))
     assert list(source_cautions(plain, tiny(data__image_size=600), (3, 600, 600))) == []
-    (text,) = source_cautions(plain, tiny(), (3, 3000, 4000))
-    assert text == (
-        "The images have 4,000 x 3,000 pixels and are not resized, so training is slow and needs much memory. Set a "
-        "size, for example --image-size 224."
-    )
+    assert list(source_cautions(plain, tiny(), (3, 3000, 4000))) == [cautions.large_images(4000, 3000)]

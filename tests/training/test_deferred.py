@@ -250,9 +250,9 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     again = fit(recipe, source, folder, resume=True)
     assert (folder / WEIGHTS_NAME).read_bytes() == (tmp_path / "whole" / WEIGHTS_NAME).read_bytes()
     assert [line["loss"] for line in again.history] == [line["loss"] for line in whole.history]
-    kept = [event["text"] for event in events(tmp_path / "whole", "note") if "keeps epoch" in event["text"]]
+    kept = [event["values"] for event in events(tmp_path / "whole", "note") if event["kind"] == "kept_epoch"]
     if "without" not in kind:
-        assert int(kept[0].split("keeps epoch ")[1].split(" ")[0]) > 2  # Epochs 1 and 2 came before the changes.
+        assert kept[0]["epoch"] > 2  # Epochs 1 and 2 came before the changes.
 
 
 @pytest.mark.parametrize(("val", "passes"), [(0.0, 1), (0.2, 4)])
@@ -276,15 +276,12 @@ def test_a_run_says_what_is_on(tmp_path: Path) -> None:
         method="end-to-end", encoder_training__loss="ce", encoder_training__epochs=1, compare_default=False, **settings
     )
     fit(recipe, stripes({"many": 20, "few": 8}), tmp_path / "run")
-    said = [event["text"] for event in events(tmp_path / "run", "note")]
-    for text in (
-        "After 50% of the epochs, the loss weights classes by their effective number (beta = 0.9999).",
-        "After 50% of the epochs, batches are drawn with classes equally.",
-        "The images of a batch are mixed by mixup (alpha = 0.4) or CutMix (alpha = 1).",
-        "SAM with rho = 0.05 computes two gradients in every step, which takes twice as long.",
-        "The model is a moving average of the weights (decay 0.9).",
-    ):
-        assert text in said
+    said = {event["kind"]: event["values"] for event in events(tmp_path / "run", "note")}
+    assert said["reweighting"] == {"after": 0.5, "beta": 0.9999}
+    assert said["resampling"] == {"after": 0.5}
+    assert said["mixing"] == {"mixup": 0.4, "cutmix": 1.0}
+    assert said["sharpness"] == {"rho": 0.05}
+    assert said["moving_average"] == {"decay": 0.9}
 
 
 CE = {"encoder_training.loss": "ce"}

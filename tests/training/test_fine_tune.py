@@ -17,6 +17,7 @@ from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
+from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.probabilities import predict
 from lopsided.models.cut import cut_encoder
 from lopsided.models.encoders import build_encoder
@@ -75,13 +76,13 @@ def small(weights: Path, **changes: Any) -> Recipe:
 
 
 class Told(Reporter):
-    """Keeps notes and warnings, counts steps, and interrupts the run after a number of steps."""
+    """Keeps facts, counts steps, and interrupts the run after a number of steps."""
 
     def __init__(self, fatal: int = 0) -> None:
-        self.notes, self.steps, self.fatal = [], 0, fatal
+        self.facts, self.steps, self.fatal = [], 0, fatal
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def fact(self, fact: Fact) -> None:
+        self.facts.append(fact)
 
     def step(self, loss: float, images: int) -> None:
         self.steps += 1
@@ -437,7 +438,7 @@ def test_minutes_are_settled_once_and_kept_when_the_run_is_resumed(
     assert len(calls) == 1
     assert calls[0] > 9  # A step of this encoder takes far less than a minute.
     assert told.steps == 9 - 4
-    assert "The run keeps the 9 steps that were settled when it started." in told.notes
+    assert notes.settled_steps(9) in told.facts
     # The trial steps left no trace: the same number of steps gives the same weights.
     fit(small(weights, **{"fine_tune.steps": 9}), open_source(photos), tmp_path / "steps")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "steps")]
@@ -463,17 +464,6 @@ def test_seconds_become_steps_by_the_median_of_the_trial_steps_and_the_evaluatio
     assert fine_tune.settle_steps(Loop(), None, -3.0) == 1  # type: ignore[arg-type]
 
 
-def test_the_note_about_minutes_gives_the_number_to_repeat() -> None:
-    assert fine_tune.budget_words(50, 2.0, 100.0) == (
-        "fine_tune.minutes = 2 gives 50 steps of 2 s on this machine. The number is now fixed for this run. Set "
-        "fine_tune.steps = 50 to repeat the run elsewhere."
-    )
-    assert fine_tune.budget_words(1, 2.0, -1.0) == (
-        "The preparation took longer than fine_tune.minutes = 2, so the encoder is trained for 1 step. Set more "
-        "minutes."
-    )
-
-
 def test_epochs_are_known_only_without_another_budget() -> None:
     from lopsided.runs.keys import epochs_of
     from lopsided.training.cautions import falling_cautions
@@ -483,14 +473,11 @@ def test_epochs_are_known_only_without_another_budget() -> None:
     epochs = steps.override(**{"fine_tune.steps": None, "encoder_training.epochs": 5})
     assert (epochs_of(steps), epochs_of(epochs)) == ((), (5,))
     assert list(falling_cautions(steps, history)) == []
-    (text,) = falling_cautions(epochs, history)
-    assert text.startswith("The training loss of stage fine-tune still fell steeply at its last epoch (2 to 1)")
+    assert list(falling_cautions(epochs, history)) == [cautions.falling_loss("fine-tune", 2.0, 1.0, "--epochs")]
     second = epochs.override(**{"fine_tune.blend": 0, "classifier.kind": "crt", "classifier.epochs": 2})
     falling = [{"stage": "classifier", "epoch": i + 1, "loss": 3.0 - i} for i in range(2)]
-    assert [text.split(" still ")[0] for text in falling_cautions(second, history + falling)] == [
-        "The training loss of stage classifier",
-        "The training loss of stage fine-tune",
-    ]
+    stages = [fact.values["stage"] for fact in falling_cautions(second, history + falling)]
+    assert stages == ["classifier", "fine-tune"]
 
 
 # Resume and ranks

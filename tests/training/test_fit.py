@@ -237,7 +237,7 @@ def test_without_validation_the_last_model_is_taken(source: Source) -> None:
     assert fitted.val is None
     assert len(fitted.history) == 5
     assert not any(name.startswith("val_") for entry in fitted.history for name in entry)
-    assert any("no validation split" in text for text in fitted.warnings)
+    assert "no_validation_split" in [fact.kind for fact in fitted.cautions]
 
 
 def test_training_stops_when_patience_runs_out(source: Source) -> None:
@@ -398,8 +398,8 @@ def test_the_log_tells_what_happened_line_by_line(source: Source, tmp_path: Path
     assert {"loss", "minority_loss_share", "anchors_without_positives", "lr", "seconds", "images_per_second"} <= set(
         epochs[0]
     )
-    assert [event["text"] for event in events if event["event"] == "warning"] == fitted.warnings
-    assert any("kept in memory" in event["text"] for event in events if event["event"] == "note")
+    assert [event["text"] for event in events if event["event"] == "warning"] == list(map(str, fitted.cautions))
+    assert [event["values"]["place"] for event in events if event.get("kind") == "images_read"] == ["memory"]
 
 
 def test_leaks_are_found_and_warned_about(source: Source) -> None:
@@ -408,7 +408,8 @@ def test_leaks_are_found_and_warned_about(source: Source) -> None:
     source.images.pixels[splits.test[0]] = source.images.pixels[splits.train[0]]
     fitted = fit(tiny(encoder_training__epochs=1), source)
     assert len(fitted.leaks.duplicates) == 1
-    assert any("byte-identical" in text for text in fitted.warnings)
+    (fact,) = [fact for fact in fitted.cautions if fact.kind == "shared_images"]
+    assert (fact.values["images"], fact.values["unit"]) == (1, "split")
 
 
 def test_splits_follow_the_recipe_and_the_source(source: Source) -> None:

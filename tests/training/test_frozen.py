@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from lopsided.data.sources import Source, open_source
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
+from lopsided.facts import Fact
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.probabilities import predict
@@ -57,19 +58,16 @@ def small(weights: Path, **changes: Any) -> Recipe:
 
 
 class Counts(Reporter):
-    """Keeps how many images went through the encoder, and the notes and warnings."""
+    """Keeps how many images went through the encoder, and the facts."""
 
     def __init__(self) -> None:
-        self.images, self.notes, self.warned = 0, [], []
+        self.images, self.facts = 0, []
 
     def count(self, label: str, done: int, total: int) -> None:
         self.images += total if done == total else 0
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
+    def fact(self, fact: Fact) -> None:
+        self.facts.append(fact)
 
 
 def source_of(photos: Path) -> Source:
@@ -95,8 +93,8 @@ def test_a_frozen_run_is_an_ordinary_model_with_the_preprocessing_of_its_weights
     p = predict(model, card, source.images.take(fitted.splits.test))
     assert np.abs(p - fitted.test.probabilities).max() < 1e-4
     assert (fitted.test.probabilities.argmax(axis=1) == fitted.test.y_true).mean() > 0.9  # They differ in brightness.
-    assert any(note.startswith("The regression has the strength C = ") for note in told.notes)
-    assert not any("epoch" in text for text in [*told.notes, *told.warned])
+    assert "chosen_strength" in [fact.kind for fact in told.facts]
+    assert not any("epoch" in str(fact) for fact in told.facts)
 
 
 @pytest.mark.slow

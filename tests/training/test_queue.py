@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.splits import Leaks
+from lopsided.facts import cautions
 from lopsided.losses import FeatureQueue
-from lopsided.training.cautions import cautions
+from lopsided.training.cautions import run_cautions
 from training.conftest import tiny
 
 Pushes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=6)
@@ -94,11 +95,4 @@ def test_a_queue_of_more_features_than_there_are_is_warned_about(size: int, view
     part = Part(MemoryInputs(torch.zeros(100, 1)), labels)
     prepared = Prepared("vector", (1,), None, (0.0,), (1.0,), ("many", "few"), part, part, part)
     recipe = tiny(encoder_training__queue=size, encoder_training__views=views)
-    assert (
-        list(cautions(recipe, prepared, Leaks((), ())))
-        == [
-            "The queue holds up to 101 features, but the training images have only 100: older features of an image "
-            "become positives of the same image. Use a smaller queue (encoder_training.queue)."
-        ]
-        * warned
-    )
+    assert list(run_cautions(recipe, prepared, Leaks((), ()))) == [cautions.large_queue(101, 100)] * warned

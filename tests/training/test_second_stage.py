@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from lopsided.data.augment import to_float
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
+from lopsided.facts import Fact, notes
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead
 from lopsided.recipe import Recipe, named_recipe
@@ -87,10 +88,10 @@ def without_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 class Events(Reporter):
     def __init__(self) -> None:
-        self.notes: list[str] = []
+        self.facts: list[Fact] = []
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def fact(self, fact: Fact) -> None:
+        self.facts.append(fact)
 
 
 def test_validation_images_choose_the_first_tau_with_the_best_figure(source: Source) -> None:
@@ -104,7 +105,7 @@ def test_validation_images_choose_the_first_tau_with_the_best_figure(source: Sou
         logits = x @ np.stack([row / np.linalg.norm(row) ** tau for row in weight]).T
         figures.append(np.mean([(logits.argmax(axis=1) == c)[y == c].mean() for c in range(3)]))
     best = TAUS[int(np.argmax(figures))]
-    assert any(f"to the power tau = {best:g}, the best of 21 values by validation uwa" in text for text in told.notes)
+    assert notes.tau(best, "uwa", 21) in told.facts
     np.testing.assert_allclose(head_of(fitted)[0], tau_normalised(torch.from_numpy(weight), best).numpy(), rtol=1e-5)
 
 

@@ -18,6 +18,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
+from lopsided.facts import Fact, notes
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.features import Extractor
@@ -221,9 +222,9 @@ def test_classes_that_a_view_exchanges_are_warned_about(
         **{"encoder.name": SMALL, "encoder.weights": str(weights), "encoder.views": views, "data.image_size": SIDE}
     )
     found = fit(recipe, source_from_arrays(images, labels))
-    told = [text for text in found.warnings if "which way round" in text]
+    told = [fact for fact in found.cautions if fact.kind == "directed_classes"]
     assert len(told) == warned
-    assert all(text.endswith("Use --views auto.") for text in told)
+    assert all(fact.values["advice"] == "--views auto" for fact in told)
 
 
 def test_a_fine_tuned_encoder_is_not_advised_to_choose_views(weights: Path) -> None:
@@ -232,8 +233,8 @@ def test_a_fine_tuned_encoder_is_not_advised_to_choose_views(weights: Path) -> N
            "data.image_size": SIDE, "fine_tune.blocks": 1, "fine_tune.views": 1, "fine_tune.steps": 1,
            "compare_default": False}
     )  # fmt: skip
-    (text,) = [text for text in fit(recipe, halves(side=False)).warnings if "which way round" in text]
-    assert text.endswith("Use --views none.")
+    (fact,) = [fact for fact in fit(recipe, halves(side=False)).cautions if fact.kind == "directed_classes"]
+    assert fact.values["advice"] == "--views none"
 
 
 def halves(*, side: bool, both: bool = False) -> Any:
@@ -269,7 +270,7 @@ def test_inner_folds_take_the_views_that_do_not_exchange_classes(
     log = (tmp_path / "run" / "log.jsonl").read_text()
     assert f'"chosen": "{views}"' in log
     assert ("which way round" in log) == (views != "flips")
-    assert not found.warnings or all("which way round" not in text for text in found.warnings)
+    assert "directed_classes" not in [fact.kind for fact in found.cautions]
     model, card = load_model(tmp_path / "run", torch.device("cpu"))
     assert card.views == model.views == SETS[views]
 
@@ -313,23 +314,21 @@ def test_with_folds_the_note_is_that_of_the_model_and_tells_of_folds_that_chose_
         pixels = source.images.load(np.array([i]), SIDE, 3)[0].permute(1, 2, 0).numpy()
         Image.fromarray(pixels).save(folder / str(label) / f"{i:02d}.png")
     recipe = frozen(weights, **{"regression.strength": None, "encoder.views": "auto", "data.folds": 3})
-    told: list[str] = []
+    told: list[Fact] = []
 
     class Told(Reporter):
-        def note(self, text: str) -> None:
-            told.append(text)
+        def fact(self, fact: Fact) -> None:
+            told.append(fact)
 
     run_recipe(recipe, tmp_path / "first", data=folder, reporter=Told())
-    start = "The features are means over the views flip: the classes seem to depend on which way round the images are"
-    assert [text.startswith(start) for text in told if text.startswith("The features are")] == [True]
+    assert [fact.values["views"] for fact in told if fact.kind == "chosen_views"] == ["flip"]
     assert json.loads((tmp_path / "first" / "metrics.json").read_text())["views"] == ["identity", "hflip"]
-    assert not any("of 3 folds chose other views" in text for text in told)
+    assert "other_views" not in [fact.kind for fact in told]
     told.clear()
     choices = iter([0, 1, 0, 1])  # Three folds, and then all images.
     monkeypatch.setattr("lopsided.training.frozen.choose_views", lambda losses: next(choices))
     run_recipe(recipe, tmp_path / "second", data=folder, reporter=Told())
-    said = "2 of 3 folds chose other views, so the figures are those of models with other views."
-    assert said in told
+    assert notes.other_views(2, 3) in told
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lopsided.cli import sweeping
 from lopsided.cli.compare import BASELINE, about_comparison, check_images
 from lopsided.cli.output import StoppedError, say
 from lopsided.errors import InputError
+from lopsided.facts import Fact, notes
 
 if TYPE_CHECKING:
     from lopsided.recipe import Recipe
@@ -43,7 +44,7 @@ def fit_auto(
     folder = out / COMPARISON
     if not resume and out.is_dir() and any(out.iterdir()):
         raise InputError(f"The folder {out} is not empty. Choose another folder, or continue its run with --resume.")
-    why = ""
+    why: list[Fact] = []
     try:
         if not (resume and (out / RECIPE).is_file()):
             given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
@@ -72,7 +73,7 @@ def fit_auto(
                     view=lambda: sweep_view(quiet=quiet),
                     about=about,
                 )
-            why = " ".join(choice.sentences())
+            why = [notes.chosen_by_comparison(choice.answer.chosen, choice.sentences())]
             if not quiet:
                 for text in choice.sentences():
                     say(text)

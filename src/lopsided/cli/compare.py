@@ -322,10 +322,10 @@ def check_images(out: Path, source: Source, base: Recipe) -> str:
 def say_mixed_groups(base: Recipe, source: Source) -> None:
     """Print a note if folds by group have groups with images of several classes."""
     from lopsided.data.prepare import split_rule
-    from lopsided.runs.folds import mixed_group_words
+    from lopsided.runs.folds import mixed_group_notes
 
-    for text in mixed_group_words(source) if split_rule(base, source) == "group" else ():
-        say(text)
+    for fact in mixed_group_notes(source) if split_rule(base, source) == "group" else ():
+        say(str(fact))
 
 
 def _check_kind_of_runs(out: Path, records: Sequence[Record], folds: int | None) -> None:

@@ -143,9 +143,9 @@ def _tell(found: Found, out: Path, *, page: bool, quiet: bool, as_json: bool) ->
     from lopsided.inference.find import page_path
 
     result = found.result
-    for note in found.notes:
-        if not quiet or note.startswith("warning"):
-            say(note)
+    for fact in found.facts:
+        if not quiet or fact.is_caution:
+            say(f"warning: {fact}" if fact.is_caution else str(fact))
     tell_unreadable(result.first_unreadable, result.unreadable, out)
     if as_json:
         facts: dict[str, Any] = {

@@ -7,17 +7,20 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lopsided.cli.output import StoppedError, say, shortened
 from lopsided.cli.sweeping import Work, refuse
 from lopsided.errors import InputError, sentence
+from lopsided.facts import Fact, notes
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
     from lopsided.recipe import Recipe
     from lopsided.runs.folder import Run
     from lopsided.runs.folds import Parallel
+
+V = TypeVar("V")
 
 
 def check_auto(
@@ -82,7 +85,7 @@ def train_recipe(
     parallel: Parallel | None = None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
-    text, why = _told(ranks, lambda: _choose(recipe, out, resume, changes))
+    text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes))
     from lopsided.recipe import Recipe
 
     chosen = Recipe.from_toml(text).override(**changes)
@@ -93,7 +96,7 @@ def train_recipe(
         from lopsided.recipe import named_recipe
         from lopsided.runs.choice import choose_recipe
 
-        name, why = _told(ranks, lambda: choose_recipe(chosen, data))
+        name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data))
         chosen = named_recipe(name).override(**changes)
     if recipe in (None, "default", "thorough") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks)
@@ -138,16 +141,27 @@ _SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split
 
 
 def _with_folds(
-    recipe: Recipe, why: str, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None
-) -> tuple[Recipe, str]:
+    recipe: Recipe, why: list[Fact], data: str | None, changes: Mapping[str, Any], ranks: Ranks | None
+) -> tuple[Recipe, list[Fact]]:
     """Return a recipe with the default folds, if there are any, and the reason."""
     if recipe.method != "frozen" or any(name in changes for name in _SPLIT_FIELDS):
         return recipe, why
     from lopsided.runs.folds import default_folds
 
-    folds, text = _told(ranks, lambda: default_folds(recipe, data))
-    why = " ".join(filter(None, [why, text]))
-    return (recipe, why) if folds is None else (recipe.override(**{"data.folds": folds}), why)
+    folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data))
+    return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
+
+
+def _with_reasons(ranks: Ranks | None, make: Callable[[], tuple[V, list[Fact]]]) -> tuple[V, list[Fact]]:
+    """Return on all ranks the choice of the first rank, and its reasons, which only the first rank logs."""
+    reasons: list[Fact] = []
+
+    def choose() -> V:
+        choice, facts = make()
+        reasons.extend(facts)
+        return choice
+
+    return _told(ranks, choose), reasons
 
 
 @contextmanager
@@ -167,8 +181,8 @@ def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
     return make() if ranks is None else ranks.told(make)
 
 
-def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a recipe as TOML, and the sentence that gives the reason for it; "" if the user named the recipe.
+def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any]) -> tuple[str, list[Fact]]:
+    """Return a recipe as TOML, and the reason for it; none if the user named the recipe.
 
     This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
     training of an encoder, it is ``from-scratch``.
@@ -177,14 +191,14 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     from lopsided.recipe.weights import JOINT, trained_names
 
     if recipe is not None:
-        return find_recipe(recipe).to_toml(), ""
+        return find_recipe(recipe).to_toml(), []
     if resume and (out / "recipe.toml").is_file():
         from lopsided.runs.folder import Run
 
-        return Run.open(out).recipe.to_toml(), ""
+        return Run.open(out).recipe.to_toml(), []
     own = next((path for path in changes if path.startswith("fine_tune.")), None)
     if own is not None or changes.get("method") == "fine-tune":
-        return find_recipe("fine-tune").to_toml(), f"Recipe: fine-tune, because {own or 'method'} is set."
+        return find_recipe("fine-tune").to_toml(), [notes.fine_tune_by_field(own or "method")]
     frozen = changes.get("method", "frozen")
     training = next((path for path in changes if is_idle(path, str(frozen))), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
@@ -199,9 +213,5 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     if frozen not in FROZEN:
         training = "method"
     if training is not None:
-        why = f"Recipe: from-scratch, because {training} is set, which has an effect only if an encoder is trained."
-        if training == "encoder.name":
-            why = "Recipe: from-scratch, because the encoder has no pretrained weights (--weights)."
-        return find_recipe("from-scratch").to_toml(), why
-    why = "Recipe: default, because the fields of the encoder are given: a pretrained encoder that is not trained."
-    return find_recipe("default").to_toml(), f"{why} Use --recipe from-scratch to train an encoder."
+        return find_recipe("from-scratch").to_toml(), [notes.from_scratch_by_field(training)]
+    return find_recipe("default").to_toml(), [notes.default_by_encoder()]

@@ -127,7 +127,7 @@ def tell_unreadable(first: Iterable[tuple[str, str]], number: int, out: Path | N
 def warn_of_twins(pairs: Twins) -> None:
     """Warn about images that differ only in the suffix, which may be masks."""
     if pairs.number:
-        say(f"warning: {pairs.words()}")
+        say(f"warning: {pairs.cautions()[0]}")
 
 
 def show(text: str) -> None:

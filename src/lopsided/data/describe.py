@@ -13,7 +13,7 @@ from lopsided.data.decoding import UnreadableImageError, read_header
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
-from lopsided.data.sources.names import twins, typo_words
+from lopsided.data.sources.names import name_cautions
 from lopsided.data.sources.registry import KINDS
 from lopsided.recipe.words import listed
 
@@ -124,7 +124,7 @@ def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
     if alone:
         verb = "has" if len(alone) == 1 else "each have"
         notes.append(f"{listed(alone)} {verb} only one image and cannot be split.")
-    notes += [text for text in (typo_words(counts), twins(source.names).words()) if text]
+    notes += map(str, name_cautions(counts, source.names))
     conflicts = [item for item in duplicates if len(item["labels"]) > 1]
     if conflicts:
         first = conflicts[0]

@@ -20,6 +20,7 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
+from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.recipe.weights import trained_names
 
@@ -171,7 +172,7 @@ def prepare(
     pixels: Pixels | None = None,
     digests: Sequence[str] | None = None,
     own: int | None = None,
-) -> tuple[Prepared, list[str]]:
+) -> tuple[Prepared, list[Fact]]:
     """Prepare the splits of a source. Also return notes on the choices for memory and pixels.
 
     ``pixels`` is the preprocessing of the encoder's weights, for recipes with the normalisation "weights". ``digests``
@@ -185,7 +186,8 @@ def prepare(
     first = source.images.load(splits.train[:1], side, channels)
     height, width = first.shape[2:]
     size = height if height == width else None
-    inputs, notes = _inputs(recipe, source, (channels, height, width), side, (ranks or Ranks()).local_size)
+    inputs, read = _inputs(recipe, source, (channels, height, width), side, (ranks or Ranks()).local_size)
+    facts = [read]
     parts = {
         name: Part(
             inputs(rows),
@@ -197,22 +199,19 @@ def prepare(
         if len(rows) or name == "train"
     }
     if data.image_size is None and side is not None and pixels is None:
-        notes.append(
-            f"The images have different sizes and are resized to {side} x {side} pixels. "
-            "Set another size with --image-size."
-        )
+        facts.append(notes.resized(side))
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
     if recipe.encoder.is_joined:
-        each = "Each encoder" if len(trained_names(recipe.encoder.name)) > 1 else "The encoder"
-        notes.append(f"{each} normalises images by the mean and the deviation of its own weights.")
+        facts.append(notes.own_normalisation(len(trained_names(recipe.encoder.name))))
+    elif recipe.augment.normalisation in ("source", "weights") and pixels is None:
+        facts.append(notes.fitted_normalisation(list(mean), list(std)))
     else:
-        shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
-        notes.append(f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}.")
+        facts.append(notes.normalisation(list(mean), list(std)))
     prepared = Prepared(
         kind="image", shape=(channels, height, width), image_size=size, mean=mean, std=std, classes=source.classes,
         train=parts["train"], val=parts.get("val"), test=parts.get("test"), own=own,
     )  # fmt: skip
-    return prepared, notes
+    return prepared, facts
 
 
 def prepare_vectors(
@@ -232,18 +231,15 @@ def prepare_vectors(
 
 def _inputs(
     recipe: Recipe, source: Source, shape: tuple[int, int, int], size: int | None, num_processes: int
-) -> tuple[Callable[[Indices], Inputs], list[str]]:
-    """How the inputs of a split are made, kept in memory or decoded batch by batch, and the sentence that says so."""
+) -> tuple[Callable[[Indices], Inputs], Fact]:
+    """How the inputs of a split are made, kept in memory or decoded batch by batch, and the note that says so."""
     need, free = len(source) * int(np.prod(shape)), free_memory()
-    room = "an unknown amount" if free is None else f"{free / 1e6:,.0f} MB"
     fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process holds its own copy.
     keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
     keep = keep and not recipe.is_frozen  # Each image is used once.
-    what = f"{len(source):,} images of {shape[0]} x {shape[1]} x {shape[2]} ({need / 1e6:,.1f} MB decoded)"
-    where = "are kept in memory" if keep else "are decoded again in every epoch"
-    note = f'{what} {where}: cache is "{recipe.data.cache}" and {room} of memory is free.'
-    if recipe.is_frozen:
-        note = f"{what} go through the encoder once, unless their features are cached."
+    where = "once" if recipe.is_frozen else "memory" if keep else "decoded"
+    room = None if free is None else free / 1e6
+    note = notes.images_read(len(source), list(shape), need / 1e6, where, recipe.data.cache, room)
     workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)
     images = source.images
 
@@ -252,7 +248,7 @@ def _inputs(
             return MemoryInputs(images.load(rows, size, shape[0], workers=workers))
         return StreamedInputs(images.take(rows), size, shape[0], workers)
 
-    return make, [note]
+    return make, note
 
 
 def longest_side(images: Images, rows: Indices) -> int:

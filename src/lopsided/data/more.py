@@ -20,6 +20,7 @@ from lopsided.data.sources.names import suggest_names
 from lopsided.data.sources.tables import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.data.splits import Splits
 from lopsided.errors import DataError, sentence
+from lopsided.facts import Fact, notes
 
 MARKS = ("yes", "no", "skip")
 """What the column mark of a table may hold. A row that is skipped, or says "no" without a label, has no label."""
@@ -50,27 +51,23 @@ def add_more(
     if not isinstance(source.images, FileImages):
         do = "Use a folder or a table of images."
         raise DataError(f"Further labels (--more) need images in files, but those of {source.name} are arrays. {do}")
-    rows, notes = [], []
+    rows: list[_Row] = []
+    facts: list[Fact] = []
     for table in map(Path, tables):
         found, left = _read(table, source, group, allow_outside)
         rows += found
         if left:
-            few = " and ".join(f"{number:,} {what}" for what, number in left.items())
-            notes.append(f"{table.name} holds rows without a label, which are left out: {few}.")
+            facts.append(notes.unlabelled_rows(table.name, dict(left)))
     rows, same = _new(source, source.images, rows)
     if same:
-        notes.append(f"{same:,} of the further labels are of images that are already labelled so; they are left out.")
+        facts.append(notes.repeated_labels(same))
     if held_out is not None:
         rows, tested = _not_held_out(rows, held_out)
         if tested:
-            notes.append(f"{tested:,} of the further labels are of held-out images or their groups; they are left out.")
+            facts.append(notes.held_out_labels(tested))
     lacking = 0 if source.groups is None else sum(not row.group for row in rows)
     if lacking:
-        column = group or "group"
-        notes.append(
-            f"{lacking:,} of {len(rows):,} further images have no group, so each counts as a group of its own. If one "
-            f"belongs to a group that is tested, the figures are too good. Fill the column {column} of the table."
-        )
+        facts.append(notes.further_without_group(lacking, len(rows), group or "group"))
     places = {name: i for i, name in enumerate(source.classes)}
     names = [str(row.path) for row in rows]
     more = replace(
@@ -83,10 +80,9 @@ def add_more(
         unreadable=(),
         left_out=0,
     )
-    counts = ", ".join(f"{number:,} {name}" for name, number in more.counts().items() if number)
     if len(more):
-        notes.append(f"Further labels: {counts}. These images are for training only and are never tested.")
-    return replace(source, more=more if len(more) else None, notes=(*source.notes, *notes))
+        facts.append(notes.further_labels(more.counts()))
+    return replace(source, more=more if len(more) else None, facts=(*source.facts, *facts))
 
 
 def training_source(source: Source, splits: Splits) -> tuple[Source, Splits]:

@@ -14,6 +14,7 @@ from lopsided.data.more import add_more
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits, open_source
 from lopsided.data.splits import How, Splits, split
+from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 
 USUAL_SIDE = 224
@@ -154,25 +155,11 @@ def split_source(recipe: Recipe, source: Source) -> Splits:
     return split(source, how=how, val=data.val, test=data.test if data.folds is None else 0.0, seed=seed)
 
 
-def split_words(recipe: Recipe, source: Source) -> str:
-    """Return a sentence that names the split rule and the reason for it."""
+def split_note(recipe: Recipe, source: Source) -> Fact:
+    """Return the note on how a source is split."""
     how, data = split_rule(recipe, source), recipe.data
-    what = {
-        "random": "at random, without regard to classes or groups",
-        "stratified": "at random within each class (stratified)",
-        "group": "by group: all images of a group are in one split",
-        "given": "as the data define it (given)",
-    }[how]
-    why = {
-        "stratified": "the data have neither splits nor groups",
-        "group": "the data have groups",
-        "given": "the data have splits",
-    }
-    reason = f"the default, because {why[how]}" if data.split == "auto" else "as requested"
+    auto = data.split == "auto"
     if data.folds is not None and data.fold is not None:
         repeat, fold = divmod(data.fold - 1, data.folds)
-        which = f"fold {fold + 1} of {data.folds}" + (f" in repeat {repeat + 1}" if repeat else "")
-        return f"The test images are {which}. The images are split {what}; {reason}."
-    kept = how == "given" and data.scenario is not None
-    scenario = " The scenario draws training images; validation and test images of the data stay as they are."
-    return f"The images are split {what}; {reason}.{scenario if kept else ''}"
+        return notes.fold_of(how, auto, fold + 1, data.folds, repeat + 1)
+    return notes.split(how, auto, scenario=how == "given" and data.scenario is not None)

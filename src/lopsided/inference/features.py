@@ -30,7 +30,7 @@ class Extractor:
     """Returns the features of images, from the cache or from the encoder: the mean over the views of the model.
 
     The features of each view are cached on their own. An image is decoded once for all views that are missing.
-    ``small`` also keeps a small version of each image that is decoded. ``problem`` is a sentence about the first disk
+    ``small`` also keeps a small version of each image that is decoded. ``problem`` is the first error of the disk
     error, after which features are no longer cached.
     """
 
@@ -148,7 +148,7 @@ class Extractor:
                 self.spaces[place].store([keys[row] for row in kept], features[kept])
             trim(self.root, cache_limit())
         except RunError as error:
-            self.problem = f"Features are not cached: {error}"
+            self.problem = str(error)
 
 
 def _count_rows(count: Counted, before: int, here: int, total: int, done: int, missing: int) -> None:

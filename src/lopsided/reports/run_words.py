@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +34,10 @@ FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
 _GREEK = {"eta": ETA, "gamma": GAMMA}
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
-# Warnings of cautions.py that the page replaces with its own.
-_SAID = re.compile(
-    r"fewer than \d+ images of|^There is no (test|validation) split|in more than one split|byte-identical"
+_SAID = frozenset(
+    {"no_test_split", "few_test_images", "few_images", "no_validation_split", "shared_groups", "shared_images"}
 )
+"""Kinds of cautions that the page explains with its own words."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,7 @@ def _loss(loss: LossSettings) -> str:
 def warnings(facts: Facts) -> list[Caution]:
     """Return the warnings about the figures, the most serious first."""
     found = [*_of_recipe(facts), *_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
-    found += [Caution("Warning of the run", clean(text)) for text in facts.metrics.warnings if not _SAID.search(text)]
+    found += [Caution("Warning of the run", clean(fact.text)) for fact in facts.metrics.facts if fact.kind not in _SAID]
     unreadable = len(facts.metrics.unreadable)
     if unreadable:
         found.append(
@@ -247,17 +246,18 @@ def _of_recipe(facts: Facts) -> Iterator[Caution]:
 
 def _of_leaks(metrics: Metrics) -> Iterator[Caution]:
     groups, duplicates = metrics.leaks.groups, metrics.leaks.duplicates
+    unit, split = ("split", "Split") if metrics.folds is None else ("fold", "Use folds")
     if groups:
         yield Caution(
-            f"{amount(len(groups), 'group')} {'is' if len(groups) == 1 else 'are'} in more than one split",
+            f"{amount(len(groups), 'group')} {'is' if len(groups) == 1 else 'are'} in more than one {unit}",
             f"For example {listed([clean(group) for group in groups])}. The model saw other images of these groups "
-            "in training, so the figures may be too high. Split by group "
+            f"in training, so the figures may be too high. {split} by group "
             '(data.split = "group").',
         )
     if duplicates:
         first, where, other, there = (clean(part) for part in duplicates[0])
         yield Caution(
-            f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two splits",
+            f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two {unit}s",
             f"The files are byte-identical, for example {other} in {there} and {first} in {where}. "
             "The figures may be too high. Remove the copies.",
         )
@@ -339,7 +339,7 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
 
 
 def _of_validation(facts: Facts) -> Iterator[Caution]:
-    if facts.metrics.val is None and facts.metrics.folds is None:
+    if any(fact.kind == "no_validation_split" for fact in facts.metrics.facts):
         yield Caution(
             "There was no validation split",
             "The run kept the weights of the last epoch, not of the best one. Without validation images, a threshold "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from lopsided.data.prepare import list_drawn
+from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
 
@@ -15,19 +16,14 @@ SECONDS = 0.27
 """Seconds of one core for the features of an image by ``thorough``, as a rough guide."""
 
 
-def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, str]:
-    """Return the name of the recipe for these data, and the sentence that gives the reason. Images are not decoded.
+def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, list[Fact]]:
+    """Return the name of the recipe for these data, and the reason. Images are not decoded.
 
     ``base`` holds the fields of the data. The size of the images does not matter: docs/which-recipe.md has figures for
     images of 28 pixels, too.
     """
     num = len(list_drawn(runs.settle(base, data)))
     minutes = SECONDS * num / (os.cpu_count() or 1) / 60
-    about = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
-    reason = f"thorough would take {about} for {num:,} images" if num > MANY else ""
-    other = "Use --recipe fine-tune or from-scratch to train an encoder."
-    if reason:
-        why = f"Recipe: default, because no recipe was named and {reason}: a pretrained encoder that is not trained."
-        return DEFAULT, f"{why} {other}"
-    why = f"Recipe: thorough, because no recipe was named: {num:,} images through three pretrained encoders"
-    return THOROUGH, f"{why}, which takes {about}. Use --recipe default for one encoder. {other}"
+    if num > MANY:
+        return DEFAULT, [notes.default_by_size(num, minutes)]
+    return THOROUGH, [notes.thorough_by_size(num, minutes)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.errors import InputError, sentence
+from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit, trim
 from lopsided.inference.features import Extractor
 from lopsided.inference.find import By, Question, Result, Search
@@ -35,13 +36,13 @@ Elsewhere: TypeAlias = Callable[[Known | None], AbstractContextManager[Mapper]]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A finished search: the result, the model, the class, and sentences for the user."""
+    """A finished search: the result, the model, the class, and facts for the user."""
 
     result: Result
     card: ModelCard
     label: str
     known: Known | None
-    notes: tuple[str, ...]
+    facts: tuple[Fact, ...]
 
 
 def find_in_pool(
@@ -107,7 +108,7 @@ def find_in_pool(
         result = search.run(listed, total, out, mapper, features=features, progress=count)
     if spaces and extractor.root is not None:
         trim(extractor.root, cache_limit())
-    return Found(result, card, label, known, tuple(_notes(question, labelled, known, result, twins, like)))
+    return Found(result, card, label, known, tuple(_facts(question, labelled, known, result, twins, like)))
 
 
 def is_cached(total: int, views: int, width: int) -> bool:
@@ -126,21 +127,17 @@ def choose_class(card: ModelCard, name: str) -> str:
     raise InputError(sentence(must, repr(name), suggest_names([name], card.classes)))
 
 
-def _notes(
+def _facts(
     question: Question, labelled: Labelled, known: Known | None, result: Result, twins: Twins, like: Sequence[str]
-) -> Iterator[str]:
-    if twins.number:
-        yield f"warning: {twins.words()}"
+) -> Iterator[Fact]:
+    yield from twins.cautions()
     if labelled.problem:
-        yield f"warning: {labelled.problem} Images that the run was trained on are not left out."
+        yield cautions.unknown_images(labelled.problem)
     if result.known:
-        some = f"{result.known:,} images are" if result.known > 1 else "One image is"
-        yield f"{some} byte-identical to a labelled image of the run{' or of --like' if like else ''} and left out."
+        yield notes.labelled_left_out(result.known, bool(like))
     if known is not None:
-        yield (
-            f"Compared with {len(known.wanted):,} known images of the class and {len(known.others):,} of other classes."
-        )
+        yield notes.known_images(len(known.wanted), len(known.others))
     if result.continued:
-        yield f"Continued: the scores of {result.continued:,} images are those of an earlier call."
+        yield notes.earlier_scores(result.continued)
     if len(result.rows) < question.top:
-        yield f"The pool has only {len(result.rows):,} images to list, fewer than --top {question.top:,}."
+        yield notes.small_pool(len(result.rows), question.top)

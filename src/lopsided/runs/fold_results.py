@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,10 @@ from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.by_rule import figures_by_rule
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
-from lopsided.evaluation.decision import Decision, explain
+from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
+from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.recipe.views import AUTO
@@ -44,14 +44,6 @@ if TYPE_CHECKING:
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RANKS_NOTE = "AUROC and average precision are means over the folds: scores of different models do not rank together."
-VIEW_WORDS = re.compile(r"^The features are (means|those)|^A class has too few images for inner folds to choose")
-"""The note on the choice of views."""
-OWN_WORDS = re.compile(
-    r"^The test split holds fewer|^There is no test split|in more than one split|byte-identical|^The test images are"
-    r"|^Tracked by|^The decision is|^The probabilities are|^The regression has|^The images are split"
-    rf"|{VIEW_WORDS.pattern}"
-)
-"""Notes and warnings of a fold that do not hold for the whole run. The run has its own instead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +87,10 @@ class FoldResults:
         change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
         decision = named_out_of_fold(decision)
         model, card = self._model(change, decision)
-        for text in self._notes(model, card):
-            self.log.note(text)
         leaks = self._leaks()
-        for text in self._warnings(leaks):
-            self.log.warn(text)
+        for fact in [*self._of_folds(), *self._notes(model, card), *self._cautions(leaks)]:
+            if fact not in self.log.facts:  # A note of the first fold may have been logged when it was trained.
+                self.log.fact(fact)
         p, decided = settled[0]
         test = Predictions(
             names=self.source.names,
@@ -112,8 +103,8 @@ class FoldResults:
         )
         further = self._held_out(model, card)
         baseline, below = self._baseline(decided)
-        for text in below:
-            self.log.warn(text)
+        for fact in below:
+            self.log.fact(fact)
         table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
         evaluations: dict[str, dict[str, Any] | None] = {
             "val": None,
@@ -126,8 +117,8 @@ class FoldResults:
         parts = {"test": test, "held_out": further}
         results.write_tables(self.folder, parts, table, self.classes)
         mean = np.mean([each for each, _ in settled], axis=0)
-        for text in write_label_check(self.folder, self.source, mean, repeats[0].features):
-            self.log.note(text)
+        for fact in write_label_check(self.folder, self.source, mean, repeats[0].features):
+            self.log.fact(fact)
         empty = np.empty(0, dtype=np.int64)
         joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
         counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
@@ -140,7 +131,7 @@ class FoldResults:
             evaluations=evaluations,
             leaks=leaks,
             baseline=baseline,
-            warnings=self.log.warnings,
+            cautions=self.log.cautions,
             num_ranks=self.num_ranks,
             fingerprint=fingerprint(joined, splits, self.trained_digests),
             seconds=self.seconds,
@@ -179,8 +170,8 @@ class FoldResults:
                 joined[numbers == fold] = part
         return _Scored(held, numbers, joined)
 
-    def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[str]]:
-        """Compare the model with the recipe ``default`` on the same folds. Also return a warning if it is worse."""
+    def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[Fact]]:
+        """Compare the model with the recipe ``default`` on the same folds. Also return a caution if it is worse."""
         from lopsided.models.machine import pick_device
         from lopsided.training.baseline import compare_answers
         from lopsided.training.default_run import Answers, classify_by_default, figures_of, is_default
@@ -198,8 +189,7 @@ class FoldResults:
             if (answers := by_default.get("test")) is None:
                 return None, []
             found.append((splits.test[answers.rows], answers))
-        took = perf_counter() - begin
-        self.log.note(f"The recipe default, for comparison, took {took:.1f} s on the same folds.")
+        self.log.fact(notes.default_compared(perf_counter() - begin, "folds"))
         rows = np.concatenate([tested for tested, _ in found])
         joined = Answers(
             rows,
@@ -210,8 +200,8 @@ class FoldResults:
         compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
         groups = None if self.source.groups is None else self.source.groups[rows]
         figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
-        text = compared.default_words("out-of-fold")
-        return {"recipe": "default", "splits": {"test": figures}}, [text] if text else []
+        below = compared.cautions("out-of-fold", "default", self.recipe.method)
+        return {"recipe": "default", "splits": {"test": figures}}, below
 
     def _open(self, where: str, splits: Splits) -> Run:
         """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""
@@ -306,33 +296,33 @@ class FoldResults:
             "per_fold": per_fold,
         }
 
-    def _notes(self, model: Model, card: ModelCard) -> Iterator[str]:
-        yield model_words(
+    def _notes(self, model: Model, card: ModelCard) -> Iterator[Fact]:
+        from lopsided.training.decide import decision_note
+
+        yield notes.model(
             (self.recipe.data.folds or 1) if self.recipe.ensembles else 1,
             card.members,
             sum(parameter.numel() for parameter in model.parameters()),
-            sum(value.numel() * value.element_size() for value in model.state_dict().values()),
+            sum(value.numel() * value.element_size() for value in model.state_dict().values()) / 1e6,
         )
         if self.recipe.encoder.views == AUTO:
-            yield from self._view_words(card)
-        yield " ".join([explain(card.decision, card.classes), *card.decision.notes])
+            chosen = [tuple((run.metrics or {})["views"]) for run in self._folds()]
+            other = sum(views != card.views for views in chosen)
+            if other:
+                yield notes.other_views(other, len(chosen))
+        yield decision_note(card.decision, card.classes)
         if card.calibrated_on:
-            yield (
-                f"The probabilities are calibrated on {card.calibrated_on:,} out-of-fold images: temperature "
-                f"{card.temperature:.3g}"
-                + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
-            )
+            yield notes.calibrated(card.calibrated_on, "out-of-fold", card.temperature, card.bias)
 
-    def _view_words(self, card: ModelCard) -> Iterator[str]:
-        """Yield how the views of the model of all images were chosen, and how many folds chose others."""
-        events = Run.open(self.folder / place(WHOLE)).events()
-        notes = [str(event["text"]) for event in events if event["event"] == "note"]
-        yield from [text for text in notes if VIEW_WORDS.search(text)][-1:]  # A run that was resumed may have two.
+    def _folds(self) -> list[Run]:
+        """Return the finished runs of the folds of all repeats."""
         total = len(self.numbers) * (self.recipe.data.folds or 0)
-        own = [tuple((Run.open(self.folder / place(fold)).metrics or {})["views"]) for fold in range(1, 1 + total)]
-        other = sum(views != card.views for views in own)
-        if other:
-            yield f"{other} of {total} folds chose other views, so the figures are those of models with other views."
+        return [Run.open(self.folder / place(fold)) for fold in range(1, 1 + total)]
+
+    def _of_folds(self) -> list[Fact]:
+        """Return what the facts of the folds and of the model of all images say about the run."""
+        whole = [] if self.recipe.ensembles else Run.open(self.folder / place(WHOLE)).facts()
+        return merge_folds([run.facts() for run in self._folds()], whole)
 
     def _leaks(self) -> Leaks:
         """Return groups and byte-identical images that are in two folds of the first repeat."""
@@ -350,36 +340,13 @@ class FoldResults:
             crossing = tuple(groups[counts > 1].tolist())
         return Leaks(crossing, tuple(duplicates))
 
-    def _warnings(self, leaks: Leaks) -> Iterator[str]:
+    def _cautions(self, leaks: Leaks) -> Iterator[Fact]:
         from lopsided.training.cautions import FEW_TEST, few_classes, leak_cautions
 
         few = few_classes(self.source.counts(), FEW_TEST)
         if few:
-            yield f"The data hold fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
-        yield from leak_cautions(leaks, "fold", "Use folds")
-        found: dict[str, list[str]] = {}
-        total = len(self.numbers) * (self.recipe.data.folds or 0)
-        for fold in range(1, 1 + total):
-            for text in (Run.open(self.folder / place(fold)).metrics or {})["warnings"]:
-                if not OWN_WORDS.search(text):
-                    found.setdefault(re.sub(r"[\d.,]+", "0", text), []).append(text)  # Folds differ in numbers.
-        for texts in found.values():
-            yield texts[0] if len(texts) == total else f"In {len(texts)} of {total} folds: {texts[0]}"
-
-
-def model_words(models: int, members: int, parameters: int, size: float) -> str:
-    """Return a sentence about the model that a run with folds hands over, with its size and its cost.
-
-    It averages this many models, and has ``members`` encoders.
-    """
-    numbers = f"{parameters / 1e6:.1f} million parameters, {size / 1e6:.1f} MB"
-    if models == 1:
-        return f"The model is trained on all images ({numbers}). The models of the folds only test it."
-    return (
-        f"The model is the ensemble of the {models} models of the folds ({numbers}): it averages their logits. An "
-        f"image costs {f'{members} times as much as' if members > 1 else 'as much as'} with one of them"
-        f"{'' if members > 1 else ', because they share the encoder'}. Use --final refit for one model of all images."
-    )
+            yield cautions.few_images(few, FEW_TEST)
+        yield from leak_cautions(leaks, "fold")
 
 
 def _prior_of(run: Run) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.facts import Fact
 from lopsided.recipe import Recipe, words
 
 FORMAT = 1
@@ -80,6 +81,12 @@ class Run:
                     event = json.loads(line)
                 if isinstance(event, dict) and isinstance(event.get("event"), str):
                     yield event
+
+    def facts(self) -> list[Fact]:
+        """Return the notes in the log, and the cautions about the metrics. A log that is gone has no notes."""
+        lines = self.events() if (self.folder / LOG).is_file() else ()
+        content = [line for line in lines if line["event"] == "note"] + (self.metrics or {}).get("facts", [])
+        return [fact for each in content if (fact := Fact.from_dict(each)) is not None]
 
     def predictions(self) -> list[dict[str, str]]:
         """Return the rows of ``predictions.csv``."""

@@ -22,9 +22,10 @@ from lopsided.data.prepare import data_seed, list_drawn, split_rule
 from lopsided.data.sources import Source
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
+from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import cache_root
 from lopsided.recipe import Recipe
-from lopsided.runs.fold_results import OWN_WORDS, Codes, FoldResults
+from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import CARD, CHECKPOINT, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
 from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
@@ -51,33 +52,27 @@ def has_folds(recipe: Recipe) -> bool:
     return recipe.data.folds is not None and recipe.data.fold is None
 
 
-def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, str]:
-    """Return the default number of folds for a recipe, None for one split, and the sentence that gives the reason.
+def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, list[Fact]]:
+    """Return the default number of folds for a recipe, None for one split, and the reason.
 
     Folds are the default if the encoder is frozen, a class has fewer than ``RARE`` images, and the data define no
     splits. The images are listed, not read.
     """
     if recipe.method != "frozen" or has_folds(recipe):
-        return None, ""
+        return None, []
     recipe = settle(recipe, data)
     source = list_drawn(recipe)
     how, counts = split_rule(recipe, source), source.counts()
     rarest = min(counts, key=lambda name: counts[name])
     folds = 0 if how in ("given", "random") else min(USUAL_FOLDS, most_folds(source, how))
     if counts[rarest] >= RARE or folds < 2:
-        return None, ""
+        return None, []
     seconds = folds * (FOLD_SECONDS + IMAGE_SECONDS * len(source))
     if cache_root() is None:  # Each fold computes all features again.
         seconds += folds * FEATURE_SECONDS * recipe.encoder.passes * len(source)
-    about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-    few = f"{rarest!r} has only {counts[rarest]:,} images"
     if seconds > CHEAP_SECONDS:
-        return (
-            None,
-            f"One split, although {few}, because folds would take about {about} longer. Use --folds 5 for them.",
-        )
-    why = f"{folds} folds, because {few}: so all of them are tested, not only {recipe.data.test:.0%}"
-    return folds, f"{why}. This takes about {about} longer than one split, which --folds 1 gives."
+        return None, [notes.split_by_default(rarest, counts[rarest], seconds)]
+    return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]
 
 
 def train_folds(
@@ -89,7 +84,7 @@ def train_folds(
     resume: bool,
     reporter: Reporter | None,
     ranks: Ranks | None = None,
-    why: str = "",
+    why: Sequence[Fact] = (),
     parallel: Parallel | None = None,
 ) -> None:
     """Train the folds of a recipe that are not finished, and the model, and write the results of the run.
@@ -110,8 +105,8 @@ def train_folds(
         if first:
             if not resume:
                 files.atomic_write(folder / RECIPE, recipe.to_toml())
-            for text in [*filter(None, [why]), *_fold_words(recipe, source)]:
-                log.note(text)
+            for fact in [*why, *_fold_notes(recipe, source)]:
+                log.fact(fact)
         with tracked(folder, recipe, reporter, first=first) as watcher:  # The folds have trackers of their own.
             if watcher is not None and first:
                 watcher.begin(source.classes, [])
@@ -120,7 +115,7 @@ def train_folds(
                 parallel(folder, todo)
             for number, (part, where) in enumerate([*parts, *alone], start=1):
                 label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
-                below = _Part(log, label, notes=number == 1)
+                below = _Part(log, label, first=number == 1)
                 run_recipe(part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out))
             if first:
                 size = 1 if ranks is None else ranks.size
@@ -147,10 +142,10 @@ def tidy(folder: Path) -> None:
 
 
 class _Part(Reporter):
-    """Passes the progress of a fold on, with its label, and the notes of the first fold."""
+    """Passes the progress of a fold on, with its label, and the notes of the first fold that hold for all folds."""
 
-    def __init__(self, log: Log, label: str, *, notes: bool) -> None:
-        self._log, self._label, self._notes = log, label, notes
+    def __init__(self, log: Log, label: str, *, first: bool) -> None:
+        self._log, self._label, self._first = log, label, first
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Pass on the start of a stage."""
@@ -168,10 +163,10 @@ class _Part(Reporter):
         """Pass on a count."""
         self._log.count(label, done, total)
 
-    def note(self, text: str) -> None:
-        """Pass on a note if it holds for the whole run."""
-        if self._notes and not OWN_WORDS.search(text):
-            self._log.note(text)
+    def fact(self, fact: Fact) -> None:
+        """Pass on a note that is the same in all folds. Other facts are merged when all folds are finished."""
+        if self._first and not fact.is_caution and fact.in_folds == "once":
+            self._log.fact(fact)
 
 
 def _numbers(recipe: Recipe, source: Source) -> list[Codes]:
@@ -192,24 +187,19 @@ def check_rule(recipe: Recipe, source: Source) -> None:
     settle_scores(recipe.decision.rule, "none", source.classes, prior, held)
 
 
-def _fold_words(recipe: Recipe, source: Source) -> Iterator[str]:
-    """Yield sentences about the folds."""
+def _fold_notes(recipe: Recipe, source: Source) -> Iterator[Fact]:
     data, how = recipe.data, split_rule(recipe, source)
-    what = {"group": "by group: all images of a group are in one fold", "stratified": "with the class shares of all"}
-    times = f", {data.repeats} times" if data.repeats > 1 else ""
-    number = f"The {len(source):,} images are in {data.folds} folds {what.get(how, 'at random')}"
-    yield f"{number}. Each fold tests a model of the others{times}."
+    yield notes.folds(len(source), data.folds or 0, how, data.repeats)
     if how == "group":
-        yield from mixed_group_words(source)
+        yield from mixed_group_notes(source)
 
 
-def mixed_group_words(source: Source) -> Iterator[str]:
-    """Yield a sentence if groups hold images of several classes: these may be real, or wrong labels."""
+def mixed_group_notes(source: Source) -> Iterator[Fact]:
+    """Yield a note if groups hold images of several classes: these may be real, or wrong labels."""
     if source.groups is None:
         return
     pairs = np.unique(np.stack([source.groups, source.labels.astype(np.str_)]), axis=1)
     groups, counts = np.unique(pairs[0], return_counts=True)
     mixed = groups[counts > 1].tolist()
     if mixed:
-        some = "One group holds" if len(mixed) == 1 else f"{len(mixed):,} groups hold"
-        yield f"{some} images of several classes, for example {mixed[0]}. Check its labels."
+        yield notes.mixed_groups(len(mixed), mixed[0])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.sources import Source
 from lopsided.evaluation.labels import check_labels, duplicates_table, labels_table, near_duplicates
+from lopsided.facts import Fact, notes
 
 LABELS, NEAR_DUPLICATES = "labels.csv", "near_duplicates.csv"
 MOST_COMPARED = 20_000
@@ -24,28 +25,25 @@ MOST_COMPARED = 20_000
 
 def write_label_check(
     folder: Path, source: Source, p: npt.NDArray[np.float64], features: npt.NDArray[np.float32] | None
-) -> list[str]:
+) -> list[Fact]:
     """Write the tables of the label check. Return notes for the log."""
     groups = None if source.groups is None else source.groups.tolist()
     names, classes, labels = source.names, source.classes, source.labels
     check = check_labels(labels, p)
     files.atomic_write(folder / LABELS, labels_table(check, names, classes, groups))
-    notes = []
+    facts = []
     if check.num_suspects:
-        some = f"{check.num_suspects:,} label{'' if check.num_suspects == 1 else 's'}"
-        notes.append(f"About {some} may be wrong, by models that did not see the image: see {LABELS}.")
+        facts.append(notes.suspect_labels(check.num_suspects, LABELS))
     if features is None or not np.isfinite(features).all():
-        return notes
+        return facts
     if len(source) > MOST_COMPARED:
-        notes.append(f"Near-duplicates were not searched: there are more than {MOST_COMPARED:,} images.")
-        return notes
+        return [*facts, notes.near_duplicates_not_searched(MOST_COMPARED)]
     pairs = near_duplicates(features, labels, groups)
     files.atomic_write(folder / NEAR_DUPLICATES, duplicates_table(pairs, names, labels.tolist(), classes, groups))
     across = sum(pair.across == "label" for pair in pairs)
     if across:
-        what = "pair of images is almost the same" if across == 1 else "pairs of images are almost the same"
-        notes.append(f"{across:,} {what} but with different labels: {NEAR_DUPLICATES} lists them.")
-    return notes
+        facts.append(notes.near_duplicates(across, NEAR_DUPLICATES))
+    return facts
 
 
 def read_table(path: Path, limit: int) -> list[dict[str, Any]]:

@@ -157,6 +157,14 @@ class FoldFacts(_Content):
     per_fold: Annotated[list[FoldFigures], Field(min_length=1)]
 
 
+class RunFact(_Content):
+    """A caution of a run: its kind, its values and its words."""
+
+    kind: str
+    values: dict[str, Any]
+    text: str
+
+
 class Environment(_Content):
     """The environment of a run, as far as a page shows it."""
 
@@ -185,7 +193,8 @@ class Metrics(_Content):
     held_out: Evaluation | None = None
     leaks: Leaks
     baseline: Baseline | None = None
-    warnings: list[str]
+    facts: list[RunFact]
+    """The cautions about the metrics. ``warnings`` of the file has their words alone."""
     unreadable: list[dict[str, str]]
     environment: Environment
     seconds: Annotated[float, Field(ge=0)]

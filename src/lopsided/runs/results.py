@@ -22,6 +22,7 @@ from lopsided.data.splits import Leaks
 from lopsided.evaluation.by_rule import decided_unseen, figures_by_rule
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.metrics import evaluate
+from lopsided.facts import Fact
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
@@ -72,7 +73,7 @@ def write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, 
         evaluations={name: _figures(name, parts, decided, recipe.seed, fitted.card) for name in parts},
         leaks=fitted.leaks,
         baseline=fitted.baseline,
-        warnings=fitted.warnings,
+        cautions=fitted.cautions,
         num_ranks=num_ranks,
         fingerprint=fitted.fingerprint,
         seconds=fitted.seconds,
@@ -100,7 +101,7 @@ def write_metrics(
     card: ModelCard,
     evaluations: Mapping[str, Mapping[str, Any] | None],
     leaks: Leaks,
-    warnings: Sequence[str],
+    cautions: Sequence[Fact],
     num_ranks: int,
     fingerprint: str,
     seconds: float,
@@ -125,7 +126,8 @@ def write_metrics(
         **evaluations,
         "leaks": {"groups": list(leaks.groups), "duplicates": [list(pair) for pair in leaks.duplicates]},
         "baseline": baseline,
-        "warnings": list(warnings),
+        "warnings": [str(fact) for fact in cautions],
+        "facts": [fact.to_dict() for fact in cautions],
         "unreadable": [{"name": name, "reason": reason} for name, reason in source.unreadable],
         "environment": environment(recipe, num_ranks),
         "fingerprint": fingerprint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from lopsided import files
 from lopsided.data.prepare import open_sources
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
+from lopsided.facts import Fact
 from lopsided.inference.readable import ReadableImages
 from lopsided.models.names import check_encoder_name
 from lopsided.models.pretrained import EMBEDDED, check_embedded
@@ -40,7 +41,7 @@ def run_recipe(
     reporter: Reporter | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
-    why: str = "",
+    why: Sequence[Fact] = (),
     sources: tuple[Source, Source | None] | None = None,
     parallel: Parallel | None = None,
 ) -> Run:
@@ -48,9 +49,9 @@ def run_recipe(
 
     ``data`` replaces the source of the recipe. ``resume`` continues a run of the same recipe, starts a run that does
     not exist, and returns a finished run unchanged. Nothing is written before the data have been read. An error before
-    the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` is the
-    reason for the choice of the recipe; it becomes a note of the run. ``sources`` are the images of the recipe, if the
-    caller has opened and checked them. A recipe with folds trains one run per fold (see ``folds``), several at once
+    the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` are
+    the reasons for the choice of the recipe; they become notes of the run. ``sources`` are the images of the recipe, if
+    the caller has opened and checked them. A recipe with folds trains one run per fold (see ``folds``), several at once
     with ``parallel``.
 
     With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
@@ -144,7 +145,7 @@ def _train(
     resume: bool,
     reporter: Reporter | None,
     ranks: Ranks | None = None,
-    why: str = "",
+    why: Sequence[Fact] = (),
 ) -> None:
     from lopsided.runs.tracking import TRACKERS, tracked
     from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD

@@ -15,6 +15,7 @@ from typing import Any
 
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError
+from lopsided.facts import Fact, cautions, notes
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
 from lopsided.runs.keys import coordinates, proportion
@@ -33,7 +34,7 @@ _MODEL_FILES = ("model.json", "model.safetensors")
 class Trackers:
     """Several trackers of one run. Each call reaches all of them; one that raises is left out from then on."""
 
-    def __init__(self, texts: Sequence[str], folder: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, texts: Sequence[str], folder: Path, warn: Callable[[Fact], None]) -> None:
         self._texts, self._folder, self._warn = dict.fromkeys(texts), folder, warn
         self._running: dict[str, Tracker] = {}
         self._keys: dict[str, str] = {}
@@ -93,14 +94,14 @@ class Trackers:
             self._running.pop(text, None)
             reason = " ".join(str(error).split())[:200]
             told = f"{type(error).__name__}: {reason}".removesuffix(": ")
-            self._warn(f"The tracker {text} failed and is left out; the run continues without it ({told}).")
+            self._warn(cautions.tracker_failed(text, told))
 
     def _write(self, *, ended: bool) -> None:
         if self._keys:
             try:
                 _write_keys(self._folder, self._keys, ended=ended)
             except RunError as error:
-                self._warn(f"The run will not be found again by its trackers ({error}).")
+                self._warn(cautions.trackers_not_found_again(str(error)))
 
 
 def read_keys(folder: Path) -> tuple[dict[str, str], bool]:
@@ -126,8 +127,8 @@ class Tracking(Reporter):
         self, folder: Path, recipe: Recipe, reporter: Reporter | None, texts: Sequence[str] | None = None
     ) -> None:
         self._folder, self._recipe = folder, recipe
-        self._log = Log(folder, reporter)  # A warning of a tracker is a line of the log, not one about the figures.
-        self._trackers = Trackers(recipe.track if texts is None else texts, folder, self._log.warn)
+        self._log = Log(folder, reporter)  # A caution about a tracker is a line of the log, not one about the metrics.
+        self._trackers = Trackers(recipe.track if texts is None else texts, folder, self._log.fact)
         self._classes: Sequence[str] = ()
         self._step = 0
         self._began = False
@@ -139,7 +140,7 @@ class Tracking(Reporter):
         past = [_epoch(step, facts, classes) for step, facts in enumerate(history, start=1)]
         self._trackers.start(_described(self._folder, self._recipe, past))
         if self._trackers.running:
-            self._log.note(f"Tracked by {', '.join(self._trackers.running)}.")
+            self._log.fact(notes.tracked(self._trackers.running))
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Pass on the start of a stage."""
@@ -159,13 +160,9 @@ class Tracking(Reporter):
         """Pass on a count."""
         self._log.inner.count(label, done, total)
 
-    def note(self, text: str) -> None:
-        """Pass on a note."""
-        self._log.inner.note(text)
-
-    def warn(self, text: str) -> None:
-        """Pass on a warning."""
-        self._log.inner.warn(text)
+    def fact(self, fact: Fact) -> None:
+        """Pass on a fact."""
+        self._log.inner.fact(fact)
 
     def finish(self) -> None:
         """End the trackers with the results of the run. The run is complete, so an error here is only a warning."""
@@ -173,7 +170,7 @@ class Tracking(Reporter):
         try:
             figures, recall = results(_metrics(self._folder))
         except Exception as error:
-            self._log.warn(f"The results could not be sent to the trackers ({type(error).__name__}: {error}).")
+            self._log.fact(cautions.results_not_sent(f"{type(error).__name__}: {error}"))
             return
         self._trackers.end(self._step, "finished", figures, recall, [self._folder / name for name in names])
 

@@ -201,7 +201,9 @@ class _Driver:
             with _handling({signal.SIGTERM: _interrupt}):
                 self.open()
                 self.view.begin(len(self.cells), skipped)
-                with tracked_sweep(self.folder, self.cells, self.done, self.about, self.view.note):
+                with tracked_sweep(
+                    self.folder, self.cells, self.done, self.about, lambda fact: self.view.note(str(fact))
+                ):
                     self.loop()
         finally:
             with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):  # The sweep is ending.

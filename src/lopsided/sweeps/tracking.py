@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lopsided.facts import Fact, cautions
 from lopsided.runs.keys import proportion
 from lopsided.runs.records import Record
 from lopsided.runs.tracking import Trackers, read_keys
@@ -23,7 +24,7 @@ def tracked_sweep(
     cells: Sequence[Cell],
     done: Mapping[str, Record],
     about: Mapping[str, Any],
-    warn: Callable[[str], None],
+    warn: Callable[[Fact], None],
 ) -> Iterator[None]:
     """Track a sweep while the block runs. At its end, ``done`` holds the records of the finished cells."""
     texts = list(dict.fromkeys(text for cell in cells for text in cell.recipe.track))
@@ -32,8 +33,7 @@ def tracked_sweep(
         return
     new = [text for text in texts if text not in read_keys(folder)[0]]
     if done and new:
-        some = "1 finished cell is" if len(done) == 1 else f"{len(done):,} finished cells are"
-        warn(f"{some} not sent to {', '.join(new)}: a tracker receives the cells that are trained from now on.")
+        warn(cautions.cells_not_sent(len(done), new))
     if len(done) == len(cells):
         yield
         return

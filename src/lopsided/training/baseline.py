@@ -16,7 +16,8 @@ import numpy.typing as npt
 from lopsided.data.inputs import Indices, Part, Prepared
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.evaluation.metrics import confusion_figures
-from lopsided.inference.small import SIDE, SmallImages
+from lopsided.facts import Fact, cautions
+from lopsided.inference.small import SmallImages
 from lopsided.seeds import derive_seed
 
 MOST_TRAIN, MOST_JUDGED = 2_000, 2_000
@@ -32,7 +33,6 @@ _ADVICE = {
     "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
     "fine-tune": "Use other pretrained weights (--encoder, --weights), or train fewer blocks (fine_tune.blocks).",
 }
-_PIXELS = f"a simple baseline, a linear classifier on images of {SIDE} x {SIDE} pixels"
 _SHRINKAGE = 0.1
 """Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
 
@@ -51,29 +51,15 @@ class Compared:
     difference: Figure
     enough: bool = True
 
-    def words(self, split: str, method: str) -> str:
-        """Return a warning about the baseline of small images, or an empty text. See ``warning``."""
-        return self.warning(split, _PIXELS, _ADVICE.get(method, _ADVICE["two-stage"]))
-
-    def default_words(self, split: str) -> str:
-        """Return a warning about the recipe ``default``, or an empty text. See ``warning``."""
-        advice = "Use the recipe default (--recipe default), or change this recipe."
-        return self.warning(split, "the recipe default, which takes seconds", advice)
-
-    def warning(self, split: str, baseline: str, advice: str) -> str:
-        """Return a warning if the interval of the difference is below 0, otherwise an empty text.
-
-        Test images must not choose settings, so the warning about them gives no advice to change settings.
-        """
+    def cautions(self, split: str, baseline: str, method: str) -> list[Fact]:
+        """Return a caution if the interval of the difference is below 0. See ``cautions.below_baseline``."""
         if not (self.enough and self.difference.high < 0):
-            return ""
-        if split == "test":
-            advice = "Do not tune the model on test images: hold out validation images (--val) to compare settings."
-        return (
-            f"On the {split} images, the unweighted accuracy of the model ({self.model:.3f}) is below that of "
-            f"{baseline} ({self.baseline:.3f}). The {100 * LEVEL:g} % interval of the difference is "
-            f"[{self.difference.low:.3f}, {self.difference.high:.3f}]. {advice}"
-        )
+            return []
+        advice = "Use the recipe default (--recipe default), or change this recipe."
+        if baseline != "default":
+            advice = _ADVICE.get(method, _ADVICE["two-stage"])
+        low, high = self.difference.low, self.difference.high
+        return [cautions.below_baseline(split, baseline, self.model, self.baseline, low, high, LEVEL, advice)]
 
 
 def compare_answers(labels: Indices, model: Indices, other: Indices, num_classes: int) -> Compared:

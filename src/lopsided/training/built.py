@@ -16,6 +16,7 @@ from lopsided.distributed import Ranks
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
 from lopsided.evaluation.decision import resolve
+from lopsided.facts import cautions
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
@@ -205,7 +206,7 @@ class Built:
         found = extractor.means(part.inputs, part.digests, sets, lambda done, total: self.log.count(label, done, total))
         if extractor.problem is not None and not self._told:
             self._told = True
-            self.log.warn(extractor.problem)
+            self.log.fact(cautions.not_cached(extractor.problem))
         return found
 
     def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Warnings about a run: reasons to trust its figures less."""
+"""The cautions of a run: reasons to trust its metrics less."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 
 from lopsided.data.inputs import Part, Prepared
 from lopsided.data.sources import Source
-from lopsided.data.sources.names import twins, typo_words
+from lopsided.data.sources.names import name_cautions
 from lopsided.data.splits import Leaks
+from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 
 FEW_TEST, FEW_VAL = 30, 10
@@ -23,29 +24,26 @@ _LEAST_FALL, _LEAST_LATE = 0.05, 0.01
 """The loss must fall by these shares of its first value, in the stage and at its end, to be more than noise."""
 
 
-def cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[str]:
-    """Yield the warnings of a run."""
+def run_cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[Fact]:
+    """Yield cautions about the splits and the batches of a run."""
     yield from _of_splits(recipe, prepared)
-    yield from leak_cautions(leaks, "split", "Split")
+    yield from leak_cautions(leaks, "split")
     if recipe.method != "frozen":
         yield from _of_batches(recipe, prepared)
 
 
-def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Iterator[str]:
-    """Yield warnings about the images and labels of a source. ``shape`` is the shape of an input."""
-    yield from filter(None, (typo_words(source.counts()), twins(source.names).words()))
+def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Iterator[Fact]:
+    """Yield cautions about the images and labels of a source. ``shape`` is the shape of an input."""
+    yield from name_cautions(source.counts(), source.names)
     if recipe.data.image_size is None and max(shape[1:]) > LARGE_SIDE:
-        yield (
-            f"The images have {shape[2]:,} x {shape[1]:,} pixels and are not resized, so training is slow and needs "
-            "much memory. Set a size, for example --image-size 224."
-        )
+        yield cautions.large_images(shape[2], shape[1])
 
 
-def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a warning for each stage whose loss still falls steeply at its last epoch.
+def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
+    """Yield a caution for each stage whose loss still falls steeply at its last epoch.
 
     The fall is the difference between the mean loss of the last fifth of the epochs and that of the fifth before. It is
-    compared with the mean fall of the stage over as many epochs. A stage that was stopped early has no warning.
+    compared with the mean fall of the stage over as many epochs. A stage that was stopped early has no caution.
     """
     planned = {
         "encoder": (recipe.encoder_training.epochs, "--epochs"),
@@ -59,10 +57,7 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
     for stage, (epochs, flag) in planned.items():
         losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
         if len(losses) == epochs and is_falling(losses):
-            yield (
-                f"The training loss of stage {stage} still fell steeply at its last epoch ({losses[-2]:.4g} to "
-                f"{losses[-1]:.4g}), so the model may not be trained enough. Train for more epochs ({flag})."
-            )
+            yield cautions.falling_loss(stage, losses[-2], losses[-1], flag)
 
 
 def is_falling(losses: Sequence[float]) -> bool:
@@ -80,63 +75,50 @@ def is_falling(losses: Sequence[float]) -> bool:
     return total > _LEAST_FALL * first and late > _LEAST_LATE * first and late >= STEEP * usual
 
 
-def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
+def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[Fact]:
     if prepared.test is None:
-        yield "There is no test split: the run cannot estimate how well the model does on new images."
+        yield cautions.no_test_split()
     else:
         few = _few(prepared, prepared.test, FEW_TEST)
         if few:
-            yield f"The test split holds fewer than {FEW_TEST} images of {few}: check how wide the intervals are."
+            yield cautions.few_test_images(few, FEW_TEST)
     if recipe.is_frozen:  # It selects no epoch.
         return
     if prepared.val is None and recipe.method == "fine-tune":
         return  # The averaged weights of a fixed budget are no worse than those of an epoch that few images select.
     if prepared.val is None:
-        yield "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
+        yield cautions.no_validation_split()
     else:
         few = _few(prepared, prepared.val, FEW_VAL)
         if few:
-            yield f"The validation split holds fewer than {FEW_VAL} images of {few}: the choice of the epoch is noisy."
+            yield cautions.few_validation_images(few, FEW_VAL)
 
 
-def _few(prepared: Prepared, part: Part, least: int) -> str:
+def _few(prepared: Prepared, part: Part, least: int) -> dict[str, int]:
     counts = np.bincount(part.labels, minlength=len(prepared.classes))
     return few_classes(dict(zip(prepared.classes, counts.tolist(), strict=True)), least)
 
 
-def few_classes(counts: Mapping[str, int], least: int) -> str:
-    """Return the classes with fewer images than ``least`` and their numbers, or ""."""
-    named = [f"{name} ({n})" for name, n in counts.items() if n < least]
-    return ", ".join(named[:5]) + (f" and {len(named) - 5} more classes" if len(named) > 5 else "")
+def few_classes(counts: Mapping[str, int], least: int) -> dict[str, int]:
+    """Return the classes with fewer images than ``least`` and their numbers."""
+    return {name: number for name, number in counts.items() if number < least}
 
 
-def leak_cautions(leaks: Leaks, unit: str, do: str) -> Iterator[str]:
-    """Yield warnings about groups and images in two splits or folds. ``unit`` is split or fold, ``do`` the advice."""
+def leak_cautions(leaks: Leaks, unit: str) -> Iterator[Fact]:
+    """Yield cautions about groups and images in two splits or folds. ``unit`` is split or fold."""
     if leaks.groups:
-        number = f"{len(leaks.groups):,} groups are" if len(leaks.groups) > 1 else "One group is"
-        yield (
-            f"{number} in more than one {unit}, for example {leaks.groups[0]}: the figures will be too high. "
-            f"{do} by group (--split group)."
-        )
+        yield cautions.shared_groups(len(leaks.groups), leaks.groups[0], unit)
     if leaks.duplicates:
-        first, where, other, there = leaks.duplicates[0]
-        number = f"{len(leaks.duplicates):,} images are" if len(leaks.duplicates) > 1 else "One image is"
-        yield (
-            f"{number} byte-identical to an image in another {unit}, for example {other} in {there} and {first} in "
-            f"{where}: the figures will be too high."
-        )
+        yield cautions.shared_images(len(leaks.duplicates), list(leaks.duplicates[0]), unit)
 
 
-def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
+def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[Fact]:
     training, counts = recipe.encoder_training, prepared.counts()
     if "projections" not in training.loss.entry.needs:
         return
     features = len(prepared.train) * training.views
     if training.queue > features:
-        yield (
-            f"The queue holds up to {training.queue:,} features, but the training images have only {features:,}: older "
-            "features of an image become positives of the same image. Use a smaller queue (encoder_training.queue)."
-        )
+        yield cautions.large_queue(training.queue, features)
     if training.sampler == "m-per-class":
         expected = float(training.m_per_class)
     else:
@@ -146,9 +128,4 @@ def _of_batches(recipe: Recipe, prepared: Prepared) -> Iterator[str]:
     if expected < 2 and training.views == 1 and not training.queue:
         pushes = training.loss.entry.pushes
         learns = pushes is not None and training.loss.parameters[pushes] > 0
-        does = "its anchors have few positives" if learns else "anchors without a positive do not learn"
-        yield (
-            f"A batch holds {expected:.1f} images of {prepared.classes[prepared.minority]} on average: {does}. "
-            "Use larger batches, encoder_training.views = 2, a queue (encoder_training.queue), or "
-            'encoder_training.sampler = "balanced".'
-        )
+        yield cautions.few_positives(prepared.classes[prepared.minority], expected, learns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from lopsided.data.inputs import Prepared
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.evaluation.decision import Decision, explain, resolve, through
+from lopsided.facts import Fact, notes
 from lopsided.inference.probabilities import predict_inputs
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe
@@ -77,8 +78,8 @@ def settle(stages: Stages) -> None:
             "decision": Decision.model_validate(found["decision"]),
         }
     )
-    for text in _notes(recipe, stages, calibrated=calibrated):
-        stages.log.note(text)
+    for fact in _notes(recipe, stages, calibrated=calibrated):
+        stages.log.fact(fact)
 
 
 def recalibrate(
@@ -129,17 +130,16 @@ def _val_counts(stages: Stages) -> list[int]:
     return [int(number) for number in np.bincount(labels, minlength=len(stages.prepared.classes))]
 
 
-def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> list[str]:
+def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> Iterator[Fact]:
     card = stages.card
-    notes = [explain(card.decision, card.classes), *card.decision.notes]
+    yield decision_note(card.decision, card.classes)
     if calibrated:
         absent = [name for name, n in zip(card.classes, _val_counts(stages), strict=True) if not n]
-        notes.append(
-            f"The probabilities are calibrated on {card.calibrated_on:,} validation images: temperature "
-            f"{card.temperature:.3g}"
-            + (f", bias {', '.join(f'{b:+.2f}' for b in card.bias[:6])}." if card.bias is not None else ".")
-            + (f" There are no validation images of {', '.join(absent)}." if absent else "")
-        )
+        yield notes.calibrated(card.calibrated_on, "validation", card.temperature, card.bias, absent)
     elif recipe.decision.calibration != "none" and recipe.method != "adapter":  # Training calibrates heads.
-        notes.append("The probabilities are not calibrated, because there are no validation images.")
-    return notes
+        yield notes.not_calibrated()
+
+
+def decision_note(decision: Decision, classes: Sequence[str]) -> Fact:
+    """Return the note on how a model decides."""
+    return notes.decision(decision.rule, " ".join([explain(decision, classes), *decision.notes]))

@@ -23,6 +23,7 @@ from lopsided.errors import LopsidedError
 from lopsided.evaluation.calibration import prior_of
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.metrics import evaluate
+from lopsided.facts import notes
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
@@ -119,10 +120,10 @@ def classify_by_default(
             p = stages.engine.probabilities(stages.engine.adapt(stages.frozen_features(part, _LABEL)))
             found[name] = Answers(few[name], part.labels, p, decision.decide(p))
     except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
-        log.note(f"The recipe default could not be used for comparison: {error}")
+        log.fact(notes.default_not_compared(str(error)))
         return {}
     if told:
-        log.note(f"The recipe default, for comparison, took {perf_counter() - begin:.1f} s on the same split.")
+        log.fact(notes.default_compared(perf_counter() - begin, "split"))
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lopsided.facts import Fact, notes
 from lopsided.losses.deferred import first_epoch
 from lopsided.recipe import Classifier, EncoderTraining
 
@@ -44,21 +45,17 @@ def first_kept(settings: EncoderTraining | Classifier) -> int:
     return max(deferred_epoch(settings), averaged_epoch(settings) or 0)
 
 
-def training_words(settings: EncoderTraining) -> Iterator[str]:
-    """Yield a sentence for each of these settings that is on."""
+def training_notes(settings: EncoderTraining) -> Iterator[Fact]:
+    """Yield a note for each of these settings that is on."""
     if settings.reweight_from is not None:
-        weights = f"by their effective number (beta = {settings.reweight_beta:g})"
-        yield f"After {settings.reweight_from:.0%} of the epochs, the loss weights classes {weights}."
+        yield notes.reweighting(settings.reweight_from, settings.reweight_beta)
     if settings.resample_from is not None:
-        yield f"After {settings.resample_from:.0%} of the epochs, batches are drawn with classes equally."
+        yield notes.resampling(settings.resample_from)
     if settings.mixup or settings.cutmix:
-        named = {"mixup": settings.mixup, "CutMix": settings.cutmix}
-        what = " or ".join(f"{name} (alpha = {alpha:g})" for name, alpha in named.items() if alpha)
-        yield f"The images of a batch are mixed by {what}."
+        yield notes.mixing(settings.mixup, settings.cutmix)
     if settings.sam_rho:
-        yield f"SAM with rho = {settings.sam_rho:g} computes two gradients in every step, which takes twice as long."
+        yield notes.sharpness(settings.sam_rho)
     if settings.ema:
-        yield f"The model is a moving average of the weights (decay {settings.ema:g})."
+        yield notes.moving_average(settings.ema)
     if settings.swa_from is not None:
-        after = f"after {settings.swa_from:.0%} of the epochs"
-        yield f"The model is the mean of the weights at the end of each epoch {after} (SWA)."
+        yield notes.weight_average(settings.swa_from)

@@ -32,6 +32,7 @@ from lopsided.data.inputs import MEMORY_SHARE, Indices, Inputs, MemoryInputs, Pa
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
+from lopsided.facts import notes
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.probabilities import share_rows
 from lopsided.models.cut import Cut, block_numbers, cut_encoder
@@ -136,18 +137,18 @@ class Activations:
         """Return the memory of the activations of this many views."""
         return rows * int(np.prod(self.cut.shape)) * 2
 
-    def check(self, images: int, views: int, more: int) -> str:
-        """Return a sentence with the size of the activations. Raise if they do not fit into memory.
+    def check(self, images: int, views: int, more: int) -> int:
+        """Return the bytes of the activations. Raise if they do not fit into memory.
 
         ``images`` have ``views`` views each, and ``more`` images have one.
         """
         need, free = self.bytes_of(images * views + more), free_memory()
-        what = f"The activations of {views:,} views of {images:,} images take {need / 1e6:,.0f} MB"
         if free is not None and need * self.ranks.local_size > MEMORY_SHARE * free:
             room = f"{MEMORY_SHARE * free / self.ranks.local_size / 1e6:,.0f} MB"
             do = "Lower fine_tune.views, fine_tune.blocks or data.image_size."
+            what = f"The activations of {views:,} views of {images:,} images take {need / 1e6:,.0f} MB"
             raise InputError(f"{what}, but at most {room} of the free memory may be used. {do}")
-        return f"{what} in memory."
+        return need
 
     def compute(
         self,
@@ -263,9 +264,10 @@ class Kept:
         size = self._activations.check(len(train), views, more)
         frozen = sum(weight.numel() for weight in self.cut.frozen)
         total = sum(weight.numel() for weight in model.encoder.parameters())
-        log.note(
-            f"{total - frozen:,} of the {total:,} weights of {recipe.encoder.name} are trained: fine_tune.blocks is "
-            f"{section.blocks}. {size}"
+        log.fact(
+            notes.trained_blocks(
+                recipe.encoder.name, int(section.blocks), total - frozen, total, views, len(train), size / 1e6
+            )
         )
         kept = self._activations.compute(
             train.inputs,
@@ -309,16 +311,3 @@ def settle_steps(
         per_step += (clock() - begin) / len(stage.sampler)
     stage.trained.load_state_dict(before)
     return max(int(seconds / max(per_step, 1e-9)), 1)
-
-
-def budget_words(steps: int, minutes: float, seconds: float) -> str:
-    """Return a sentence about the number of steps of a budget, of which ``seconds`` are left for the steps."""
-    if seconds <= 0:
-        return (
-            f"The preparation took longer than fine_tune.minutes = {minutes:g}, so the encoder is trained for "
-            f"{steps:,} step. Set more minutes."
-        )
-    return (
-        f"fine_tune.minutes = {minutes:g} gives {steps:,} steps of {seconds / steps:.3g} s on this machine. The number "
-        f"is now fixed for this run. Set fine_tune.steps = {steps} to repeat the run elsewhere."
-    )

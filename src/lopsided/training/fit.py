@@ -32,6 +32,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,11 +44,12 @@ import torch
 from lopsided import __version__
 from lopsided.data.inputs import Part, Prepared, StreamedInputs, check_trainable, prepare
 from lopsided.data.more import training_source
-from lopsided.data.prepare import split_source, split_words
+from lopsided.data.prepare import split_note, split_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
+from lopsided.facts import Fact, notes
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import (
     Predictions,
@@ -64,7 +66,7 @@ from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe, check_classes
 from lopsided.training.baseline import compare, compare_answers
-from lopsided.training.cautions import cautions, falling_cautions, source_cautions
+from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.default_run import classify_by_default, figures_of, is_default
@@ -101,7 +103,7 @@ class Fitted:
     val: Predictions | None
     test: Predictions | None
     held_out: Predictions | None = None
-    warnings: list[str] = field(default_factory=list)
+    cautions: list[Fact] = field(default_factory=list)
     seconds: float = 0.0
     fingerprint: str = ""
     baseline: dict[str, Any] | None = None
@@ -117,7 +119,7 @@ def fit(
     resume: bool = False,
     reporter: Reporter | None = None,
     ranks: Ranks | None = None,
-    why: str = "",
+    why: Sequence[Fact] = (),
 ) -> Fitted:
     """Train a model on a source that is already verified and drawn by scenario.
 
@@ -132,7 +134,7 @@ def fit(
     With ``ranks``, every rank calls this function with the same arguments and gets the same result. Only the first rank
     reads and writes the folder and calls the reporter. A run may be resumed with another number of ranks.
 
-    ``why`` is the reason for the choice of the recipe. It becomes the first note of the run.
+    ``why`` are the reasons for the choice of the recipe. They become the first notes of the run.
     """
     ranks = ranks or Ranks()
     device = pick_device(recipe.device, ranks)
@@ -145,16 +147,16 @@ def fit(
         own = split_source(recipe, source)
         source, splits = training_source(source, own)
         digests = source.images.digest(np.arange(len(source)))
-        prepared, notes = prepare(
+        prepared, facts = prepare(
             recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests, own=len(own.train)
         )
         check_trainable(prepared)
         check_classes(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
-        notes = [split_words(recipe, source), *_left_out(source), *source.notes, *notes, *_unused(source, splits)]
+        facts = [split_note(recipe, source), *_left_out(source), *source.facts, *facts, *_unused(source, splits)]
         state = _new_state(recipe, fingerprint(source, splits, digests), num_threads, ranks)
         if saved is not None:
-            notes += _check_resumable(state, saved[0])
+            facts += _check_resumable(state, saved[0])
             check_course(*saved, _stage_epochs(recipe, prepared, saved[0]))
             # The next resume must compare with the values of this one.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
@@ -168,10 +170,9 @@ def fit(
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         log.begin(source.classes, state.history)
-        for text in [*filter(None, [why]), *notes, *stages.notes()]:
-            log.note(text)
-        for text in [*cautions(recipe, prepared, leaks), *source_cautions(source, recipe, prepared.shape)]:
-            log.warn(text)
+        facts += [*stages.notes(), *run_cautions(recipe, prepared, leaks)]
+        for fact in [*why, *facts, *source_cautions(source, recipe, prepared.shape)]:
+            log.fact(fact)
         _complete(stages, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
             model=stages.model,
@@ -182,14 +183,14 @@ def fit(
             val=_predictions(stages, source, splits.val, prepared.val),
             test=_predictions(stages, source, splits.test, prepared.test),
             held_out=_judged(stages, held_out),
-            warnings=log.warnings,
             seconds=state.seconds,
             fingerprint=state.data,
         )
         if ranks.first:
             fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, stages, log)
-            for text in [*falling_cautions(recipe, state.history), *below]:
-                log.warn(text)
+            for fact in [*falling_cautions(recipe, state.history), *below]:
+                log.fact(fact)
+        fitted.cautions = log.cautions
     log.event("end", seconds=fitted.seconds)
     return fitted
 
@@ -252,18 +253,17 @@ def _saved(
     return None
 
 
-def _check_resumable(state: State, saved: State) -> list[str]:
+def _check_resumable(state: State, saved: State) -> list[Fact]:
     do = "Resume it with the same recipe and data, or start a new run in another folder."
     for name, what in (("recipe", "another recipe"), ("data", "other images, labels or splits")):
         if getattr(state, name) != getattr(saved, name):
             raise RunError(f"The run started with {what}. {do}")
-    notes = [f"The run continues after epoch {saved.epoch} of stage {saved.stage}."]
+    facts = [notes.continued(saved.stage, saved.epoch)]
     for name in _MAY_DIFFER:
         then, now = getattr(saved, name), getattr(state, name)
         if then != now:
-            change = f"The run started with {name} = {then} and continues with {name} = {now}"
-            notes.append(f"{change}, so the last digits may differ.")
-    return notes
+            facts.append(notes.changed_machine(name, str(then), str(now)))
+    return facts
 
 
 def _stage_epochs(recipe: Recipe, prepared: Prepared, saved: State) -> dict[str, int]:
@@ -276,16 +276,13 @@ def _stage_epochs(recipe: Recipe, prepared: Prepared, saved: State) -> dict[str,
     return {recipe.method: 0 if recipe.method == "frozen" else epochs, **second}
 
 
-def _unused(source: Source, splits: Splits) -> list[str]:
+def _unused(source: Source, splits: Splits) -> list[Fact]:
     number = len(source) - sum(len(rows) for _, rows in splits.parts())
-    return [f"{number:,} images of the given val split are ignored because data.val is 0."] if number else []
+    return [notes.unused_validation(number)] if number else []
 
 
-def _left_out(source: Source) -> list[str]:
-    if not source.left_out:
-        return []
-    number = "one image" if source.left_out == 1 else f"{source.left_out:,} images"
-    return [f"--include and --exclude (data.include, data.exclude) left out {number}."]
+def _left_out(source: Source) -> list[Fact]:
+    return [notes.left_out(source.left_out)] if source.left_out else []
 
 
 def _baseline(
@@ -296,10 +293,10 @@ def _baseline(
     digests: list[str],
     stages: Stages,
     log: Log,
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Compare the model with the recipe ``default``. Return its figures, and a warning if the model is worse.
+) -> tuple[dict[str, Any] | None, list[Fact]]:
+    """Compare the model with the recipe ``default``. Return its figures, and a caution if the model is worse.
 
-    The warning is about validation images, or about test images if there are too few validation images. The recipe
+    The caution is about validation images, or about test images if there are too few validation images. The recipe
     ``default`` itself has a baseline of small images, without figures.
     """
     if not recipe.compare_default:
@@ -308,28 +305,26 @@ def _baseline(
         return None, _below_pixels(recipe, prepared, fitted, stages.small)
     answers = classify_by_default(recipe, source, fitted.splits, digests, stages.device, log)
     splits: dict[str, Any] = {}
-    warnings: list[str] | None = None
+    cautions: list[Fact] | None = None
     for split, found in answers.items():
         model = fitted.val if split == "val" else fitted.test
         assert model is not None
         groups = None if model.groups is None else model.groups[found.rows]
         compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes))
         splits[split] = figures_of(found, compared, source.classes, groups, recipe.seed)
-        if warnings is None and compared.enough:
-            text = compared.default_words("validation" if split == "val" else "test")
-            warnings = [text] if text else []
-    return ({"recipe": "default", "splits": splits} if splits else None), warnings or []
+        if cautions is None and compared.enough:
+            cautions = compared.cautions("validation" if split == "val" else "test", "default", recipe.method)
+    return ({"recipe": "default", "splits": splits} if splits else None), cautions or []
 
 
-def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted, small: SmallImages | None) -> list[str]:
-    """Return a warning if the model is worse than a linear classifier on small images."""
+def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted, small: SmallImages | None) -> list[Fact]:
+    """Return a caution if the model is worse than a linear classifier on small images."""
     for split, part, found in (("validation", prepared.val, fitted.val), ("test", prepared.test, fitted.test)):
         if part is None or found is None:
             continue
         compared = compare(prepared, part, found.y_pred, recipe.seed, small)
         if compared is not None:
-            text = compared.words(split, recipe.method)
-            return [text] if text else []
+            return compared.cautions(split, "small-images", recipe.method)
     return []
 
 
@@ -366,7 +361,7 @@ def _announce(
         images=counts,
     )
     if device.type != "cpu":
-        log.note(f"On {device}, two runs of the same recipe may differ in the last digits. On a CPU they do not.")
+        log.fact(notes.not_repeatable(str(device)))
 
 
 def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from lopsided.errors import RunError
+from lopsided.facts import cautions, notes
 from lopsided.models.ensemble import average
 from lopsided.models.machine import arrange
 from lopsided.models.model import Model
 from lopsided.models.pixels import column_weights
-from lopsided.recipe import Recipe
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
 from lopsided.recipe.weights import trained_names
 from lopsided.training.adapter import Joined, Rows, fit_adapter
@@ -80,19 +80,13 @@ def _choose(built: Built, sets: Sequence[Features]) -> tuple[int, Regression]:
     names = [name_views(views) for views in CANDIDATES]
     first = _fit(built, sets[0], scored=True)
     if not first.losses:
-        built.log.note(
-            "A class has too few images for inner folds to choose the views of an image: the features are means over "
-            f"{names[0]}. If that turns a class into another, name the views (--views)."
-        )
+        built.log.fact(notes.unchosen_views(names[0]))
         return 0, first
     found = [first, *(_fit(built, features, scored=True) for features in sets[1:])]
     losses = [_best(fitted) for fitted in found]
     chosen = choose_views(losses)
-    shown = ", ".join(f"{name} {loss:.3g}" for name, loss in zip(names, losses, strict=True))
-    what = f"means over the views {names[chosen]}" if chosen < len(sets) - 1 else "those of the image alone"
     built.log.event("views", chosen=names[chosen], losses=dict(zip(names, losses, strict=True)))
-    why = ": the classes seem to depend on which way round the images are" if chosen else ""
-    built.log.note(f"The features are {what}{why}. Log loss of inner folds: {shown}.")
+    built.log.fact(notes.chosen_views(names[chosen], dict(zip(names, losses, strict=True))))
     return chosen, found[chosen]
 
 
@@ -128,11 +122,8 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
     if choose_views(losses):
         # With --views alone, fit takes default.
         recipe = "--recipe thorough " if len(trained_names(built.recipe.encoder.name)) > 1 else ""
-        built.log.warn(
-            "The classes seem to depend on which way round the images are, which an average over views does not know: "
-            f"inner folds give a log loss of {losses[1]:.2f} without views, and of {losses[0]:.2f} with them. "
-            f"Use {recipe}--views {AUTO if built.recipe.method == 'frozen' else 'none'}."
-        )
+        advice = f"{recipe}--views {AUTO if built.recipe.method == 'frozen' else 'none'}"
+        built.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
 
 
 def blend(built: Built) -> None:
@@ -154,10 +145,7 @@ def blend(built: Built) -> None:
     regress(built, cached=False, strength=strength)
     both, built.card = average([(frozen, built.card), (tuned, built.card)], shares=(share, 1 - share))
     built.replace_model(both)
-    built.log.note(
-        f"The model averages the logits of two regressions: on the features of the pretrained encoder (weight "
-        f"{share:g}) and of the trained encoder (weight {1 - share:g})."
-    )
+    built.log.fact(notes.blend(share))
 
 
 def adapt(built: Built) -> list[Facts]:
@@ -193,7 +181,7 @@ def adapt(built: Built) -> list[Facts]:
     for joined in found:
         if joined.regression is not None:
             _tell_choice(built, joined.regression)
-        built.log.note(_joined_words(joined, recipe))
+        built.log.fact(notes.heads(recipe.adapter.heads, joined.num_folds, recipe.adapter.blend))
     return history
 
 
@@ -204,13 +192,11 @@ def _training_features(built: Built, sets: Sequence[Sequence[str]], *, cached: b
     if not cached:
         train = replace(train, digests=None)
     elif built.prepared.kind == "image":
-        root, views = built.extractor.root, built.model.views
-        where = "not cached" if root is None else f"cached in {root}"
+        root, views, encoder = built.extractor.root, built.model.views, built.recipe.encoder
         engine = built.extractor.engine.name.split()[0]
-        auto = built.recipe.encoder.views == AUTO
-        averaged = "once for each of the views" if auto else "averaged over the views"
-        what = "" if views == PLAIN else f", {averaged} {', '.join(views)} of each image"
-        built.log.note(f"{engine} computes the features of {built.recipe.encoder.name}{what}. Features are {where}.")
+        averaged = [] if views == PLAIN else list(views)
+        cache = None if root is None else str(root)
+        built.log.fact(notes.features(engine, encoder.name, averaged, encoder.views == AUTO, cache))
     found = built.frozen_means(train, "features of training images", sets)
     if not all(np.isfinite(features).all() for features in found):
         raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
@@ -221,24 +207,9 @@ def _training_features(built: Built, sets: Sequence[Sequence[str]], *, cached: b
 
 def _tell_choice(built: Built, fitted: Regression) -> None:
     built.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
-    built.log.note(_choice(fitted, built.recipe))
-
-
-def _choice(fitted: Regression, recipe: Recipe) -> str:
-    if recipe.regression.strength is not None:
-        return f"The regression has the strength C = {fitted.strength:g} of the recipe."
-    if not fitted.losses:
-        return f"A class has too few images for inner folds: the regression has the strength C = {fitted.strength:g}."
-    tried = f"{len(fitted.losses)} values on {fitted.folds} inner folds"
-    return f"The regression has the strength C = {fitted.strength:g}, the best of {tried}."
-
-
-def _joined_words(joined: Joined, recipe: Recipe) -> str:
-    heads = recipe.adapter.heads
-    text = f"{heads} heads were trained" if heads > 1 else "One head was trained"
-    if joined.num_folds:
-        text += f", each without one of {joined.num_folds} inner folds, whose images calibrate the logits"
+    if built.recipe.regression.strength is not None:
+        built.log.fact(notes.given_strength(fitted.strength))
+    elif fitted.losses:
+        built.log.fact(notes.chosen_strength(fitted.strength, len(fitted.losses), fitted.folds))
     else:
-        text += " on all training images, because a class has too few images for inner folds"
-    blend = f" Their average has the weight {1 - recipe.adapter.blend:g}." if recipe.adapter.blend else ""
-    return f"{text}.{blend}"
+        built.log.fact(notes.usual_strength(fitted.strength))

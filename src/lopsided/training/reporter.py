@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lopsided.facts import Fact
 from lopsided.files import append_line
 
 LOG_NAME = "log.jsonl"
@@ -31,15 +32,12 @@ class Reporter:
     def count(self, label: str, done: int, total: int) -> None:
         """Called while images are processed that belong to no epoch, such as those whose features are computed."""
 
-    def note(self, text: str) -> None:
-        """Called with a sentence about a decision of the run."""
-
-    def warn(self, text: str) -> None:
-        """Called with a warning: a reason to trust the figures less."""
+    def fact(self, fact: Fact) -> None:
+        """Called with a note on what the run does, or with a caution about its metrics."""
 
 
 class Log(Reporter):
-    """Writes one line of JSON per event into a run's log, calls another reporter, and keeps the warnings.
+    """Writes one line of JSON per event into a run's log, calls another reporter, and keeps the facts.
 
     Each line has ``event`` and ``time``. After a resume, an epoch may be trained again and appear twice. Among lines
     with the same ``stage`` and ``epoch``, the last one is valid.
@@ -48,7 +46,12 @@ class Log(Reporter):
     def __init__(self, folder: Path | None, reporter: Reporter | None) -> None:
         self._path = None if folder is None else folder / LOG_NAME
         self.inner = reporter or Reporter()
-        self.warnings: list[str] = []
+        self.facts: list[Fact] = []
+
+    @property
+    def cautions(self) -> list[Fact]:
+        """The cautions so far."""
+        return [fact for fact in self.facts if fact.is_caution]
 
     def event(self, name: str, **facts: Any) -> None:
         """Write one line to the log."""
@@ -78,13 +81,8 @@ class Log(Reporter):
         """Call the other reporter; counts are not logged."""
         self.inner.count(label, done, total)
 
-    def note(self, text: str) -> None:
-        """Write a line and call the other reporter."""
-        self.event("note", text=text)
-        self.inner.note(text)
-
-    def warn(self, text: str) -> None:
-        """Write a line, keep the warning and call the other reporter."""
-        self.warnings.append(text)
-        self.event("warning", text=text)
-        self.inner.warn(text)
+    def fact(self, fact: Fact) -> None:
+        """Write a line, keep the fact and call the other reporter."""
+        self.facts.append(fact)
+        self.event("warning" if fact.is_caution else "note", **fact.to_dict())
+        self.inner.fact(fact)

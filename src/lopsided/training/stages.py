@@ -13,12 +13,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lopsided.errors import InputError
 from lopsided.evaluation.epochs import figure_of
+from lopsided.facts import Fact, notes
 from lopsided.models.encoders import seeded_init
 from lopsided.models.model import all_finite
 from lopsided.training import fine_tune
 from lopsided.training.built import Built
 from lopsided.training.checkpoint import ENCODER_NAME, State, load_strictly, restoring
-from lopsided.training.deferred import deferred_epoch, first_kept, training_words
+from lopsided.training.deferred import deferred_epoch, first_kept, training_notes
 from lopsided.training.frozen import adapt, blend, regress
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import bias_between, carried_prior, regression_prior
@@ -28,14 +29,13 @@ from lopsided.training.stage_kinds import classifier_stage, encoder_stage, end_t
 
 _ENCODER = "module.encoder."
 """Start of the names of the encoder's weights in a checkpoint."""
-_AVERAGED = ", and the running statistics are averaged over the ranks after each epoch"
 
 
 class Stages(Built):
     """A run of one recipe on prepared data."""
 
-    def notes(self) -> Iterator[str]:
-        """Yield a sentence for each setting that changes how a batch is computed."""
+    def notes(self) -> Iterator[Fact]:
+        """Yield a note for each setting that changes how a batch is computed."""
         settings, num = self.recipe.encoder_training, self.ranks.size
         if self.recipe.is_frozen:
             return
@@ -43,20 +43,17 @@ class Stages(Built):
         if self.recipe.method == "fine-tune" and self.recipe.fine_tune.batch_norm == "frozen":
             norm = False
         if num > 1:
-            yield f"{num} ranks share each batch of {settings.batch_size:,} images."
+            yield notes.ranks(num, settings.batch_size)
         if num > 1 and norm:
-            over, after = ("all ranks", "") if settings.batch_norm == "sync" else ("each rank's own images", _AVERAGED)
-            yield f'Batch norm computes its statistics over {over}: batch_norm is "{settings.batch_norm}"{after}.'
+            yield notes.batch_norm(settings.batch_norm)
         if self.recipe.precision != "float32":
-            yield f"The encoder is trained in {self.recipe.precision}; its weights and losses are float32."
+            yield notes.precision(self.recipe.precision)
         if settings.chunk_size is not None:
-            whose = "each rank's share of a chunk" if num > 1 and settings.batch_norm == "rank" else "each chunk"
-            rule = f"; batch norm treats {whose} as a batch" if norm else ""
-            yield f"A batch goes through the encoder in chunks of {settings.chunk_size:,} images{rule}."
+            batch = "share" if num > 1 and settings.batch_norm == "rank" else "chunk"
+            yield notes.chunks(settings.chunk_size, batch if norm else "")
         if settings.queue:
-            kind = "balanced over the classes" if settings.queue_balanced else "the most recent ones"
-            yield f"A batch is also contrasted with up to {settings.queue:,} features of past batches, {kind}."
-        yield from training_words(settings)
+            yield notes.queue(settings.queue, settings.queue_balanced)
+        yield from training_notes(settings)
 
     def run(self, state: State, tensors: dict[str, Tensor]) -> None:
         """Run the remaining stages, starting at ``state``. ``state`` is updated in place."""
@@ -130,12 +127,12 @@ class Stages(Built):
 
             with torch.no_grad():
                 tau, found = self.ranks.told(lambda: choose_tau(head.weight, features, figure))
-            shown = f"tau = {tau:g}, the best of {len(found)} values by validation {metric.replace('_', ' ')}"
             self.log.event("tau", tau=tau, metric=metric, figures=found)
+            fact = notes.tau(float(tau), metric, len(found))
         else:
-            shown = f"tau = {tau:g} of the recipe"
+            fact = notes.tau(tau, None, 0)
         normalise(head, float(tau))
-        self.log.note(f"The weights of the classifier are divided by their length to the power {shown}, without bias.")
+        self.log.fact(fact)
 
     def _fine_tune(self, state: State, tensors: dict[str, Tensor], *, told: bool) -> None:
         """Fit the regression and train the encoder or its last blocks. See ``regress`` for ``told``."""
@@ -158,9 +155,9 @@ class Stages(Built):
             seconds = 60 * (section.minutes or 0.0) - (perf_counter() - self._begin)
             found = fine_tune.settle_steps(self._loop(stage), stage.judge, seconds)
             steps = state.steps = self.ranks.told(lambda: found)
-            self.log.note(fine_tune.budget_words(steps, section.minutes or 0.0, seconds))
+            self.log.fact(notes.minutes(section.minutes or 0.0, steps, seconds))
         elif section.minutes is not None:
-            self.log.note(f"The run keeps the {steps:,} steps that were settled when it started.")
+            self.log.fact(notes.settled_steps(steps))
         sampler.limit = stage.steps = steps
         stage.settings = recipe.encoder_training.model_copy(update={"epochs": -(-steps // len(sampler))})
         stage.warmup = round(section.warmup * steps)
@@ -223,7 +220,7 @@ class Stages(Built):
                 self.checkpoint.save(state, now)
         if best:
             load_strictly(stage.module, best)
-            text = f"Stage {stage.name} keeps epoch {selection.chosen + 1} of {state.epoch}"
-            self.log.note(f"{text}, validation {metric.replace('_', ' ')} {abs(selection.best or 0.0):.4f}.")
+            value = abs(selection.best or 0.0)
+            self.log.fact(notes.kept_epoch(stage.name, selection.chosen + 1, state.epoch, metric, value))
         else:
             loop.keep_average(state.epoch - 1)

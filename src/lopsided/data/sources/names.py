@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
 
+from lopsided.facts import Fact, cautions
+
 _FEW_TYPOS = 10
 _TYPO_SHARE = 0.1
 """A class with a similar name is reported as a typo if it has fewer images than this, and at most this share of the
@@ -83,17 +85,13 @@ class Twins:
             self.first = self.first or (other, name)
             self._suffixes.update({suffix, os.path.splitext(other)[1]})
 
-    def words(self) -> str:
-        """Return a warning, or an empty text if there are no pairs."""
+    def cautions(self) -> list[Fact]:
+        """Return a caution if there are pairs."""
         if self.first is None:
-            return ""
+            return []
         # Masks are PNG files more often than not: a JPEG changes the values of a mask.
         likely = max(sorted(self._suffixes), key=lambda suffix: (suffix.lower() == ".png", self._suffixes[suffix]))
-        pairs = "One pair of images differs" if self.number == 1 else f"{self.number:,} pairs of images differ"
-        return (
-            f"{pairs} only in the suffix, for example {self.first[0]} and {self.first[1]}: both are used as images. "
-            f'If one of them is a mask, leave it out, for example with --exclude "*{likely}".'
-        )
+        return [cautions.same_stems(self.number, list(self.first), likely)]
 
 
 def twins(names: Iterable[str]) -> Twins:
@@ -150,15 +148,12 @@ def typos(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     return found
 
 
-def typo_words(counts: Mapping[str, int]) -> str:
-    """Return a warning about class names that look like typos, or an empty text."""
-    found = [
-        f"{name} ({counts[name]:,} image{'' if counts[name] == 1 else 's'}) and {near} ({counts[near]:,})"
-        for name, near in typos(counts)
-    ]
-    if not found:
-        return ""
-    return f"Classes with similar names: {'; '.join(found)}. If they are the same class, rename one of them."
+def name_cautions(counts: Mapping[str, int], names: Iterable[str]) -> list[Fact]:
+    """Return cautions about the names of classes, which have these numbers of images, and of images."""
+    pairs = typos(counts)
+    named = {name: counts[name] for pair in pairs for name in pair}
+    similar = [cautions.similar_names([list(pair) for pair in pairs], named)] if pairs else []
+    return [*similar, *twins(names).cautions()]
 
 
 def _plain(name: str) -> str:

@@ -20,6 +20,7 @@ from lopsided.data.sources.listing import SPLITS, Listing
 from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.data.sources.registry import Asked, list_data
 from lopsided.errors import DataError, InputError, sentence
+from lopsided.facts import Fact
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class Source:
     left_out: int = 0
     more: Source | None = None
     """Further images that are for training only."""
-    notes: tuple[str, ...] = ()
-    """Sentences about how the images were found."""
+    facts: tuple[Fact, ...] = ()
+    """Notes on how the images were found."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,0 +1,204 @@
+"""The kinds of cautions: reasons to trust the metrics of a run less. Each function returns the words for its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lopsided.facts.fact import caution
+
+# Splits and folds
+
+
+@caution("run")
+def no_test_split() -> str:
+    """No images were held out for a test."""
+    return "There is no test split: the run cannot estimate how well the model does on new images."
+
+
+@caution("run")
+def few_test_images(counts: Mapping[str, int], least: int) -> str:
+    """Classes have few test images."""
+    return f"The test split holds fewer than {least} images of {_classes(counts)}: check how wide the intervals are."
+
+
+@caution("run")
+def few_images(counts: Mapping[str, int], least: int) -> str:
+    """Classes have few images in a run with folds."""
+    return f"The data hold fewer than {least} images of {_classes(counts)}: check how wide the intervals are."
+
+
+@caution("counted")
+def no_validation_split() -> str:
+    """No images can select the epoch."""
+    return "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
+
+
+@caution("counted")
+def few_validation_images(counts: Mapping[str, int], least: int) -> str:
+    """Classes have few images that select the epoch."""
+    return (
+        f"The validation split holds fewer than {least} images of {_classes(counts)}: the choice of the epoch is noisy."
+    )
+
+
+def _classes(counts: Mapping[str, int]) -> str:
+    named = [f"{name} ({number})" for name, number in counts.items()]
+    return ", ".join(named[:5]) + (f" and {len(named) - 5} more classes" if len(named) > 5 else "")
+
+
+@caution("run")
+def shared_groups(groups: int, first: str, unit: str) -> str:
+    """Groups are in more than one split or fold, which is the ``unit``."""
+    number = f"{groups:,} groups are" if groups > 1 else "One group is"
+    advice = "Split by group" if unit == "split" else "Use folds by group"
+    return (
+        f"{number} in more than one {unit}, for example {first}: the figures will be too high. "
+        f"{advice} (--split group)."
+    )
+
+
+@caution("run")
+def shared_images(images: int, first: Sequence[str], unit: str) -> str:
+    """Identical images are in two splits or folds. ``first`` is a pair: image, place, other image, its place."""
+    name, where, other, there = first
+    number = f"{images:,} images are" if images > 1 else "One image is"
+    return (
+        f"{number} byte-identical to an image in another {unit}, for example {other} in {there} and {name} in {where}: "
+        "the figures will be too high."
+    )
+
+
+# Images and labels
+
+
+@caution("once")
+def similar_names(pairs: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
+    """Names of classes look like typos of others. ``counts`` holds their numbers of images."""
+    found = [
+        f"{name} ({counts[name]:,} image{'' if counts[name] == 1 else 's'}) and {near} ({counts[near]:,})"
+        for name, near in pairs
+    ]
+    return f"Classes with similar names: {'; '.join(found)}. If they are the same class, rename one of them."
+
+
+@caution("once")
+def same_stems(pairs: int, first: Sequence[str], suffix: str) -> str:
+    """Pairs of files differ only in the suffix, of which ``suffix`` may be that of masks."""
+    number = "One pair of images differs" if pairs == 1 else f"{pairs:,} pairs of images differ"
+    return (
+        f"{number} only in the suffix, for example {first[0]} and {first[1]}: both are used as images. "
+        f'If one of them is a mask, leave it out, for example with --exclude "*{suffix}".'
+    )
+
+
+@caution("once")
+def large_images(width: int, height: int) -> str:
+    """Images are large and not resized."""
+    return (
+        f"The images have {width:,} x {height:,} pixels and are not resized, so training is slow and needs much "
+        "memory. Set a size, for example --image-size 224."
+    )
+
+
+@caution("once")
+def not_cached(error: str) -> str:
+    """Features cannot be written to the cache."""
+    return f"Features are not cached: {error}"
+
+
+# Training
+
+
+@caution("counted")
+def large_queue(queue: int, features: int) -> str:
+    """The queue holds more features than the training images have."""
+    return (
+        f"The queue holds up to {queue:,} features, but the training images have only {features:,}: older features of "
+        "an image become positives of the same image. Use a smaller queue (encoder_training.queue)."
+    )
+
+
+@caution("counted")
+def few_positives(label: str, expected: float, learns: bool) -> str:
+    """A batch holds few images of a class. ``learns`` is true if anchors learn without positives."""
+    does = "its anchors have few positives" if learns else "anchors without a positive do not learn"
+    return (
+        f"A batch holds {expected:.1f} images of {label} on average: {does}. Use larger batches, "
+        "encoder_training.views = 2, a queue (encoder_training.queue), or "
+        'encoder_training.sampler = "balanced".'
+    )
+
+
+@caution("counted", apart="stage")
+def falling_loss(stage: str, before: float, last: float, flag: str) -> str:
+    """The training loss still fell steeply at the last epoch of a stage."""
+    return (
+        f"The training loss of stage {stage} still fell steeply at its last epoch ({before:.4g} to {last:.4g}), so the "
+        f"model may not be trained enough. Train for more epochs ({flag})."
+    )
+
+
+@caution("counted")
+def directed_classes(alone: float, averaged: float, advice: str) -> str:
+    """Classes depend on left and right. The values are log losses of inner folds without and with views."""
+    return (
+        "The classes seem to depend on which way round the images are, which an average over views does not know: "
+        f"inner folds give a log loss of {alone:.2f} without views, and of {averaged:.2f} with them. Use {advice}."
+    )
+
+
+@caution("run")
+def below_baseline(
+    split: str, baseline: str, model_uwa: float, baseline_uwa: float, low: float, high: float, level: float, advice: str
+) -> str:
+    """The model is worse than a baseline: the recipe "default", or a linear classifier on "small-images" of 16 pixels.
+
+    Test images must not choose settings, so the caution about them gives no advice to change settings.
+    """
+    what = {
+        "default": "the recipe default, which takes seconds",
+        "small-images": "a simple baseline, a linear classifier on images of 16 x 16 pixels",
+    }[baseline]
+    if split == "test":
+        advice = "Do not tune the model on test images: hold out validation images (--val) to compare settings."
+    return (
+        f"On the {split} images, the unweighted accuracy of the model ({model_uwa:.3f}) is below that of {what} "
+        f"({baseline_uwa:.3f}). The {100 * level:g} % interval of the difference is [{low:.3f}, {high:.3f}]. {advice}"
+    )
+
+
+# Trackers
+
+
+@caution("run", apart="tracker")
+def tracker_failed(tracker: str, error: str) -> str:
+    """A tracker raised an error."""
+    return f"The tracker {tracker} failed and is left out; the run continues without it ({error})."
+
+
+@caution("run")
+def trackers_not_found_again(error: str) -> str:
+    """The keys of trackers cannot be written."""
+    return f"The run will not be found again by its trackers ({error})."
+
+
+@caution("run")
+def results_not_sent(error: str) -> str:
+    """The results of a finished run did not reach its trackers."""
+    return f"The results could not be sent to the trackers ({error})."
+
+
+@caution("run")
+def cells_not_sent(cells: int, trackers: Sequence[str]) -> str:
+    """Cells of a sweep were finished before a tracker was added."""
+    some = "1 finished cell is" if cells == 1 else f"{cells:,} finished cells are"
+    return f"{some} not sent to {', '.join(trackers)}: a tracker receives the cells that are trained from now on."
+
+
+# The search for more images
+
+
+@caution("run")
+def unknown_images(error: str) -> str:
+    """The images of a run cannot be read."""
+    return f"{error} Images that the run was trained on are not left out."

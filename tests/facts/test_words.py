@@ -1,0 +1,414 @@
+"""The words of every kind of fact, which no other test checks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lopsided.facts import KINDS, Fact, cautions, notes
+
+OTHERS = "Use --recipe fine-tune or from-scratch to train an encoder."
+WORDS = [
+    (
+        notes.default_by_size(4000, 18.2),
+        "Recipe: default, because no recipe was named and thorough would take about 18 min for 4,000 images: a "
+        f"pretrained encoder that is not trained. {OTHERS}",
+    ),
+    (
+        notes.thorough_by_size(40, 0.2),
+        "Recipe: thorough, because no recipe was named: 40 images through three pretrained encoders, which takes less "
+        f"than a minute. Use --recipe default for one encoder. {OTHERS}",
+    ),
+    (notes.fine_tune_by_field("fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
+    (
+        notes.from_scratch_by_field("augment.crop"),
+        "Recipe: from-scratch, because augment.crop is set, which has an effect only if an encoder is trained.",
+    ),
+    (
+        notes.from_scratch_by_field("encoder.name"),
+        "Recipe: from-scratch, because the encoder has no pretrained weights (--weights).",
+    ),
+    (
+        notes.default_by_encoder(),
+        "Recipe: default, because the fields of the encoder are given: a pretrained encoder that is not trained. Use "
+        "--recipe from-scratch to train an encoder.",
+    ),
+    (notes.chosen_by_comparison("ce", ["ce is best.", "Take ce."]), "ce is best. Take ce."),
+    (
+        notes.folds_by_default(5, "df", 12, 0.2, 60.0),
+        "5 folds, because 'df' has only 12 images: so all of them are tested, not only 20%. This takes about 60 s "
+        "longer than one split, which --folds 1 gives.",
+    ),
+    (
+        notes.split_by_default("df", 12, 1200.0),
+        "One split, although 'df' has only 12 images, because folds would take about 20 min longer. Use --folds 5 for "
+        "them.",
+    ),
+    (
+        notes.split("stratified", auto=True),
+        "The images are split at random within each class (stratified); the default, because the data have neither "
+        "splits nor groups.",
+    ),
+    (
+        notes.split("group", auto=True),
+        "The images are split by group: all images of a group are in one split; the default, because the data have "
+        "groups.",
+    ),
+    (
+        notes.split("given", auto=False, scenario=True),
+        "The images are split as the data define it (given); as requested. The scenario draws training images; "
+        "validation and test images of the data stay as they are.",
+    ),
+    (
+        notes.fold_of("random", auto=False, fold=2, folds=4, repeat=2),
+        "The test images are fold 2 of 4 in repeat 2. The images are split at random, without regard to classes or "
+        "groups; as requested.",
+    ),
+    (
+        notes.folds(39, 3, "stratified", 2),
+        "The 39 images are in 3 folds with the class shares of all. Each fold tests a model of the others, 2 times.",
+    ),
+    (
+        notes.mixed_groups(1, "p1"),
+        "One group holds images of several classes, for example p1. Check its labels.",
+    ),
+    (notes.left_out(1), "--include and --exclude (data.include, data.exclude) left out one image."),
+    (notes.unused_validation(6), "6 images of the given val split are ignored because data.val is 0."),
+    (
+        notes.unlabelled_rows("marks.csv", {"skip": 1, "no": 2}),
+        "marks.csv holds rows without a label, which are left out: 1 skip and 2 no.",
+    ),
+    (
+        notes.repeated_labels(2),
+        "2 of the further labels are of images that are already labelled so; they are left out.",
+    ),
+    (
+        notes.held_out_labels(2),
+        "2 of the further labels are of held-out images or their groups; they are left out.",
+    ),
+    (
+        notes.further_without_group(1, 2, "lesion"),
+        "1 of 2 further images have no group, so each counts as a group of its own. If one belongs to a group that is "
+        "tested, the figures are too good. Fill the column lesion of the table.",
+    ),
+    (
+        notes.further_labels({"cat": 1, "dog": 0}),
+        "Further labels: 1 cat. These images are for training only and are never tested.",
+    ),
+    (
+        notes.resized(64),
+        "The images have different sizes and are resized to 64 x 64 pixels. Set another size with --image-size.",
+    ),
+    (
+        notes.images_read(10, [3, 8, 8], 1.2, "memory", "auto", None),
+        '10 images of 3 x 8 x 8 (1.2 MB decoded) are kept in memory: cache is "auto" and an unknown amount of memory '
+        "is free.",
+    ),
+    (
+        notes.images_read(10, [3, 8, 8], 1.2, "decoded", "none", 2000.0),
+        '10 images of 3 x 8 x 8 (1.2 MB decoded) are decoded again in every epoch: cache is "none" and 2,000 MB of '
+        "memory is free.",
+    ),
+    (
+        notes.images_read(10, [3, 8, 8], 1.2, "once", "auto", None),
+        "10 images of 3 x 8 x 8 (1.2 MB decoded) go through the encoder once, unless their features are cached.",
+    ),
+    (
+        notes.own_normalisation(2),
+        "Each encoder normalises images by the mean and the deviation of its own weights.",
+    ),
+    (
+        notes.normalisation((0.5, 0.25), (0.2, 0.2)),
+        "Pixels in [0, 1] are normalised by mean 0.5 0.25 and deviation 0.2 0.2.",
+    ),
+    (
+        notes.fitted_normalisation((0.5,), (0.2,)),
+        "Pixels in [0, 1] are normalised by mean 0.5 and deviation 0.2. These are those of the training images.",
+    ),
+    (notes.continued("encoder", 3), "The run continues after epoch 3 of stage encoder."),
+    (
+        notes.changed_machine("threads", "1", "2"),
+        "The run started with threads = 1 and continues with threads = 2, so the last digits may differ.",
+    ),
+    (
+        notes.not_repeatable("cuda"),
+        "On cuda, two runs of the same recipe may differ in the last digits. On a CPU they do not.",
+    ),
+    (notes.ranks(2, 1024), "2 ranks share each batch of 1,024 images."),
+    (notes.batch_norm("sync"), 'Batch norm computes its statistics over all ranks: batch_norm is "sync".'),
+    (
+        notes.batch_norm("rank"),
+        'Batch norm computes its statistics over each rank\'s own images: batch_norm is "rank", and the running '
+        "statistics are averaged over the ranks after each epoch.",
+    ),
+    (notes.precision("bfloat16"), "The encoder is trained in bfloat16; its weights and losses are float32."),
+    (
+        notes.chunks(32, "share"),
+        "A batch goes through the encoder in chunks of 32 images; batch norm treats each rank's share of a chunk as a "
+        "batch.",
+    ),
+    (notes.chunks(32, ""), "A batch goes through the encoder in chunks of 32 images."),
+    (
+        notes.queue(64, balanced=False),
+        "A batch is also contrasted with up to 64 features of past batches, the most recent ones.",
+    ),
+    (
+        notes.reweighting(0.5, 0.9999),
+        "After 50% of the epochs, the loss weights classes by their effective number (beta = 0.9999).",
+    ),
+    (notes.resampling(0.5), "After 50% of the epochs, batches are drawn with classes equally."),
+    (notes.mixing(0.4, 1.0), "The images of a batch are mixed by mixup (alpha = 0.4) or CutMix (alpha = 1)."),
+    (notes.sharpness(0.05), "SAM with rho = 0.05 computes two gradients in every step, which takes twice as long."),
+    (notes.moving_average(0.9), "The model is a moving average of the weights (decay 0.9)."),
+    (
+        notes.weight_average(0.75),
+        "The model is the mean of the weights at the end of each epoch after 75% of the epochs (SWA).",
+    ),
+    (
+        notes.kept_epoch("encoder", 3, 5, "smooth_log_loss", 0.25),
+        "Stage encoder keeps epoch 3 of 5, validation smooth log loss 0.2500.",
+    ),
+    (
+        notes.minutes(2.0, 50, 100.0),
+        "fine_tune.minutes = 2 gives 50 steps of 2 s on this machine. The number is now fixed for this run. Set "
+        "fine_tune.steps = 50 to repeat the run elsewhere.",
+    ),
+    (
+        notes.minutes(2.0, 1, -1.0),
+        "The preparation took longer than fine_tune.minutes = 2, so the encoder is trained for 1 step. Set more "
+        "minutes.",
+    ),
+    (notes.settled_steps(9), "The run keeps the 9 steps that were settled when it started."),
+    (
+        notes.trained_blocks("vit", 2, 10, 1000, 4, 39, 12.0),
+        "10 of the 1,000 weights of vit are trained: fine_tune.blocks is 2. The activations of 4 views of 39 images "
+        "take 12 MB in memory.",
+    ),
+    (
+        notes.tau(0.7, "log_loss", 21),
+        "The weights of the classifier are divided by their length to the power tau = 0.7, the best of 21 values by "
+        "validation log loss, without bias.",
+    ),
+    (
+        notes.tau(1.0, None, 0),
+        "The weights of the classifier are divided by their length to the power tau = 1 of the recipe, without bias.",
+    ),
+    (
+        notes.blend(0.25),
+        "The model averages the logits of two regressions: on the features of the pretrained encoder (weight 0.25) "
+        "and of the trained encoder (weight 0.75).",
+    ),
+    (
+        notes.heads(5, 3, 0.5),
+        "5 heads were trained, each without one of 3 inner folds, whose images calibrate the logits. Their average "
+        "has the weight 0.5.",
+    ),
+    (
+        notes.heads(1, 0, 0.0),
+        "One head was trained on all training images, because a class has too few images for inner folds.",
+    ),
+    (
+        notes.features("onnxruntime", "vit", ["identity", "hflip"], auto=False, cache="/c"),
+        "onnxruntime computes the features of vit, averaged over the views identity, hflip of each image. Features "
+        "are cached in /c.",
+    ),
+    (
+        notes.features("torch", "vit", [], auto=True, cache=None),
+        "torch computes the features of vit. Features are not cached.",
+    ),
+    (
+        notes.chosen_views("flips", {"flips": 0.31, "flip": 0.3, "none": 0.3}),
+        "The features are means over the views flips. Log loss of inner folds: flips 0.31, flip 0.3, none 0.3.",
+    ),
+    (
+        notes.chosen_views("none", {"flips": 0.69, "none": 0.1}),
+        "The features are those of the image alone: the classes seem to depend on which way round the images are. "
+        "Log loss of inner folds: flips 0.69, none 0.1.",
+    ),
+    (
+        notes.unchosen_views("flips"),
+        "A class has too few images for inner folds to choose the views of an image: the features are means over "
+        "flips. If that turns a class into another, name the views (--views).",
+    ),
+    (
+        notes.other_views(2, 5),
+        "2 of 5 folds chose other views, so the figures are those of models with other views.",
+    ),
+    (
+        notes.chosen_strength(0.1, 9, 5),
+        "The regression has the strength C = 0.1, the best of 9 values on 5 inner folds.",
+    ),
+    (notes.given_strength(0.1), "The regression has the strength C = 0.1 of the recipe."),
+    (
+        notes.usual_strength(1.0),
+        "A class has too few images for inner folds: the regression has the strength C = 1.",
+    ),
+    (notes.decision("plain", "The most probable class."), "The most probable class."),
+    (
+        notes.calibrated(9, "validation", 1.25, (0.5, -0.5), ["df"]),
+        "The probabilities are calibrated on 9 validation images: temperature 1.25, bias +0.50, -0.50. There are no "
+        "validation images of df.",
+    ),
+    (
+        notes.calibrated(39, "out-of-fold", 1.0, None),
+        "The probabilities are calibrated on 39 out-of-fold images: temperature 1.",
+    ),
+    (
+        notes.not_calibrated(),
+        "The probabilities are not calibrated, because there are no validation images.",
+    ),
+    (
+        notes.model(1, 1, 2_500_000, 10.0),
+        "The model is trained on all images (2.5 million parameters, 10.0 MB). The models of the folds only test it.",
+    ),
+    (
+        notes.model(5, 5, 2_500_000, 10.0),
+        "The model is the ensemble of the 5 models of the folds (2.5 million parameters, 10.0 MB): it averages their "
+        "logits. An image costs 5 times as much as with one of them. Use --final refit for one model of all images.",
+    ),
+    (
+        notes.model(5, 1, 2_500_000, 10.0),
+        "The model is the ensemble of the 5 models of the folds (2.5 million parameters, 10.0 MB): it averages their "
+        "logits. An image costs as much as with one of them, because they share the encoder. Use --final refit for "
+        "one model of all images.",
+    ),
+    (notes.default_compared(2.0, "folds"), "The recipe default, for comparison, took 2.0 s on the same folds."),
+    (
+        notes.default_not_compared("no weights."),
+        "The recipe default could not be used for comparison: no weights.",
+    ),
+    (
+        notes.suspect_labels(2, "labels.csv"),
+        "About 2 labels may be wrong, by models that did not see the image: see labels.csv.",
+    ),
+    (
+        notes.near_duplicates(1, "pairs.csv"),
+        "1 pair of images is almost the same but with different labels: pairs.csv lists them.",
+    ),
+    (
+        notes.near_duplicates_not_searched(20_000),
+        "Near-duplicates were not searched: there are more than 20,000 images.",
+    ),
+    (notes.tracked(["mlflow", "wandb"]), "Tracked by mlflow, wandb."),
+    (
+        notes.labelled_left_out(1, like=True),
+        "One image is byte-identical to a labelled image of the run or of --like and left out.",
+    ),
+    (notes.known_images(3, 9), "Compared with 3 known images of the class and 9 of other classes."),
+    (notes.earlier_scores(7), "Continued: the scores of 7 images are those of an earlier call."),
+    (notes.small_pool(7, 500), "The pool has only 7 images to list, fewer than --top 500."),
+    (
+        cautions.no_test_split(),
+        "There is no test split: the run cannot estimate how well the model does on new images.",
+    ),
+    (
+        cautions.few_test_images(dict.fromkeys("abcdefg", 6), 30),
+        "The test split holds fewer than 30 images of a (6), b (6), c (6), d (6), e (6) and 2 more classes: check how "
+        "wide the intervals are.",
+    ),
+    (
+        cautions.few_images({"few": 6}, 30),
+        "The data hold fewer than 30 images of few (6): check how wide the intervals are.",
+    ),
+    (
+        cautions.no_validation_split(),
+        "There is no validation split: the run keeps the weights of the last epoch, not of the best one.",
+    ),
+    (
+        cautions.few_validation_images({"few": 9}, 10),
+        "The validation split holds fewer than 10 images of few (9): the choice of the epoch is noisy.",
+    ),
+    (
+        cautions.shared_groups(2, "p1", "split"),
+        "2 groups are in more than one split, for example p1: the figures will be too high. Split by group (--split "
+        "group).",
+    ),
+    (
+        cautions.shared_groups(1, "p1", "fold"),
+        "One group is in more than one fold, for example p1: the figures will be too high. Use folds by group (--split "
+        "group).",
+    ),
+    (
+        cautions.shared_images(1, ["a.png", "train", "b.png", "test"], "split"),
+        "One image is byte-identical to an image in another split, for example b.png in test and a.png in train: the "
+        "figures will be too high.",
+    ),
+    (
+        cautions.similar_names([["Brake", "Break"]], {"Brake": 1, "Break": 70}),
+        "Classes with similar names: Brake (1 image) and Break (70). If they are the same class, rename one of them.",
+    ),
+    (
+        cautions.same_stems(2, ["a/1.jpg", "a/1.png"], ".png"),
+        "2 pairs of images differ only in the suffix, for example a/1.jpg and a/1.png: both are used as images. "
+        'If one of them is a mask, leave it out, for example with --exclude "*.png".',
+    ),
+    (
+        cautions.large_images(4000, 3000),
+        "The images have 4,000 x 3,000 pixels and are not resized, so training is slow and needs much memory. Set a "
+        "size, for example --image-size 224.",
+    ),
+    (cautions.not_cached("the disk is full."), "Features are not cached: the disk is full."),
+    (
+        cautions.large_queue(101, 100),
+        "The queue holds up to 101 features, but the training images have only 100: older features of an image become "
+        "positives of the same image. Use a smaller queue (encoder_training.queue).",
+    ),
+    (
+        cautions.few_positives("few", 1.62, learns=False),
+        "A batch holds 1.6 images of few on average: anchors without a positive do not learn. Use larger batches, "
+        "encoder_training.views = 2, a queue (encoder_training.queue), or "
+        'encoder_training.sampler = "balanced".',
+    ),
+    (
+        cautions.falling_loss("encoder", 2.0, 1.25, "--epochs"),
+        "The training loss of stage encoder still fell steeply at its last epoch (2 to 1.25), so the model may not be "
+        "trained enough. Train for more epochs (--epochs).",
+    ),
+    (
+        cautions.directed_classes(0.1, 0.69, "--views auto"),
+        "The classes seem to depend on which way round the images are, which an average over views does not know: "
+        "inner folds give a log loss of 0.10 without views, and of 0.69 with them. Use --views auto.",
+    ),
+    (
+        cautions.below_baseline("validation", "small-images", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
+        "On the validation images, the unweighted accuracy of the model (0.400) is below that of a simple baseline, a "
+        "linear classifier on images of 16 x 16 pixels (0.900). The 95 % interval of the difference is [-0.600, "
+        "-0.400]. Try another loss.",
+    ),
+    (
+        cautions.below_baseline("test", "default", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
+        "On the test images, the unweighted accuracy of the model (0.400) is below that of the recipe default, which "
+        "takes seconds (0.900). The 95 % interval of the difference is [-0.600, -0.400]. Do not tune the model on test "
+        "images: hold out validation images (--val) to compare settings.",
+    ),
+    (
+        cautions.tracker_failed("mlflow", "OSError: full"),
+        "The tracker mlflow failed and is left out; the run continues without it (OSError: full).",
+    ),
+    (
+        cautions.trackers_not_found_again("full"),
+        "The run will not be found again by its trackers (full).",
+    ),
+    (cautions.results_not_sent("full"), "The results could not be sent to the trackers (full)."),
+    (
+        cautions.cells_not_sent(2, ["mlflow"]),
+        "2 finished cells are not sent to mlflow: a tracker receives the cells that are trained from now on.",
+    ),
+    (
+        cautions.unknown_images("The data are gone."),
+        "The data are gone. Images that the run was trained on are not left out.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fact", "words"), WORDS, ids=[fact.kind for fact, _ in WORDS])
+def test_a_fact_has_these_words_and_stays_the_same_through_a_file(fact: Fact, words: str) -> None:
+    assert str(fact) == words
+    content = json.loads(json.dumps(fact.to_dict()))
+    assert content["text"] == words
+    assert Fact.from_dict(content) == fact
+
+
+def test_every_kind_is_in_the_table_above() -> None:
+    assert set(KINDS) == {fact.kind for fact, _ in WORDS}
