@@ -30,7 +30,6 @@ import shared
 from lopsided.data.prepare import open_sources
 from lopsided.data.sources import open_source
 from lopsided.evaluation.intervals import mean_interval
-from lopsided.models.pixels import column_weights
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.regression import fit_regression
@@ -87,7 +86,7 @@ def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     for train, rest in shared.folds_by_lesion(source.labels, source.groups, seed):
         found = fit_regression(
             features[train], source.labels[train], 2, groups=source.groups[train], weighted=loss == "weighted-ce",
-            seed=seed, importance=column_weights(encoder, features.shape[1]),
+            seed=seed, importance=shared.importance(encoder, features.shape[1]),
         )  # fmt: skip
         p[rest] = softmax(features[rest] @ found.weight.T + found.bias, axis=1)
         prior = np.ones(2) if loss == "weighted-ce" else np.bincount(source.labels[train]) / len(train)

@@ -36,7 +36,6 @@ from lopsided.data.folds import fold_numbers
 from lopsided.data.sources import Source, open_source, source_from_arrays
 from lopsided.evaluation.labels import NEAR, check_labels, standardised
 from lopsided.models.model import Model, ModelCard
-from lopsided.models.pixels import column_weights
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
 from lopsided.training.regression import fit_regression
@@ -65,7 +64,7 @@ def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: 
         train, test = numbers != fold, numbers == fold
         found = fit_regression(
             features[train], labels[train], len(source.classes), groups=source.groups[train], seed=seed,
-            importance=column_weights(named_recipe("default").encoder.name, features.shape[1]),
+            importance=shared.importance(named_recipe("default").encoder.name, features.shape[1]),
         )  # fmt: skip
         p[test] = softmax(features[test] @ found.weight.T + found.bias, axis=1)
     return p

@@ -4,7 +4,7 @@
     python studies/pixels.py summary                   # the table of studies/records/pixels.jsonl
     python studies/pixels.py gains                     # what the pixels are worth, from studies/records/study.jsonl
 
-The arms are the recipes ``default`` and ``thorough`` with several values of ``SHARE`` of ``lopsided.models.pixels``; 0
+The arms are the recipes ``default`` and ``thorough`` with several weights of the block ``pixels``; 0
 is without pixels. The data are those of ``studies/study.py``, with draws that no other record uses. A line that
 exists is not computed again.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 import shared
 import study
-from lopsided.models.pixels import WIDTH
+from lopsided.models.blocks.pixels import WIDTH
 from lopsided.training.regression import fit_regression
 
 RECORD = shared.RECORDS / "pixels.jsonl"

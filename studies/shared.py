@@ -209,7 +209,6 @@ def frozen_model(
     from lopsided.models.encoders import build_encoder
     from lopsided.models.heads import ClassifierHead
     from lopsided.models.model import Model, ModelCard
-    from lopsided.models.pixels import pixel_width
     from lopsided.models.pretrained import preprocessing_of
 
     pixels = preprocessing_of(encoder, weights)
@@ -221,9 +220,19 @@ def frozen_model(
     )  # fmt: skip
     model = Model(
         network, ClassifierHead(width, len(classes)), pixels.mean, pixels.std, views=facts.views,
-        scaling=facts.scaling, plain=pixel_width(encoder),
+        scaling=facts.scaling,
     )  # fmt: skip
     return model.eval(), facts
+
+
+def importance(encoder: str, width: int) -> Floats | None:
+    """Return how much a regression weighs each of the features of an encoder; None: all the same."""
+    from lopsided.models.layout import Columns, Layout
+    from lopsided.recipe.blocks import FINAL
+    from lopsided.recipe.encoder_spec import EncoderSpec
+
+    groups = [Columns(block, one) for block in EncoderSpec.parse(encoder).blocks for one in block.load()().widths]
+    return Layout((Columns(FINAL, width - sum(group.width for group in groups)), *groups)).importance()
 
 
 def features_of(source: Source, model: Model, card: ModelCard, *, cached: bool = True) -> Floats:

@@ -15,7 +15,7 @@ few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all h
 seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No record has it yet.
 
 Arms: ``default`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
-regions (``lopsided.models.pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
+regions (the block ``pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
 and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``default``. All of ``thorough`` take the
 views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (studies/views.py).
 ``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
@@ -51,12 +51,11 @@ from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.isic import CLASSES
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.inference.engine import Engine
-from lopsided.models.pixels import Pixels, column_weights
-from lopsided.models.scaling import scaled
+from lopsided.models.blocks.pixels import Pixels
+from lopsided.models.layout import scaled
 from lopsided.models.views import look
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
-from lopsided.recipe.weights import PIXELS, trained_names
 from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 from shared import Floats
@@ -67,7 +66,7 @@ FEW = (10, 20, 40, 80)
 TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
 """Factor of the long tail, its number of training images, and how many test images are evaluated, from the first."""
 VIEWS = parse_views("flips")
-EMBEDDED = tuple(trained_names(named_recipe("thorough").encoder.name))
+EMBEDDED = tuple(named_recipe("thorough").encoder.spec.names)
 SMALL, LARGE = 224, named_recipe("thorough").data.image_size
 """Sides of the images for ``default`` and for ``thorough``."""
 RESNET = "resnet50"
@@ -75,7 +74,7 @@ BASE = "default"
 WITHOUT = " without pixels"
 PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
 COLOURED = ("default", "thorough", f"{RESNET} + pixels", f"thorough + {RESNET}", *PEERS)
-"""Arms with the features of ``lopsided.models.pixels``."""
+"""Arms with the features of the block ``pixels``."""
 CHEAP = (
     "default", "thorough", f"default{WITHOUT}", f"thorough{WITHOUT}", "thorough with root", "plain features",
     "resnet50", "resnet50 + pixels", "thorough + resnet50", "class_weight", "SMOTE",
@@ -117,7 +116,7 @@ def compute_features(data: str, folder: Path, resnet50: str | None) -> None:
             **{view: np.concatenate(parts) for view, parts in found.items()},
         )  # fmt: skip
         print(f"{path}: {len(rows):,} images, {seconds:.0f} s per view", flush=True)
-    path = folder / f"{data}-{PIXELS}.npz"
+    path = folder / f"{data}-pixels.npz"
     if not path.exists():
         batches = StreamedInputs(source.images, SMALL, 3, 1).batches(rows[i : i + 64] for i in range(0, len(rows), 64))
         np.savez(path, identity=np.concatenate([Pixels()(batch / 255).numpy() for _, batch in batches]))
@@ -140,7 +139,7 @@ class Features:
         wanted = [(name, size) for name in (*EMBEDDED, RESNET) for size in (SMALL, LARGE)]
         paths = {key: folder / f"{data}-{key[0]}-{key[1]}.npz" for key in wanted}
         self._files = {key: dict(np.load(path)) for key, path in paths.items() if path.exists()}
-        self._pixels = np.load(folder / f"{data}-{PIXELS}.npz")["identity"]
+        self._pixels = np.load(folder / f"{data}-pixels.npz")["identity"]
         first = self._files[EMBEDDED[0], SMALL]
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
 
@@ -200,7 +199,7 @@ def fit_arm(
         with threadpool_limits(1):
             found = np.log(np.maximum(peer(arm, seed).fit(x, labels).predict_proba(inputs), 1e-12))
         return {arm: (found, np.full(num, 1 / num))}
-    weights = column_weights(named_recipe("default").encoder.name, x.shape[1]) if arm in COLOURED else None
+    weights = shared.importance(named_recipe("default").encoder.name, x.shape[1]) if arm in COLOURED else None
     fitted = fit_regression(x, labels, num, groups=groups, seed=seed, importance=weights)
     return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
 

@@ -34,8 +34,8 @@ from sklearn.model_selection import train_test_split
 import shared
 import study
 from lopsided.inference.engine import Engine
+from lopsided.models.layout import scaled
 from lopsided.models.pretrained import EMBEDDED_ENCODER
-from lopsided.models.scaling import scaled
 from lopsided.models.views import look
 from lopsided.recipe.views import CANDIDATES, name_views
 from lopsided.training.frozen import UPRIGHT, choose_views

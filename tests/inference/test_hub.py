@@ -26,8 +26,6 @@ from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.machine import arrange
 from lopsided.models.model import AdapterCard, Model, ModelCard
-from lopsided.models.pixels import pixel_width
-from lopsided.recipe.weights import trained_names
 from lopsided.reports.card_use import use
 
 CLASSES = ("cat", "dog", "näive \"fox\"")  # fmt: skip
@@ -122,7 +120,6 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
         model.encoder.mean[1], model.encoder.std[1] = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.9, 1.1, 1.3])
     model = Model(
         model.encoder, model.classifier, card.mean, card.std, views=card.views, scaling=card.scaling,
-        plain=pixel_width(card.encoder),
     ).eval()  # fmt: skip
     path = photo(tmp_path, "L" if card.channels == 1 else "RGB")
     expected = predict(model, card, FileImages([path]))[0]
@@ -132,7 +129,7 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
     assert max(result["difference"], result["onnx_difference"]) <= 1e-5
     folders = [f"encoders/{name}/{file}" for name in names for file in ("config.json", "model.safetensors")]
     assert result["files"] == sorted(["README.md", "classifier.safetensors", *folders, "lopsided.json", "model.onnx"])
-    assert result["encoders"] == names == [f"{n}-{name}" for n, name in enumerate(trained_names(card.encoder), start=1)]
+    assert result["encoders"] == names == [f"{n}-{name}" for n, name in enumerate(card.spec.names, start=1)]
     monkeypatch.chdir(tmp_path)
     whole, parts = re.findall(r"```python\n(.*?)```", (tmp_path / "hub" / "README.md").read_text(), flags=re.DOTALL)
     exec(compile(whole.replace("image.png", path.name), "README.md", "exec"), {})

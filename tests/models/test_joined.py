@@ -17,9 +17,10 @@ from lopsided.inference.features import Extractor
 from lopsided.models.encoders import build_encoder
 from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead
+from lopsided.models.layout import scaled
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, Preprocessing, preprocessing_of
-from lopsided.models.scaling import Scaling, scaled
+from lopsided.recipe.encoder_spec import Scaling
 
 SIDE = 32
 FILE_PIXELS = Preprocessing(SIDE, (0.1, 0.5, 0.7), (0.2, 0.4, 0.9))
@@ -168,7 +169,10 @@ def test_the_cache_keeps_the_features_of_joined_encoders_apart_but_not_those_of_
             {"encoder": "test_efficientnet+test_resnet"},
             r"does not fit the encoder test_efficientnet\+test",
         ),
-        ({"encoder": "+".join(["test_resnet"] * 500)}, r"must hold the weights of 500 encoders, got 2\."),
+        (
+            {"encoder": "+".join(["test_resnet"] * 500)},
+            r"built: encoder\.name must join at most 16 encoders.*got 500\.",
+        ),
         ({"members": 2}, r"model\.safetensors does not fit the encoder "),
         ({"scaling": "cube"}, r"not a valid model card: scaling: input should be 'none', 'root' or 'cube-root'\."),
     ],
@@ -188,11 +192,21 @@ def test_an_edited_card_of_a_joined_model_is_one_sentence(
 @pytest.mark.parametrize(
     ("name", "weights", "channels", "text"),
     [
-        (JOINED, "embedded", 1, "joined encoders must be timm models for images of 3 channels, got images of 1 chan"),
-        ("test_resnet+mlp", "none", 3, "joined encoders must be timm models for images of 3 channels, got 'mlp'"),
-        ("test_resnet+", "none", 3, "joined encoders must be timm models for images of 3 channels, got ''"),
+        (JOINED, "embedded", 1, "joined encoders must have images of 3 channels, got 1 channels."),
+        ("test_resnet+mlp", "none", 3, "joined encoders must be models of timm, got 'mlp'."),
+        (
+            "test_resnet+",
+            "none",
+            3,
+            "encoder.name must join at most 16 encoders, none of them empty, got 'test",
+        ),
         (JOINED, "a.safetensors", 3, "encoder.weights must name weights for each of the 2 encoders "),
-        ("+".join(["test_resnet"] * 17), "none", 3, "at most 16 encoders can be joined, got 17"),
+        (
+            "+".join(["test_resnet"] * 17),
+            "none",
+            3,
+            "encoder.name must join at most 16 encoders, none of them empty, got",
+        ),
     ],
 )
 def test_encoders_that_cannot_be_joined_are_one_sentence(name: str, weights: str, channels: int, text: str) -> None:

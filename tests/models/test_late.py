@@ -22,6 +22,7 @@ from lopsided.models.heads import ClassifierHead
 from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+from lopsided.recipe.encoder_spec import EncoderSpec
 
 SHAPE = (3, 32, 32)
 PIXELS = preprocessing_of(EMBEDDED_ENCODER, "embedded")
@@ -35,10 +36,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def made_late(fast: bool = True) -> Model:
-    found = embedded_state(EMBEDDED_ENCODER, "embedded")
+    found = embedded_state(EncoderSpec.parse(EMBEDDED_ENCODER, "embedded"))
     assert found is not None
-    encoder = late_encoder(EMBEDDED_ENCODER, found[0], SHAPE, fast=fast)
-    return Model(encoder, ClassifierHead(found[1], 2), PIXELS.mean, PIXELS.std).eval()
+    encoder = late_encoder(EMBEDDED_ENCODER, *found, SHAPE, fast=fast)
+    return Model(encoder, ClassifierHead(found[1].width, 2), PIXELS.mean, PIXELS.std).eval()
 
 
 def card() -> ModelCard:
@@ -55,10 +56,10 @@ def photos(number: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", [EMBEDDED_ENCODER, f"{EMBEDDED_ENCODER}+tf_efficientnet_lite1"])
 def test_the_weights_without_layers_are_those_of_the_layers(name: str) -> None:
     encoder, width = build_encoder(name, image_size=32, weights="embedded")
-    found = embedded_state(name, "embedded")
+    found = embedded_state(EncoderSpec.parse(name, "embedded"))
     assert found is not None
-    assert found[1] == width
-    weights = late_encoder(name, found[0], SHAPE, fast=True)
+    assert found[1].width == width
+    weights = late_encoder(name, *found, SHAPE, fast=True)
     assert sorted(key for key, _ in weights.named_parameters()) == sorted(key for key, _ in encoder.named_parameters())
     own, there = weights.state_dict(), encoder.state_dict()
     assert own.keys() == there.keys()
@@ -70,7 +71,7 @@ def test_the_weights_without_layers_are_those_of_the_layers(name: str) -> None:
     [("resnet18", "embedded"), (EMBEDDED_ENCODER, "timm"), (f"{EMBEDDED_ENCODER}+resnet18", "embedded+a.safetensors")],
 )
 def test_other_weights_need_their_layers(name: str, weights: str) -> None:
-    assert embedded_state(name, weights) is None
+    assert embedded_state(EncoderSpec.parse(name, weights)) is None
 
 
 def test_the_layers_are_made_when_a_feature_is_needed_and_not_before() -> None:

@@ -14,8 +14,8 @@ from lopsided.cli.output import fold_words
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import RunError
 from lopsided.inference.probabilities import predict
+from lopsided.models.blocks.pixels import WIDTH
 from lopsided.models.ensemble import average, average_classifiers
-from lopsided.models.pixels import WIDTH, column_weights
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import run_recipe
 from lopsided.training.adapter import Rows, fit_plain
@@ -58,7 +58,7 @@ def test_the_classifier_is_the_regression_that_weighs_the_colours(source: Source
         fit_regression(
             features[rows], source.labels[rows], 2, seed=recipe.seed, strength=0.01, importance=weights,
         )
-        for weights in (column_weights(NAME, features.shape[1]), None)
+        for weights in (fitted.model.layout.importance(), None)
     )  # fmt: skip
     again = fit(default(**{"regression.strength": 0.01}), source)
     found = again.model.classifier.weight.detach().numpy()
@@ -71,8 +71,9 @@ def test_the_regression_beside_heads_weighs_the_colours_too() -> None:
     labels = np.repeat([0, 1], [40, 20])
     features = generator.normal(size=(60, 200 + WIDTH)).astype(np.float32) + 0.2 * labels[:, None].astype(np.float32)
     recipe = named_recipe("adapter-average").override(**{"encoder.name": NAME, "regression.strength": 0.01})
-    _, fitted = fit_plain(Rows(features, labels, None, 2), recipe)
-    own = fit_regression(features, labels, 2, strength=0.01, importance=column_weights(NAME, features.shape[1]))
+    weights = np.repeat([1.0, 0.8], [200, WIDTH])
+    _, fitted = fit_plain(Rows(features, labels, None, 2, weights), recipe)
+    own = fit_regression(features, labels, 2, strength=0.01, importance=weights)
     assert np.array_equal(fitted.weight, own.weight)
     assert not np.allclose(fitted.weight, fit_regression(features, labels, 2, strength=0.01).weight)
 

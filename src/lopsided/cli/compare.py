@@ -283,12 +283,12 @@ def about_comparison(
 
 def check_encoders(recipes: Mapping[str, Recipe]) -> None:
     """Check the encoders of all arms, before every cell of an arm fails on its encoder."""
+    from lopsided.models.pretrained import check_encoder
     from lopsided.recipe.words import shown
-    from lopsided.runs.run import check_encoder
 
     for arm, recipe in recipes.items():
         try:
-            check_encoder(recipe)
+            check_encoder(recipe.encoder.spec)
         except InputError as error:
             raise InputError(f"arm {shown(arm)}: {error}") from None
 
@@ -339,14 +339,12 @@ def _check_kind_of_runs(out: Path, records: Sequence[Record], folds: int | None)
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Return the fields that decide a run, except for the fields in which the runs of one arm differ."""
     from lopsided.recipe import RUNTIME_FIELDS
-    from lopsided.recipe.weights import change_files
     from lopsided.recipe.words import leaves
     from lopsided.runs.keys import VARIED_FIELDS
 
     found = {path: value for path, _, value in leaves(recipe) if path not in RUNTIME_FIELDS | VARIED_FIELDS}
     settings: dict[str, Any] = json.loads(json.dumps(found))  # As sweep.json holds them: a tuple becomes a list.
-    weights = change_files(recipe.encoder.name, recipe.encoder.weights, lambda path: Path(path).name)
-    return settings | {"encoder.weights": weights}
+    return settings | {"encoder.weights": recipe.encoder.spec.without_folders()}
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

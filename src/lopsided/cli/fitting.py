@@ -188,7 +188,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training of an encoder, it is ``from-scratch``.
     """
     from lopsided.recipe import FROZEN, find_recipe, is_idle
-    from lopsided.recipe.weights import JOINT, trained_names
+    from lopsided.recipe.encoder_spec import EncoderSpec
 
     if recipe is not None:
         return find_recipe(recipe).to_toml(), []
@@ -203,12 +203,12 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     training = next((path for path in changes if is_idle(path, str(frozen))), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
         training = "encoder.name"
-        name = str(changes.get("encoder.name", ""))
-        if JOINT in name:
-            one = len(trained_names(name)) == 1
+        spec = EncoderSpec.parse(str(changes.get("encoder.name", "")))
+        if spec.is_joined:
+            one = len(spec.parts) == 1
             words = "Give its weights" if one else "Give the weights of each with + between them"
             do = f"{words}, such as --weights {'embedded' if one else 'embedded+timm'}."
-            got = f"{shortened(name)} without weights"
+            got = f"{shortened(spec.name)} without weights"
             raise InputError(sentence("joined encoders must have pretrained weights", got, do))
     if frozen not in FROZEN:
         training = "method"

@@ -104,11 +104,10 @@ def check_data(base: Recipe) -> str:
 def open_data(base: Recipe) -> Source:
     """Check images and weights like ``check_data``. Return the source."""
     from lopsided.data.sources import open_source
-    from lopsided.recipe.weights import weight_files
     from lopsided.runs.run import settle
 
     settled = settle(base)
-    for path in weight_files(settled.encoder.name, settled.encoder.weights):
+    for path in settled.encoder.spec.files:
         if not Path(path).is_file():
             raise InputError(f"The file of weights {path} does not exist. Correct --weights.")
     data = settled.data

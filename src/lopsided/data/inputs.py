@@ -22,7 +22,6 @@ from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
-from lopsided.recipe.weights import trained_names
 
 Indices = npt.NDArray[np.int64]
 
@@ -201,8 +200,8 @@ def prepare(
     if data.image_size is None and side is not None and pixels is None:
         facts.append(notes.resized(side))
     mean, std = _statistics(recipe.augment.normalisation, parts["train"].inputs, channels, pixels)
-    if recipe.encoder.is_joined:
-        facts.append(notes.own_normalisation(len(trained_names(recipe.encoder.name))))
+    if recipe.encoder.spec.is_joined:
+        facts.append(notes.own_normalisation(len(recipe.encoder.spec.parts)))
     elif recipe.augment.normalisation in ("source", "weights") and pixels is None:
         facts.append(notes.fitted_normalisation(list(mean), list(std)))
     else:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.recipe.views import PLAIN, name_views
-from lopsided.recipe.weights import JOINT, change_files, split_weights, trained_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,9 +39,7 @@ _INSTEAD = "Use --to onnx, which can represent every model."
 
 def check_hub(card: ModelCard) -> None:
     """Raise an error of one sentence if timm has no encoder of this kind."""
-    from lopsided.models.encoders import is_mlp
-
-    if is_mlp(card.encoder) or card.kind != "image":
+    if card.spec.parts[0].is_mlp or card.kind != "image":
         raise InputError(f"timm cannot represent the encoder {card.encoder}, which is not a model of timm. {_INSTEAD}")
 
 
@@ -50,7 +47,7 @@ def beyond_timm(card: ModelCard) -> str:
     """Return what one model of timm cannot represent of a model; empty if it can represent all of it."""
     kinds = {
         f"an ensemble of {card.members} encoders": card.members > 1,
-        "joined encoders": JOINT in card.encoder,
+        "joined encoders": card.spec.is_joined,
         "heads between the encoder and the classifier": card.adapter is not None,
         "scaled features": card.scaling != "none",
         f"the views {name_views(card.views)}": card.views != PLAIN,
@@ -64,7 +61,7 @@ def part_names(card: ModelCard) -> list[str]:
     """Return the names of the folders of the encoders, in the order of their features; none for a model of timm."""
     if not beyond_timm(card):
         return []
-    names = trained_names(card.encoder) * card.members
+    names = card.spec.names * card.members
     return [f"{place}-{name.partition('.')[0]}" for place, name in enumerate(names, start=1)]
 
 
@@ -81,10 +78,10 @@ def base_model(card: ModelCard) -> str | None:
     """Return the name on the hub of the pretrained weights that a model started from, or None if it has none."""
     from lopsided.models.encoders import timm_config
 
-    names = trained_names(card.encoder)
-    if card.encoder_weights not in ("embedded", "timm") or len(names) > 1:
+    (part, *others) = card.spec.parts
+    if part.weights not in ("embedded", "timm") or others:
         return None
-    config = timm_config(names[0])
+    config = timm_config(part.name)
     return None if config is None else config.hf_hub_id
 
 
@@ -139,7 +136,6 @@ def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[st
     from safetensors.torch import save
 
     from lopsided.inference.export import make_onnx
-    from lopsided.models.pixels import Pixels
 
     content, onnx_difference = make_onnx(model, card, "hub-folder")
     (folder / ONNX).write_bytes(content)
@@ -149,18 +145,16 @@ def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[st
         rest |= {f"adapter.{key}": value for key, value in _state(model.adapter).items()}
     (folder / CLASSIFIER).write_bytes(save(rest, metadata={"format": "pt"}))
     images, features = _random_images(card), []
-    encoders = list(_encoders(model, card))
-    trained = [part for part in encoders if not isinstance(part[0], Pixels)]  # It is no model of timm.
-    for name, (encoder, mean, std) in zip(names, trained, strict=True):
+    for name, (encoder, mean, std) in zip(names, _encoders(model, card), strict=True):
         place = folder / ENCODERS / name
         place.mkdir(parents=True)
         config = config_of(card, name=name.partition("-")[2], mean=mean, std=std)
         _write_timm(place, config, _state(encoder))
         features.append(_run_timm(place, images))
-    for encoder, mean, std in encoders[len(trained) :]:
-        shift, scale = (images.new_tensor(values)[:, None, None] for values in (mean, std))
-        features.append(encoder((images - shift) / scale))
-    difference = _difference(model.encode(images), torch.cat(features, dim=1), "features")
+    expected, layout = model.encode(images), model.layout
+    if layout is not None:  # timm knows the final layers, and onnxruntime was compared with all columns.
+        expected = torch.cat([layout.final_of(member) for member in expected.chunk(model.members, dim=1)], dim=1)
+    difference = _difference(expected, torch.cat(features, dim=1), "features")
     return {"encoders": list(names), "difference": difference, "onnx_difference": onnx_difference}
 
 
@@ -168,13 +162,17 @@ def _encoders(model: Model, card: ModelCard) -> Iterator[tuple[nn.Module, list[f
     """Yield the encoders of a model in the order of their features, each with mean and std of its pixels in [0, 1]."""
     import torch
 
+    from lopsided.models.blocks.block import FeatureBlock, Tapped
     from lopsided.models.ensemble import Ensemble
 
     if not isinstance(model.encoder, Ensemble):
         yield model.encoder, list(card.mean), list(card.std)
         return
     mean, std = torch.tensor(card.mean, dtype=torch.float64), torch.tensor(card.std, dtype=torch.float64)
-    for encoder, own_mean, own_std in zip(model.encoder.members, model.encoder.mean, model.encoder.std, strict=True):
+    for member, own_mean, own_std in zip(model.encoder.members, model.encoder.mean, model.encoder.std, strict=True):
+        if isinstance(member, FeatureBlock):  # It is no model of timm.
+            continue
+        encoder = member.encoder if isinstance(member, Tapped) else member
         yield encoder, (mean + std * own_mean.double()).tolist(), (std * own_std.double()).tolist()
 
 
@@ -253,7 +251,7 @@ def _write_timm(folder: Path, config: Mapping[str, Any], state: Mapping[str, Ten
 def _own(card: ModelCard, weights: bytes) -> dict[str, Any]:
     """Return what timm's config has no place for: decision rule, prior and calibration. No path of this machine."""
     content: dict[str, Any] = card.model_dump(mode="json")
-    content["encoder_weights"] = change_files(card.encoder, card.encoder_weights, lambda path: Path(path).name)
+    content["encoder_weights"] = card.spec.without_folders()
     return content | {"sha256": hashlib.sha256(weights).hexdigest()}
 
 
@@ -263,7 +261,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _copy_licence(card: ModelCard, folder: Path) -> None:
     """Copy the licence of the embedded weights, which it asks for."""
-    if "embedded" in split_weights(card.encoder_weights, trained_names(card.encoder)):
+    if card.spec.is_embedded:
         from lopsided.models.pretrained import embedded_file
 
         path = next(embedded_file().parent.glob("LICENSE-*.txt"))

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
+from lopsided.models.blocks.block import Tapped
 from lopsided.models.ensemble import Ensemble
-from lopsided.models.names import MLP_NAME as _MLP_NAME
-from lopsided.models.names import unknown_encoder
-from lopsided.models.pixels import WIDTH, Pixels
-from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of
-from lopsided.recipe.weights import JOINT, MAX_JOINED, PIXELS, misplaces_pixels, split_weights
+from lopsided.models.layout import Columns, Layout
+from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of, unknown_encoder
+from lopsided.recipe.blocks import FINAL
+from lopsided.recipe.encoder_spec import MLP_NAME, EncoderSpec
 from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
@@ -44,8 +44,8 @@ def build_encoder(
 
     - ``name``: a timm model, "mlp", or "identity". The last two take vectors of ``in_features`` numbers, or flatten
       images of a fixed size. "identity" returns its inputs as features. Several timm models with "+" between them are
-      joined: each gets the images with its own normalisation, and the features are those of all of them. The last one
-      may be "pixels" (``lopsided.models.pixels``), which has no weights.
+      joined: each gets the images with its own normalisation, and the features are those of all of them. Feature
+      blocks (``lopsided.recipe.blocks``) may follow them.
     - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
       that a mismatch raises here and not in the middle of a run.
     - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which has the
@@ -56,45 +56,46 @@ def build_encoder(
     The initial weights depend only on ``seed``. The global random state does not change.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if JOINT in name or name == PIXELS:
-        return _joined(name.split(JOINT), channels, size, os.fspath(weights), seed)
+    spec = EncoderSpec.parse(name, os.fspath(weights))
+    if spec.is_joined:
+        return _joined(spec, channels, size, seed)
     with seeded_init(seed, "encoder"):
-        encoder = _mlp(name, channels, size, in_features) if _MLP_NAME.fullmatch(name) else _timm(name, channels, size)
-    weights = os.fspath(weights)
-    if weights == EMBEDDED:
+        is_mlp = spec.parts[0].is_mlp
+        encoder = _mlp(name, channels, size, in_features) if is_mlp else _timm(name, channels, size)
+    if spec.weights == EMBEDDED:
         check_embedded(name)
         load_weights(encoder, embedded_file(name), name)
-    elif weights == "timm":
+    elif spec.weights == "timm":
         load_weights(encoder, _download(name), name)
-    elif weights != "none":
-        load_weights(encoder, Path(weights), name)
+    elif spec.weights != "none":
+        load_weights(encoder, Path(spec.weights), name)
     return encoder, _num_features(encoder, name, channels, size)
 
 
-def _joined(
-    names: Sequence[str], channels: int, size: tuple[int, int] | None, weights: str, seed: int
-) -> tuple[nn.Module, int]:
-    """Build encoders side by side. With pretrained weights, each has the normalisation that belongs to its weights."""
-    own = [name for name in names if name != PIXELS]
-    wrong = [name for name in own if not name or is_mlp(name)]
-    wrong += [PIXELS] if misplaces_pixels(JOINT.join(names)) else []
-    if len(names) > MAX_JOINED:
-        raise InputError(sentence(f"at most {MAX_JOINED} encoders can be joined", len(names)))
-    if wrong or channels != 3:
-        got = f"{wrong[0]!r}" if wrong else f"images of {channels} channels"
-        raise InputError(sentence("joined encoders must be timm models for images of 3 channels", got))
-    files = split_weights(weights, own)
-    built = [
-        build_encoder(name, channels=channels, image_size=size, weights=file, seed=seed)
-        for name, file in zip(own, files, strict=True)
-    ]
-    built += [(Pixels(), WIDTH)] if len(own) < len(names) else []
-    joined = Ensemble([encoder for encoder, _ in built], channels)
-    for place, (name, file) in enumerate(zip(own, files, strict=True)):
-        if file != "none":
-            pixels = preprocessing_of(name, file)
+def _joined(spec: EncoderSpec, channels: int, size: tuple[int, int] | None, seed: int) -> tuple[nn.Module, int]:
+    """Build encoders and blocks side by side. Each encoder has the normalisation that belongs to its weights, if any.
+
+    A block that reads an encoder shares its pass. Any other block gets the images as they are.
+    """
+    if channels != 3:
+        raise InputError(sentence("joined encoders must have images of 3 channels", f"{channels} channels"))
+    members: list[nn.Module] = []
+    groups: list[Columns] = []
+    for part in spec.parts:
+        encoder, width = build_encoder(part.name, image_size=size, weights=part.weights, seed=seed)
+        inner = [(block, block.load()(encoder)) for block in spec.reading("encoder")]
+        members.append(Tapped(encoder, [module for _, module in inner]) if inner else encoder)
+        groups.append(Columns(FINAL, width))
+        groups += [Columns(block, width) for block, module in inner for width in module.widths]
+    outer = [(block, block.load()()) for block in spec.reading("image")]
+    members += [module for _, module in outer]
+    groups += [Columns(block, width) for block, module in outer for width in module.widths]
+    joined = Ensemble(members, channels, Layout(tuple(groups)))
+    for place, part in enumerate(spec.parts):
+        if part.weights != "none":
+            pixels = preprocessing_of(part.name, part.weights)
             joined.mean[place], joined.std[place] = torch.tensor(pixels.mean), torch.tensor(pixels.std)
-    return joined, sum(width for _, width in built)
+    return joined, sum(group.width for group in groups)
 
 
 @contextmanager
@@ -117,13 +118,8 @@ class MLPEncoder(nn.Sequential):
         self.num_features = in_features
 
 
-def is_mlp(name: str) -> bool:
-    """Return whether a name means an MLP, such as "mlp" or "mlp-512-64", or the encoder without layers."""
-    return _MLP_NAME.fullmatch(name) is not None
-
-
 def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: int | None) -> nn.Module:
-    match = _MLP_NAME.fullmatch(name)
+    match = MLP_NAME.fullmatch(name)
     assert match is not None
     hidden = () if name == IDENTITY else tuple(int(width) for width in match[1].split("-")[1:]) or MLP_HIDDEN
     if 0 in hidden:
@@ -206,7 +202,7 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
 
 def _download(name: str) -> Path:
     """Download timm's weights of a model, only as safetensors, or find them in the local cache. Return the path."""
-    if _MLP_NAME.fullmatch(name):
+    if MLP_NAME.fullmatch(name):
         raise InputError(sentence('encoder.weights must be "none" or a file for an mlp', '"timm"'))
     config = timm_config(name)
     do = "Set encoder.weights to a local .safetensors file, or to none."

@@ -12,6 +12,7 @@ from lopsided.evaluation.decision import PLAIN
 from lopsided.models.heads import ClassifierHead
 
 if TYPE_CHECKING:
+    from lopsided.models.layout import Layout
     from lopsided.models.model import Model, ModelCard
 
 
@@ -20,13 +21,17 @@ _UNSET = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "
 
 
 class Ensemble(nn.Module):
-    """Encoders side by side, each with its own normalisation of the pixels. The output joins their features."""
+    """Encoders side by side, each with its own normalisation of the pixels. The output joins their features.
+
+    ``layout`` says what the columns of joined encoders are. An ensemble of models has none of its own.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, members: Sequence[nn.Module], channels: int) -> None:
+    def __init__(self, members: Sequence[nn.Module], channels: int, layout: Layout | None = None) -> None:
         super().__init__()
+        self.layout = layout
         self.members = nn.ModuleList(members)
         self.register_buffer("mean", torch.zeros(len(members), channels))
         self.register_buffer("std", torch.ones(len(members), channels))
@@ -82,7 +87,6 @@ def average(
     plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
     card = card.model_copy(update={**plain, **_UNSET, "features": classifier.in_features})
     joined = Model(
-        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num,
-        plain=first.plain,
+        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num
     )  # fmt: skip
     return joined.to(first.classifier.weight.device).eval(), card

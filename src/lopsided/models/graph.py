@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from lopsided.models.blocks.block import FeatureBlock, Tapped
 from lopsided.models.ensemble import Ensemble
-from lopsided.models.pixels import Pixels, matrices
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,20 +45,28 @@ def to_onnx(
 ) -> bytes:
     """Return the ONNX file of an encoder with the normalisation by ``mean`` and ``std`` as its first step.
 
-    ``size`` is the height and width of the images, which ``Pixels`` needs.
+    ``size`` is the height and width of the images, which some blocks need.
     """
-    graph = _Graph(size)
+    graph = Graph(size)
     parts = []
     for member, shift, scale in _members(encoder, mean, std):
         graph.normalise(channels, shift, scale)
-        if isinstance(member, Pixels):
-            parts.append(_pixels(graph))
-        else:
-            _Translation(member, graph).run(_traced(member))
-            parts.append(graph.nodes[-1][2])
+        parts.append(_write(member, graph))
     if len(parts) > 1:
         graph.add("Concat", parts, axis=1)
     return graph.content(channels)
+
+
+def _write(member: nn.Module, graph: Graph) -> str:
+    """Add the nodes of an encoder, of an encoder with blocks, or of a block. Return the name of the features."""
+    if isinstance(member, FeatureBlock):
+        return member.write(graph, [graph.first])
+    if not isinstance(member, Tapped):
+        return _Translation(member, graph).run(*_traced(member))[0]
+    traced, taps = _traced(member.encoder, {name for block in member.blocks for name in block.taps})
+    final, outputs = _Translation(member.encoder, graph).run(traced, taps)
+    columns = [block.write(graph, [outputs[name] for name in block.taps]) for block in member.blocks]
+    return graph.add("Concat", [final, *columns], axis=1)
 
 
 def _members(
@@ -72,11 +80,13 @@ def _members(
     return [(member, shift + scale * first, scale * second) for member, first, second in own]
 
 
-def _traced(encoder: nn.Module) -> fx.Graph:
+def _traced(encoder: nn.Module, taps: Collection[str] = ()) -> tuple[fx.Graph, dict[str, fx.Node]]:
+    """Return the recorded calls of an encoder, and the outputs of the layers of these names."""
+    tracer = _Tracer(taps)
     modes = [(child, child.training) for child in encoder.modules()]
     encoder.eval()
     try:
-        return _Tracer().trace(encoder)
+        return tracer.trace(encoder), tracer.outputs
     except Exception as error:  # Tracing runs the forward method of any encoder on symbols, and may fail in any way.
         raise UntranslatableError(str(error).partition("\n")[0]) from error
     finally:
@@ -87,24 +97,50 @@ def _traced(encoder: nn.Module) -> fx.Graph:
 class _Tracer(fx.Tracer):
     """Records the calls of layers that have a translation, without looking into the layers."""
 
+    def __init__(self, taps: Collection[str]) -> None:
+        super().__init__()
+        self._taps = taps
+        self.outputs: dict[str, fx.Node] = {}
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a call, and its output if a block reads it."""
+        output = super().call_module(m, forward, args, kwargs)
+        name = self.path_of_module(m)
+        if name in self._taps:
+            self.outputs[name] = output.node
+        return output
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is a layer with a translation."""
         return isinstance(m, _leaves())
 
 
-class _Graph:
-    """The nodes and constants of an ONNX graph. Values are known by their names."""
+class Graph:
+    """The nodes and constants of an ONNX graph. Values are known by their names. ``first`` is the normalised image."""
+
+    first: str
 
     def __init__(self, size: tuple[int, int] | None) -> None:
         from onnx import helper, numpy_helper
 
-        self.size = size
+        self._size = size
         self.nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
         self.constants: dict[str, npt.NDArray[Any]] = {}
         self._helper, self._arrays = helper, numpy_helper
         self._number = 0
         self.convolutions: dict[str, tuple[str, str]] = {}
         """Names of weight and bias of the convolution that makes a value."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        if self._size is None:
+            raise UntranslatableError("a block without the size of the images")
+        return self._size
+
+    def flatten(self, value: str) -> str:
+        """Add a node that makes one row of each image, and return the name of its value."""
+        return self.add("Flatten", [value], axis=1)
 
     def constant(self, array: npt.NDArray[Any]) -> str:
         """Add a constant and return its name."""
@@ -152,14 +188,14 @@ class _Graph:
 class _Translation:
     """Translates the recorded calls of an encoder one after the other."""
 
-    def __init__(self, encoder: nn.Module, graph: _Graph) -> None:
+    def __init__(self, encoder: nn.Module, graph: Graph) -> None:
         self.graph = graph
         self.layers = dict(encoder.named_modules())
         self.shared: set[str] = set()
         """Values that several layers read."""
 
-    def run(self, traced: fx.Graph) -> None:
-        """Translate all calls. The last one makes the output."""
+    def run(self, traced: fx.Graph, taps: Mapping[str, fx.Node]) -> tuple[str, dict[str, str]]:
+        """Translate all calls. Return the names of the output, which is the last value, and of those of ``taps``."""
         values: dict[fx.Node, str] = {}
         for node in traced.nodes:
             if node.op == "placeholder" and not values:
@@ -168,8 +204,9 @@ class _Translation:
                 self._end(values.get(node.args[0]))
             elif node.op != "placeholder":
                 values[node] = self._call(node, values)
-                if len(node.users) > 1:
+                if len(node.users) > 1 or node in taps.values():
                     self.shared.add(values[node])
+        return self.graph.nodes[-1][2], {name: values[node] for name, node in taps.items()}
 
     def _end(self, value: str | None) -> None:
         if value is None:
@@ -286,101 +323,76 @@ def _pair(value: Any) -> list[int]:
     return [int(value), int(value)] if isinstance(value, int) else [int(one) for one in value]
 
 
-def _same(graph: _Graph, x: str, *_: Any) -> str:
+def _same(graph: Graph, x: str, *_: Any) -> str:
     return x
 
 
 def _node(kind: str, **attributes: Any) -> Callable[..., str]:
-    def translate(graph: _Graph, x: str, *_: Any) -> str:
+    def translate(graph: Graph, x: str, *_: Any) -> str:
         return graph.add(kind, [x], **attributes)
 
     return translate
 
 
-def _relu6(graph: _Graph, x: str, *_: Any) -> str:
+def _relu6(graph: Graph, x: str, *_: Any) -> str:
     limits = [graph.constant(np.array(value, dtype=np.float32)) for value in (0, 6)]
     return graph.add("Clip", [x, *limits])
 
 
-def _silu(graph: _Graph, x: str, *_: Any) -> str:
+def _silu(graph: Graph, x: str, *_: Any) -> str:
     return graph.add("Mul", [x, graph.add("Sigmoid", [x])])
 
 
-def _hardsigmoid(graph: _Graph, x: str, *_: Any) -> str:
+def _hardsigmoid(graph: Graph, x: str, *_: Any) -> str:
     return graph.add("HardSigmoid", [x], alpha=1 / 6, beta=0.5)
 
 
-def _flattened(graph: _Graph, x: str, *_: Any) -> str:
-    return graph.add("Flatten", [x], axis=1)
-
-
-def _flatten_layer(graph: _Graph, x: str, layer: nn.Flatten) -> str:
+def _flatten_layer(graph: Graph, x: str, layer: nn.Flatten) -> str:
     if (layer.start_dim, layer.end_dim) != (1, -1):
         raise UntranslatableError("a flatten layer of other axes")
-    return _flattened(graph, x)
+    return graph.flatten(x)
 
 
-def _flatten_call(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
+def _flatten_call(graph: Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
     if (*arguments, *named.values()) != (1,):
         raise UntranslatableError("flatten of other axes")
-    return _flattened(graph, x)
+    return graph.flatten(x)
 
 
-def _mean_call(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
+def _mean_call(graph: Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
     """Translate a mean over the two axes of the map, as in squeeze-and-excitation."""
     axes = list(arguments[0] if arguments else named.get("dim", ()))
     keep = arguments[1] if len(arguments) > 1 else named.get("keepdim", False)
     if axes not in ([2, 3], [-2, -1], [-1, -2], [3, 2]):
         raise UntranslatableError("a mean over other axes")
     y = graph.add("GlobalAveragePool", [x])
-    return y if keep else _flattened(graph, y)
+    return y if keep else graph.flatten(y)
 
 
-def _pool_call(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
+def _pool_call(graph: Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
     sizes = (*arguments, *named.values())
     if len(sizes) != 1 or _pair(sizes[0]) != [1, 1]:
         raise UntranslatableError("a pooling to another size than 1")
     return graph.add("GlobalAveragePool", [x])
 
 
-def _adaptive(graph: _Graph, x: str, layer: Any) -> str:
+def _adaptive(graph: Graph, x: str, layer: Any) -> str:
     return _pool_call(graph, x, (layer.output_size,), {})
 
 
-def _select_pool(graph: _Graph, x: str, layer: Any) -> str:
+def _select_pool(graph: Graph, x: str, layer: Any) -> str:
     """Translate timm's global pooling, if it is an average over the map."""
     if layer.pool_type not in ("avg", "fast", "fastavg"):
         raise UntranslatableError(f"a pooling of type {layer.pool_type}")
     flat = layer.pool_type != "avg" and layer.pool.flatten
     y = graph.add("GlobalAveragePool", [x])
-    return _flattened(graph, y) if flat or isinstance(layer.flatten, nn.Flatten) else y
+    return graph.flatten(y) if flat or isinstance(layer.flatten, nn.Flatten) else y
 
 
-def _dropped(graph: _Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
+def _dropped(graph: Graph, x: str, arguments: Sequence[Any], named: dict[str, Any]) -> str:
     if named.get("training", arguments[1] if len(arguments) > 1 else True):
         raise UntranslatableError("dropout outside eval mode")
     return x
-
-
-def _pixels(graph: _Graph) -> str:
-    """Translate ``Pixels``, which gets the images, with the matrices of their size."""
-    if graph.size is None:
-        raise UntranslatableError("Pixels without the size of the images")
-    rows, columns, cells, spread, fold = matrices(*graph.size)
-
-    def between(left: Floats, value: str, right: Floats) -> str:
-        return graph.add("MatMul", [graph.add("MatMul", [graph.constant(left), value]), graph.constant(right)])
-
-    small = between(rows, graph.first, columns)
-    mean = between(cells, small, _turned(cells))
-    rest = graph.add("Sub", [small, between(spread, mean, _turned(spread))])
-    deviation = graph.add("Sqrt", [between(cells, graph.add("Mul", [rest, rest]), _turned(cells))])
-    parts = [_flattened(graph, between(fold, part, _turned(fold))) for part in (mean, deviation)]
-    return graph.add("Concat", parts, axis=1)
-
-
-def _turned(matrix: Floats) -> Floats:
-    return np.ascontiguousarray(matrix.T)
 
 
 @functools.cache

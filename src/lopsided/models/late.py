@@ -6,7 +6,7 @@ model. Importing timm and making the layers would take longer than the rest of s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lopsided.files import reading_tensors
 from lopsided.models.encoders import build_encoder
+from lopsided.models.layout import Columns, Layout
 from lopsided.models.machine import arrange
-from lopsided.models.pixels import pixel_width
 from lopsided.models.pretrained import EMBEDDED, EMBEDDED_SHA256, embedded_file, preprocessing_of
-from lopsided.recipe.weights import JOINT, misplaces_pixels, split_weights, trained_names
+from lopsided.recipe.blocks import FINAL
+from lopsided.recipe.encoder_spec import EncoderSpec
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "mean", "std")
 """Names of tensors that are not trained: those of batch norm, and the normalisation of joined encoders."""
@@ -26,9 +27,9 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "mean", "std")
 class LateEncoder(nn.Module):
     """The weights of an encoder, by the names that its layers have. ``make`` returns the encoder with its layers."""
 
-    def __init__(self, name: str, state: Mapping[str, Tensor], make: Callable[[], nn.Module]) -> None:
+    def __init__(self, name: str, state: Mapping[str, Tensor], layout: Layout, make: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.name, self._make = name, make
+        self.name, self.layout, self._make = name, layout, make
         for key, value in state.items():
             *path, name = key.split(".")
             module: nn.Module = self
@@ -48,9 +49,11 @@ class LateEncoder(nn.Module):
         return encoder.to(next(self.buffers()).device).train(self.training)
 
 
-def late_encoder(name: str, state: Mapping[str, Tensor], shape: tuple[int, ...], *, fast: bool) -> LateEncoder:
+def late_encoder(
+    name: str, state: Mapping[str, Tensor], layout: Layout, shape: tuple[int, ...], *, fast: bool
+) -> LateEncoder:
     """Return an encoder with this state for images of this shape on a CPU. See ``arrange`` for ``fast``."""
-    return LateEncoder(name, state, partial(_make, name, shape, fast))
+    return LateEncoder(name, state, layout, partial(_make, name, shape, fast))
 
 
 def _make(name: str, shape: tuple[int, ...], fast: bool) -> nn.Module:
@@ -60,31 +63,24 @@ def _make(name: str, shape: tuple[int, ...], fast: bool) -> nn.Module:
     return encoder
 
 
-def embedded_state(name: str, weights: str) -> tuple[dict[str, Tensor], int] | None:
-    """Return the weights of an embedded encoder, or of several joined ones, as its layers hold them, and the width.
+def embedded_state(spec: EncoderSpec) -> tuple[dict[str, Tensor], Layout] | None:
+    """Return the weights of embedded encoders, alone or joined, as their layers hold them, and their columns.
 
-    Return None unless all weights are embedded.
+    Return None unless all weights are embedded and no block needs the layers.
     """
-    if misplaces_pixels(name):
+    if spec.reading("encoder") or any(p.weights != EMBEDDED or p.name not in EMBEDDED_SHA256 for p in spec.parts):
         return None
-    names = trained_names(name)
-    files = split_weights(weights, names) if JOINT in name else [weights]
-    if any(file != EMBEDDED or one not in EMBEDDED_SHA256 for one, file in zip(names, files, strict=True)):
-        return None
-    members = [_read(one) for one in names]
-    own = pixel_width(name)
-    width = sum(member["conv_head.weight"].shape[0] for member in members) + own
-    if JOINT not in name:
-        return members[0], width
+    members = [_read(name) for name in spec.names]
+    groups = [Columns(FINAL, member["conv_head.weight"].shape[0]) for member in members]
+    if not spec.is_joined:
+        return members[0], Layout(tuple(groups))
+    blocks = spec.reading("image")
+    groups += [Columns(block, width) for block in blocks for width in block.load()().widths]
     state = {f"members.{place}.{key}": value for place, one in enumerate(members) for key, value in one.items()}
-    pixels = [preprocessing_of(one, EMBEDDED) for one in names]
-    mean = [*(p.mean for p in pixels), *([(0.0, 0.0, 0.0)] if own else [])]
-    std = [*(p.std for p in pixels), *([(1.0, 1.0, 1.0)] if own else [])]
-    return {**state, **_table("mean", mean), **_table("std", std)}, width
-
-
-def _table(name: str, rows: Sequence[Sequence[float]]) -> dict[str, Tensor]:
-    return {name: torch.tensor(rows)}
+    pixels = [preprocessing_of(name, EMBEDDED) for name in spec.names]
+    mean = [*(p.mean for p in pixels), *[(0.0, 0.0, 0.0)] * len(blocks)]
+    std = [*(p.std for p in pixels), *[(1.0, 1.0, 1.0)] * len(blocks)]
+    return {**state, "mean": torch.tensor(mean), "std": torch.tensor(std)}, Layout(tuple(groups))
 
 
 def _read(name: str) -> dict[str, Tensor]:

@@ -18,18 +18,17 @@ from lopsided.errors import InputError, LopsidedError, RunError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.adapter import Adapter, adapter_width
-from lopsided.models.encoders import build_encoder, is_mlp
+from lopsided.models.encoders import build_encoder
 from lopsided.models.ensemble import Ensemble
 from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.late import LateEncoder, embedded_state, late_encoder
+from lopsided.models.layout import Layout
 from lopsided.models.machine import arrange
-from lopsided.models.pixels import pixel_width
 from lopsided.models.pretrained import EMBEDDED
-from lopsided.models.scaling import Scaling, scaled
 from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
+from lopsided.recipe.encoder_spec import EncoderSpec, Scaling
 from lopsided.recipe.views import PLAIN, VIEWS, check_views
-from lopsided.recipe.weights import trained_names
 
 FORMAT = 2
 """Format 1 had no prior and no decision: such a model decides for the most probable class."""
@@ -101,6 +100,11 @@ class ModelCard(BaseModel):
     """SHA-256 of the weights file. It detects a card and a weights file that do not belong together."""
 
     @property
+    def spec(self) -> EncoderSpec:
+        """The encoder, taken apart."""
+        return EncoderSpec.parse(self.encoder, self.encoder_weights)
+
+    @property
     def width(self) -> int:
         """The number of inputs of the classifier."""
         heads = self.adapter
@@ -131,11 +135,8 @@ class Model(nn.Module):
         views: Sequence[str] = PLAIN,
         scaling: Scaling = "none",
         members: int = 1,
-        plain: int = 0,
     ) -> None:
         super().__init__()
-        self.plain = plain
-        """How many features at the end of each member are not scaled."""
         self.scaling: Scaling = scaling
         self.members = members
         self.views = tuple(views)
@@ -152,6 +153,12 @@ class Model(nn.Module):
         """Whether the layers of the encoder are made."""
         return not isinstance(self.encoder, LateEncoder)
 
+    @property
+    def layout(self) -> Layout | None:
+        """The columns of the features, of each member of an ensemble; None: those of one final layer."""
+        one = self.encoder.members[0] if self.members > 1 and isinstance(self.encoder, Ensemble) else self.encoder
+        return one.layout if isinstance(one, Ensemble | LateEncoder) else None
+
     def complete(self) -> None:
         """Make the layers of the encoder, if they are not made yet."""
         if isinstance(self.encoder, LateEncoder):
@@ -165,7 +172,11 @@ class Model(nn.Module):
 
     def scale(self, features: Tensor) -> Tensor:
         """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
-        return scaled(features, self.scaling, self.members, self.plain)
+        if self.scaling == "none":
+            return features
+        members = features.chunk(self.members, dim=1)
+        layout = self.layout or Layout.final(members[0].shape[1])
+        return torch.cat([layout.scaled(member, self.scaling) for member in members], dim=1)
 
     def adapt(self, features: Tensor) -> Tensor:
         """Return the inputs of the classifier, given the features of the encoder."""
@@ -202,8 +213,7 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes))
     return Model(
-        encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members,
-        pixel_width(card.encoder),
+        encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members
     )  # fmt: skip
 
 
@@ -262,7 +272,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu", *, fast: 
     _check_members(state, card, path)
     late = _late(state, card, fast) if torch.device(device).type == "cpu" else None
     try:
-        if is_mlp(card.encoder):  # The card may ask for any size, so compare shapes before allocating memory.
+        if card.spec.parts[0].is_mlp:  # The card may ask for any size, so compare shapes before allocating memory.
             with torch.device("meta"):
                 _check_shapes(_build(card), state, card, path)
         model = _build(card, late)
@@ -287,14 +297,15 @@ def _is_square(card: ModelCard) -> bool:
 
 def _late(state: Mapping[str, Tensor], card: ModelCard, fast: bool) -> LateEncoder | None:
     """Return the encoder of a model without its layers, if the weights certainly fit them, otherwise None."""
-    known = None if card.members > 1 or card.channels != 3 else embedded_state(card.encoder, EMBEDDED)
-    if known is None or card.features != known[1] or not _is_square(card):
+    alone = card.members == 1 and card.channels == 3 and _is_square(card)
+    known = embedded_state(EncoderSpec.parse(card.encoder, EMBEDDED)) if alone else None
+    if known is None or card.features != known[1].width:
         return None
     own = {key.removeprefix("encoder."): value for key, value in state.items() if key.startswith("encoder.")}
     fits = own.keys() == known[0].keys() and all(
         (value.shape, value.dtype) == (known[0][key].shape, known[0][key].dtype) for key, value in own.items()
     )
-    return late_encoder(card.encoder, own, card.shape, fast=fast) if fits else None
+    return late_encoder(card.encoder, own, known[1], card.shape, fast=fast) if fits else None
 
 
 def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
@@ -329,7 +340,7 @@ def _check_members(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> 
     """Raise if the weights hold another number of encoders than the card, before building so many."""
     start = "encoder.members."
     found = len({key.removeprefix(start).partition(".")[0] for key in state if key.startswith(start)}) or 1
-    needed = max(card.members, len(trained_names(card.encoder)))
+    needed = max(card.members, len(card.spec.parts))
     if found != needed:
         raise RunError(sentence(f"{path} must hold the weights of {needed} encoders", found))
 
@@ -392,6 +403,7 @@ def _check_card(card: ModelCard, path: Path) -> None:
         raise RunError(f"{path} must name different views of {', '.join(VIEWS)}, got {card.views!s:.80}.")
     try:
         check_views(card.views, card.kind, card.shape)
+        EncoderSpec.parse(card.encoder, card.encoder_weights)
     except InputError as error:
         raise RunError(f"{path} describes a model that cannot be built: {error}") from error
     try:

@@ -1,4 +1,4 @@
-"""Pretrained weights: the file in the package, and the preprocessing that belongs to weights.
+"""Names of encoders and their pretrained weights: those in the package, and the preprocessing that belongs to weights.
 
 The package holds the ImageNet weights of EfficientNet-Lite0, -Lite1 and -Lite2 without their classifiers.
 ``scripts/make_encoder.py`` makes the files from public packages and checks them. The header of a file holds the
@@ -7,19 +7,25 @@ preprocessing. So the preprocessing stays with the weights, and the model card t
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
+import os
+import re
+import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.recipe import MAX_SIDE
-from lopsided.recipe.weights import JOINT, split_weights, trained_names
+from lopsided.recipe.encoder_spec import EncoderSpec
 
 EMBEDDED = "embedded"
 EMBEDDED_ENCODER = "tf_efficientnet_lite0"
@@ -33,6 +39,10 @@ EMBEDDED_SHA256 = {
 HEADER_KEY = "lopsided"
 """Name of the metadata entry that holds the preprocessing as JSON."""
 
+_REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", flags=re.MULTILINE)
+_QUOTED = re.compile(r"'(\w+)'")
+_LEAST = 100
+"""timm has hundreds of models. If fewer are found, its files look different, and only timm itself can tell."""
 _SCALE = 1e30
 """Largest absolute value of a mean or a deviation, and of the inverse of a deviation."""
 
@@ -100,9 +110,9 @@ def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
     configuration of the encoder is used. Joined encoders have the sizes of the first one, and normalise the pixels
     themselves.
     """
-    if JOINT in encoder:
-        names = trained_names(encoder)
-        first = preprocessing_of(names[0], split_weights(weights, names)[0])
+    spec = EncoderSpec.parse(encoder, weights)
+    if spec.is_joined:
+        first = preprocessing_of(spec.parts[0].name, spec.parts[0].weights)
         return replace(first, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     if weights == EMBEDDED:
         check_embedded(encoder)
@@ -113,7 +123,19 @@ def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
             return Preprocessing.from_json(header)
         except ValueError as error:
             raise InputError(f"{weights} has a header with an invalid preprocessing: {error}.") from None
-    return _timm_preprocessing(encoder)
+    return _timm_preprocessing(encoder, is_mlp=spec.parts[0].is_mlp)
+
+
+def check_encoder(spec: EncoderSpec) -> None:
+    """Raise if an encoder or its weights certainly do not exist, without importing torch or timm."""
+    for part in spec.parts:
+        if not part.is_mlp and part.name not in EMBEDDED_SHA256:
+            _check_timm_name(part.name)
+        if part.weights == EMBEDDED:
+            check_embedded(part.name)
+        elif part.is_file and not os.path.exists(part.weights):
+            got = f"{part.weights} (No such file or directory)"
+            raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
 
 
 def embedded_file(encoder: str = EMBEDDED_ENCODER) -> Path:
@@ -156,12 +178,48 @@ def _header(path: Path) -> str:
         raise InputError(sentence("encoder.weights must be a readable safetensors file", got)) from None
 
 
-def _timm_preprocessing(encoder: str) -> Preprocessing:
-    from lopsided.models.encoders import is_mlp, timm_config
+def _timm_preprocessing(encoder: str, *, is_mlp: bool) -> Preprocessing:
+    from lopsided.models.encoders import timm_config
 
-    config: Any = None if is_mlp(encoder) else timm_config(encoder)
+    config: Any = None if is_mlp else timm_config(encoder)
     if config is None:
         do = "Write it into the header of the file, or set augment.normalisation to another value."
         raise InputError(f"The weights of {encoder} have no preprocessing. {do}")
     mean, std = (tuple(float(n) for n in values) for values in (config.mean, config.std))
     return Preprocessing(int(config.input_size[-1]), mean, std)  # type: ignore[arg-type]
+
+
+def _check_timm_name(name: str) -> None:
+    """Raise if timm certainly has no model of this name. Its files are searched; they are not imported."""
+    if "timm" in sys.modules:  # Another package may have added models.
+        import timm
+
+        if not timm.is_model(name):
+            raise unknown_encoder(name, timm.list_models())
+        return
+    models, quoted = _timm_names()
+    arch = name.partition(".")[0]
+    if len(models) >= _LEAST and arch not in models and arch not in quoted:
+        raise unknown_encoder(name, sorted(models))
+
+
+def unknown_encoder(name: str, known: Iterable[str]) -> InputError:
+    """Return the error for an unknown encoder, with the most similar names."""
+    near = difflib.get_close_matches(name[:100], ["mlp", *known], n=3)
+    do = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
+    return InputError(sentence('encoder.name must be a timm model or "mlp"', f"{name!r:.100}", do))
+
+
+@cache
+def _timm_names() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of timm's models, and all quoted names in the same files, such as older names of models."""
+    timm = find_spec("timm")
+    folders = [] if timm is None else list(timm.submodule_search_locations or ())
+    models: set[str] = set()
+    quoted: set[str] = set()
+    for folder in folders:
+        for path in sorted((Path(folder) / "models").glob("*.py")):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            models.update(_REGISTERED.findall(text))
+            quoted.update(_QUOTED.findall(text))
+    return frozenset(models), frozenset(quoted)

@@ -21,7 +21,7 @@ from lopsided.evaluation.intervals import Figure, mean_interval, paired_differen
 from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
-from lopsided.recipe import WEIGHT_NAMES, Recipe, named_recipe, named_recipes
+from lopsided.recipe import Recipe, named_recipe, named_recipes
 from lopsided.runs.keys import WITH_WEIGHTS, LossTable, epochs_of, family_of
 from lopsided.runs.records import ROUNDING, Record
 from lopsided.sweeps.compare import SPLITS, source_of, value_of
@@ -54,14 +54,14 @@ class Protocol:
             loss = run.loss
             facts = run.method, loss.get("normalization"), run.encoder, run.image_size, run.split, run.weights
             return cls(*facts, run.family, run.epochs, loss.get("temperature", TEMPERATURE))
-        loss, weights = LossTable.of(run.encoder_training.loss), run.encoder.weights
+        loss = LossTable.of(run.encoder_training.loss)
         return cls(
             run.method,
             loss.get("normalization"),
             run.encoder.name,
             run.data.image_size,
             run.data.split,
-            weights if weights in WEIGHT_NAMES else "file",
+            run.encoder.spec.weights_kind,
             family_of(run),
             epochs_of(run),
             loss.get("temperature", TEMPERATURE),

@@ -7,7 +7,6 @@ from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
 from lopsided.recipe.schema import Recipe, parse_change
 from lopsided.recipe.sections import Classifier, EncoderTraining
 from lopsided.recipe.values import MAX_SIDE
-from lopsided.recipe.weights import WEIGHT_NAMES
 
 __all__ = [
     "FROZEN",
@@ -15,7 +14,6 @@ __all__ = [
     "MAX_SIDE",
     "RUNTIME_FIELDS",
     "UNHASHED_FIELDS",
-    "WEIGHT_NAMES",
     "Classifier",
     "EncoderTraining",
     "LossSettings",

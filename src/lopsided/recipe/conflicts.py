@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
+from lopsided.recipe.encoder_spec import encoder_conflicts
 from lopsided.recipe.second_stage import second_stage_conflicts
 from lopsided.recipe.sections import USUAL_VIEWS, EncoderTraining
 from lopsided.recipe.training import training_conflicts
 from lopsided.recipe.views import AUTO
-from lopsided.recipe.weights import joined_conflicts
 
 if TYPE_CHECKING:
     from lopsided.recipe.schema import Recipe
@@ -46,8 +46,7 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
         do = "Set data.scenario, or remove data.held_out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
     yield from _fold_conflicts(recipe)
-    yield from _weights_conflicts(recipe)
-    yield from joined_conflicts(recipe)
+    yield from encoder_conflicts(recipe)
     if recipe.encoder.views == AUTO and recipe.method != "frozen":
         do = "Name the views, such as flip."
         yield sentence(f'encoder.views must name views with method "{recipe.method}"', AUTO, do)
@@ -100,23 +99,6 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
     if data.val + 1 / data.folds >= 1:
         must = f"data.val must be below {1 - 1 / data.folds:.3g} with {data.folds} folds, to leave images for training"
         yield sentence(must, data.val)
-
-
-def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence if the pixels or the method do not fit the encoder's weights."""
-    weights, scale = recipe.encoder.weights, recipe.augment.normalisation
-    if weights == "none" and recipe.is_frozen and recipe.encoder.name != "identity":
-        do = 'Set encoder.weights, such as "embedded".'
-        yield f'encoder.weights cannot be "none" with method "{recipe.method}": random features are of no use. {do}'
-    elif weights == "none" and recipe.method == "fine-tune":
-        do = 'Set encoder.weights, such as "embedded", or use the recipe from-scratch.'
-        yield f'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. {do}'
-    elif weights == "none" and scale == "weights":
-        do = 'Set encoder.weights, or augment.normalisation = "source".'
-        yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
-    elif (weights == "embedded" or (recipe.encoder.is_joined and recipe.is_frozen)) and scale != "weights":
-        what = 'encoder.weights = "embedded"' if weights == "embedded" else "joined encoders"
-        yield sentence(f'augment.normalisation must be "weights" with {what}', f'"{scale}"')
 
 
 def _loss_conflicts(recipe: Recipe) -> Iterator[str]:

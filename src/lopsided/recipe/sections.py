@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
+from lopsided.recipe.encoder_spec import EncoderSpec, Scaling
 from lopsided.recipe.losses import LossField, read_loss
 from lopsided.recipe.second_stage import Kind
 from lopsided.recipe.section import Section
@@ -33,8 +34,6 @@ from lopsided.recipe.values import (
     Weights,
     Width,
 )
-from lopsided.recipe.views import computed_views
-from lopsided.recipe.weights import JOINT, PIXELS, trained_names
 
 _OPEN = "The paper does not state it."
 USUAL_VIEWS = 4
@@ -133,8 +132,8 @@ class Encoder(Section):
 
     name: Text = described(
         "resnet18",
-        'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +. The last one may be '
-        f"{PIXELS}: mean and deviation of colours in regions of the image.",
+        'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +. Feature blocks may '
+        "follow, such as pixels: mean and deviation of colours in regions of the image.",
     )
     weights: Weights = described(
         "none",
@@ -147,21 +146,16 @@ class Encoder(Section):
         'image), flips (4 views), dihedral (8 views of square images), names such as "identity,rot180", or auto: inner '
         "folds choose flips, flip or none for a frozen encoder.",
     )
-    scaling: Literal["none", "root", "cube-root"] = described(
+    scaling: Scaling = described(
         "none",
         "Scaling of the features of a pretrained encoder; root: the square root of each feature, then length 1; "
         "cube-root: the same with the cube root. Vectors are not scaled.",
     )
 
     @property
-    def is_joined(self) -> bool:
-        """Whether these are several encoders, whose features are joined."""
-        return JOINT in self.name
-
-    @property
-    def passes(self) -> int:
-        """How often an image goes through an encoder if it is not augmented: once for each encoder and each view."""
-        return len(trained_names(self.name)) * len(computed_views(self.views))
+    def spec(self) -> EncoderSpec:
+        """The section, taken apart."""
+        return EncoderSpec.parse(self.name, self.weights, self.views, self.scaling)
 
 
 class Head(Section):

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BeforeValidator
 
 from lopsided.errors import InputError
 from lopsided.recipe import words
+from lopsided.recipe.encoder_spec import ends_with_weights
 from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.views import AUTO, name_views, parse_views
-from lopsided.recipe.weights import JOINT, is_weights
 
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
@@ -37,7 +37,7 @@ def _tuple(value: object) -> object:
 
 
 def _weights(text: str) -> str:
-    if is_weights(text.rpartition(JOINT)[2]):  # Joined encoders have several.
+    if ends_with_weights(text):
         return text
     raise ValueError("neither a word nor a file of weights")
 

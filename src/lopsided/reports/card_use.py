@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lopsided.recipe.weights import has_pixels
+from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.reports.wording import clean
 
 
@@ -68,7 +68,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     """Yield two programs: the whole model with onnxruntime, and its encoders with timm."""
     height, width = card["shape"][1:]
     by = f"Image.Resampling.{card['interpolation'].upper()}"
-    own = has_pixels(card["encoder"])
+    blocks = EncoderSpec.parse(card["encoder"]).blocks
     where = f'folder = "{code(name)}"  # or huggingface_hub.snapshot_download("OWNER/NAME")'
     shape = "[None, None]" if mode == "L" else ".transpose(2, 0, 1)[None]"
     yield "`model.onnx` is the whole model, decision included. It needs neither torch nor lopsided:"
@@ -93,12 +93,12 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     )
     names = ", ".join(f'"{code(part)}"' for part in parts)
     views = ", ".join(VIEW_CODE[view] for view in card["views"])
-    linear = card["adapter"] is None and card["head"] == "linear"
+    linear = card["adapter"] is None and card["head"] == "linear" and all(block.program for block in blocks)
     yield "\n".join(
         [
             "```python",
             *(["import json\n"] if linear else []),
-            *(["import numpy as np"] if own else []),
+            *(["import numpy as np"] if blocks else []),
             "import timm\nimport torch\nfrom PIL import Image",
             "from safetensors.torch import load_file\n" if linear else "",
             where,
@@ -112,7 +112,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
             "features = torch.cat(features)",
             *_SCALING_CODE[card["scaling"]],
             *([_LENGTH_CODE[card["members"] > 1].format(**card)] if card["scaling"] != "none" else []),
-            *([_PIXELS_CODE.format(height=height, width=width, by=by, views=views)] if own else []),
+            *(block.program.format(height=height, width=width, by=by, views=views) for block in blocks),
             *(_CLASSIFIER_CODE if linear else ["print(features.shape)"]),
             "```",
         ]
@@ -131,27 +131,6 @@ _LENGTH_CODE = (
     "features = torch.cat([part / part.norm() for part in features.chunk({members})])",
 )
 """How scaled features get length 1: all of them together, or those of each member of an ensemble."""
-_PIXELS_CODE = """
-
-def averages(size, parts):  # over equal intervals of a row of pixels
-    edges, pixel = torch.linspace(0, size, parts + 1), torch.arange(size)
-    overlap = torch.minimum(edges[1:, None], pixel + 1) - torch.maximum(edges[:-1, None], pixel)
-    return overlap.clamp(min=0) * parts / size
-
-
-# Mean and deviation of colours in 8 x 8 cells, averaged over mirror images and views.
-pixels = torch.from_numpy(np.array(image.resize(({width}, {height}), {by}))).permute(2, 0, 1) / 255
-colours = torch.stack([{views}])
-small = averages({height}, 64) @ colours @ averages({width}, 64).T
-mean = averages(64, 8) @ small @ averages(64, 8).T
-rest = small - mean.repeat_interleave(8, -2).repeat_interleave(8, -1)
-deviation = (averages(64, 8) @ rest.square() @ averages(64, 8).T).sqrt()
-cells = torch.cat([mean, deviation], dim=1).mean(dim=0)
-cells = (cells + cells.flip(1))[:, :4]
-cells = (cells + cells.flip(2))[:, :, :4] / 4
-features = torch.cat([features, cells.flatten()])
-"""
-"""The features of ``lopsided.models.pixels``."""
 _CLASSIFIER_CODE = (
     'classifier = load_file(f"{folder}/classifier.safetensors")',
     'probabilities = (classifier["weight"] @ features + classifier["bias"]).softmax(dim=0)',

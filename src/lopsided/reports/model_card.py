@@ -9,8 +9,7 @@ from typing import Any
 
 from lopsided import __version__
 from lopsided.evaluation.decision import explain
-from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
-from lopsided.recipe.weights import split_weights, trained_names
+from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.reports.card_use import code, use
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
@@ -164,21 +163,21 @@ def _training(facts: Facts, base_model: str | None) -> Iterator[str]:
 
 def _origin(recipe: Recipe, base_model: str | None) -> Iterator[str]:
     """Yield a sentence about the pretrained weights of each encoder. ``base_model`` is that of a single encoder."""
-    names = trained_names(recipe.encoder.name)
+    parts = recipe.encoder.spec.parts
     verb = "has" if recipe.is_frozen else "started from"
-    for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
-        which = "The encoder" if len(names) == 1 else f"The encoder `{code(name)}`"
-        if weights == "embedded":
-            known = name.removeprefix("tf_efficientnet_lite")
+    for part in parts:
+        which = "The encoder" if len(parts) == 1 else f"The encoder `{code(part.name)}`"
+        if part.weights == "embedded":
+            known = part.name.removeprefix("tf_efficientnet_lite")
             port = "" if base_model is None else f" The hub has another port as `{base_model}`."
             yield (
                 f"{which} {verb} the ImageNet weights of EfficientNet-Lite{code(known)} that are part of lopsided "
                 f"(Apache-2.0), a port of the weights of the TensorFlow authors.{port}"
             )
-        elif weights == "timm":
+        elif part.weights == "timm":
             yield f"{which} {verb} the pretrained weights of timm{'' if base_model is None else f', `{base_model}`'}."
-        elif weights not in WEIGHT_NAMES:
-            yield f"{which} {verb} the weights of the file `{code(Path(weights).name)}`."
+        elif part.is_file:
+            yield f"{which} {verb} the weights of the file `{code(Path(part.weights).name)}`."
 
 
 def recipe_lines(recipe: Recipe) -> str:
@@ -266,7 +265,7 @@ def _limits(facts: Facts) -> Iterator[str]:
 
 def _licence(recipe: Recipe) -> str:
     text = f"{FILL_IN} the licence of this model."
-    if "embedded" in split_weights(recipe.encoder.weights, trained_names(recipe.encoder.name)):
+    if recipe.encoder.spec.is_embedded:
         text += " The encoder's pretrained weights are under the Apache License 2.0, whose notice must stay with them."
     return text + f"\n\nThis card was made by lopsided {__version__} from the records of the run."
 

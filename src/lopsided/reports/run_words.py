@@ -12,7 +12,6 @@ from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.views import computed_views
-from lopsided.recipe.weights import PIXELS, has_pixels, split_weights, trained_names
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
@@ -124,16 +123,15 @@ def _second(recipe: Recipe) -> str:
 
 def _encoder(recipe: Recipe) -> str:
     """Return the encoder, or the joined encoders, with their initial weights."""
-    names = trained_names(recipe.encoder.name)
+    spec = recipe.encoder.spec
     kinds = {"none": "", "embedded": "the embedded pretrained weights", "timm": "pretrained weights of timm"}
-    weights = dict.fromkeys(
-        kinds.get(part, "weights from a file") for part in split_weights(recipe.encoder.weights, names)
-    )
+    weights = dict.fromkeys(kinds.get(part.weights, "weights from a file") for part in spec.parts)
     start = f" with {listed(list(weights))}" if any(weights) else ""
-    colours = f", joined with the colours of regions ({PIXELS})," if has_pixels(recipe.encoder.name) else ""
-    if len(names) == 1:
-        return f"A {clean(names[0])}{start}{colours}"
-    return f"{len(names)} joined encoders ({listed([clean(name) for name in names])}){start}{colours}"
+    titles = [f"{block.title} ({block.name})" for block in spec.blocks]
+    blocks = f", joined with {listed(titles)}," if titles else ""
+    if len(spec.parts) == 1:
+        return f"A {clean(spec.names[0])}{start}{blocks}"
+    return f"{len(spec.parts)} joined encoders ({listed([clean(name) for name in spec.names])}){start}{blocks}"
 
 
 def summary(facts: Facts) -> str:
@@ -141,7 +139,7 @@ def summary(facts: Facts) -> str:
     recipe, training = facts.recipe, facts.recipe.encoder_training
     names = [quoted(name) for name in facts.classes]
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else amount(len(names), "class", "classes")
-    its = "their" if len(trained_names(recipe.encoder.name)) > 1 else "its"
+    its = "their" if len(recipe.encoder.spec.parts) > 1 else "its"
     how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
     if recipe.method == "two-stage":
         how += (

@@ -69,7 +69,7 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
         return None, []
     seconds = folds * (FOLD_SECONDS + IMAGE_SECONDS * len(source))
     if cache_root() is None:  # Each fold computes all features again.
-        seconds += folds * FEATURE_SECONDS * recipe.encoder.passes * len(source)
+        seconds += folds * FEATURE_SECONDS * recipe.encoder.spec.passes * len(source)
     if seconds > CHEAP_SECONDS:
         return None, [notes.split_by_default(rarest, counts[rarest], seconds)]
     return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]

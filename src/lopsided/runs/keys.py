@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from lopsided.losses import catalogue
 from lopsided.recipe import RUNTIME_FIELDS, UNHASHED_FIELDS
-from lopsided.recipe.weights import change_files
 
 if TYPE_CHECKING:
     from lopsided.recipe import LossSettings, Recipe
@@ -96,7 +95,7 @@ def family_of(recipe: Recipe) -> str:
     }
     parts = [part.strip() for part in (recipe.data.scenario or "").split(",")]
     kept["total"] = next((part for part in parts if part.startswith("total=")), None)
-    name = change_files(recipe.encoder.name, recipe.encoder.weights, lambda path: Path(path).name)
+    name = recipe.encoder.spec.without_folders()
     family = digest({**kept, "weights": "none"})
     return family if name == "none" else f"{family}{WITH_WEIGHTS}{digest(name)}"
 

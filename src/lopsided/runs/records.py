@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, Validat
 from lopsided import files
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import RunError, sentence
-from lopsided.recipe import WEIGHT_NAMES
 from lopsided.recipe.words import shown
 from lopsided.runs.keys import (
     LossTable,
@@ -170,7 +169,6 @@ class Record:
     def _of(cls, recipe: Recipe, metrics: Mapping[str, Any]) -> Record:
         minority = _rarest(metrics)
         held_out = metrics.get("held_out")
-        weights = recipe.encoder.weights
         method, loss, classifier_loss, family = treatment_of(recipe)
         return cls(
             cell=cell_key(recipe),
@@ -183,7 +181,7 @@ class Record:
             encoder=recipe.encoder.name,
             image_size=recipe.data.image_size,
             split=recipe.data.split,
-            weights=weights if weights in WEIGHT_NAMES else "file",
+            weights=recipe.encoder.spec.weights_kind,
             test=Figures.from_metrics(metrics["test"], minority),
             held_out=None if held_out is None else Figures.from_metrics(held_out, minority),
             seconds=_short(metrics["seconds"]),

@@ -16,10 +16,8 @@ from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.inference.readable import ReadableImages
-from lopsided.models.names import check_encoder_name
-from lopsided.models.pretrained import EMBEDDED, check_embedded
-from lopsided.recipe import RUNTIME_FIELDS, WEIGHT_NAMES, Recipe, words
-from lopsided.recipe.weights import change_files, split_weights, trained_names
+from lopsided.models.pretrained import check_encoder
+from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.results import write_results
@@ -98,21 +96,9 @@ def run_recipe(
     return Run.open(folder) if first else Run(folder, recipe, metrics)
 
 
-def check_encoder(recipe: Recipe) -> None:
-    """Raise if the encoder of a recipe or its weights certainly do not exist, without importing torch."""
-    names = trained_names(recipe.encoder.name)
-    for name, weights in zip(names, split_weights(recipe.encoder.weights, names), strict=True):
-        check_encoder_name(name)
-        if weights == EMBEDDED:
-            check_embedded(name)
-        elif weights not in WEIGHT_NAMES and not os.path.exists(weights):
-            got = f"{weights} (No such file or directory)"
-            raise InputError(sentence("encoder.weights must be a readable safetensors file", got))
-
-
 def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes before images are read and torch is imported, which takes long."""
-    check_encoder(recipe)
+    check_encoder(recipe.encoder.spec)
     made = _make(folder)
     try:
         with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
@@ -178,7 +164,7 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
     if source is None:
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
-    weights = change_files(recipe.encoder.name, recipe.encoder.weights, os.path.abspath)
+    weights = recipe.encoder.spec.change_files(os.path.abspath)
     changes: dict[str, Any] = {"data.source": _absolute(source), "encoder.weights": weights}
     if recipe.track:
         changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))

@@ -14,11 +14,12 @@ from typing import Any
 from lopsided import files
 from lopsided.data.folds import fold_recipes
 from lopsided.errors import InputError, RunError
+from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import Recipe, named_recipes
 from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, RECIPE, place
 from lopsided.runs.keys import cell_key, proportion, treatment_of
 from lopsided.runs.records import Record
-from lopsided.runs.run import check_encoder, settle
+from lopsided.runs.run import settle
 from lopsided.sweeps.answer import Answer, answer
 from lopsided.sweeps.arms import Arm, check_arms, fold_cells
 from lopsided.sweeps.compare import compare
@@ -52,7 +53,7 @@ def work_of(recipe: Recipe) -> float:
     epochs += recipe.classifier.epochs if recipe.method == "two-stage" or recipe.retrains else 0
     if recipe.method == "fine-tune" and recipe.fine_tune.steps is not None:
         epochs = recipe.fine_tune.steps * training.batch_size / USUAL_IMAGES
-    seen = recipe.encoder.passes  # Training itself sees one view at a time.
+    seen = recipe.encoder.spec.passes  # Training itself sees one view at a time.
     return (seen + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
 
 
@@ -122,7 +123,7 @@ def choose(
     complete = False
     for number, arm in enumerate(order):
         try:
-            check_encoder(recipes[arm.name])
+            check_encoder(recipes[arm.name].encoder.spec)
         except InputError as error:  # A setting for all arms, such as another encoder, need not fit this one.
             failed[arm.name] = str(error)
             continue

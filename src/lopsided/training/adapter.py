@@ -30,7 +30,6 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.losses.objective import Objective
 from lopsided.models.adapter import Adapter
-from lopsided.models.pixels import column_weights
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.fields import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
@@ -115,12 +114,16 @@ class Unseen:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The training rows: features of the encoder, labels, groups, and the number of classes."""
+    """The training rows: features of the encoder, labels, groups, the number of classes, and weights of the features.
+
+    ``importance`` is how much a regression on the features weighs each of them; None: all the same.
+    """
 
     features: npt.NDArray[np.float32]
     labels: Indices
     groups: npt.NDArray[np.str_] | None
     num_classes: int
+    importance: Floats | None = None
 
     def num_folds(self, recipe: Recipe) -> int:
         """Return the number of inner folds; less than 2 if a class has too few rows or groups."""
@@ -132,10 +135,6 @@ class Rows:
         if number < 2:
             return []
         return list(inner_folds(self.labels, self.groups, number, derive_seed(recipe.seed, "adapter", draw)))
-
-    def importance(self, recipe: Recipe) -> Floats | None:
-        """Return how much a regression on the features weighs each of them; None: all the same."""
-        return column_weights(recipe.encoder.name, self.features.shape[1])
 
     def prior(self, recipe: Recipe) -> tuple[float, ...]:
         """Return the class shares that the logits of a regression carry."""
@@ -184,12 +183,12 @@ def fit_plain(rows: Rows, recipe: Recipe) -> tuple[Linear, Regression]:
     settings = recipe.regression
     fitted = fit_regression(
         rows.features, rows.labels, rows.num_classes, groups=rows.groups, weighted=_weighted(recipe),
-        strength=settings.strength, folds=settings.folds, seed=recipe.seed, importance=rows.importance(recipe),
+        strength=settings.strength, folds=settings.folds, seed=recipe.seed, importance=rows.importance,
     )  # fmt: skip
     unseen = Unseen(rows.labels, rows.num_classes)
     for train, rest in rows.folds(recipe, 0):
         features, strength = rows.features[train], fitted.strength
-        part = _regression(features, rows.labels[train], rows, recipe, strength, rows.importance(recipe))
+        part = _regression(features, rows.labels[train], rows, recipe, strength, rows.importance)
         unseen.add(rest, part(rows.features[rest]))
     return Linear(fitted.weight, fitted.bias).calibrated(unseen.calibration(rows.prior(recipe))), fitted
 

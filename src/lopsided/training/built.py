@@ -27,7 +27,6 @@ from lopsided.models.heads import ClassifierHead, build_head
 from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
-from lopsided.models.pixels import pixel_width
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, load_strictly
@@ -80,8 +79,7 @@ class Built:
             first = recipe.first_stage().classifier_loss
             classifier = self.head(first, features if adapter is None else adapter.width)
         model = Model(
-            encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling,
-            plain=pixel_width(recipe.encoder.name),
+            encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling
         )  # fmt: skip
         self.model = model.to(self.device)
         if recipe.fast and not vector and late is None:
@@ -120,6 +118,12 @@ class Built:
             load_strictly(encoder, self.ranks.spread(encoder.state_dict))
         return encoder, features
 
+    @property
+    def importance(self) -> npt.NDArray[np.float64] | None:
+        """How much a regression on the features weighs each of them; None: all the same."""
+        layout = self.model.layout
+        return None if layout is None else layout.importance()
+
     def replace_model(self, model: Model) -> None:
         """Continue with another model, or with the same one after it was trained."""
         self.model, self._engine, self._extractor = model, None, None
@@ -139,10 +143,11 @@ class Built:
         alone = self.ranks.size == 1 and self.device.type == "cpu" and not recipe.compile
         if not (recipe.is_frozen and alone and self.prepared.kind == "image" and shape[0] == 3):
             return None
-        found = embedded_state(recipe.encoder.name, recipe.encoder.weights)
+        found = embedded_state(recipe.encoder.spec)
         if found is None:
             return None
-        return late_encoder(recipe.encoder.name, found[0], shape, fast=recipe.fast), found[1]
+        state, layout = found
+        return late_encoder(recipe.encoder.name, state, layout, shape, fast=recipe.fast), layout.width
 
     def _heads(self) -> AdapterCard | None:
         section = self.recipe.adapter

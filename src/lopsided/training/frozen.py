@@ -15,9 +15,7 @@ from lopsided.facts import cautions, notes
 from lopsided.models.ensemble import average
 from lopsided.models.machine import arrange
 from lopsided.models.model import Model
-from lopsided.models.pixels import column_weights
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
-from lopsided.recipe.weights import trained_names
 from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.built import Built
 from lopsided.training.checkpoint import Facts
@@ -107,7 +105,7 @@ def _fit(built: Built, features: Features, strength: float | None = None, *, sco
         scored=scored,
         folds=settings.folds,
         seed=built.recipe.seed,
-        importance=column_weights(built.recipe.encoder.name, features.shape[1]),
+        importance=built.importance,
     )
 
 
@@ -121,7 +119,7 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
     losses = [_best(fitted), _best(_fit(built, alone))]
     if choose_views(losses):
         # With --views alone, fit takes default.
-        recipe = "--recipe thorough " if len(trained_names(built.recipe.encoder.name)) > 1 else ""
+        recipe = "--recipe thorough " if len(built.recipe.encoder.spec.parts) > 1 else ""
         advice = f"{recipe}--views {AUTO if built.recipe.method == 'frozen' else 'none'}"
         built.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
 
@@ -160,7 +158,7 @@ def adapt(built: Built) -> list[Facts]:
         built.log.stage("adapter", recipe.encoder_training.epochs, steps)
         joined = fit_adapter(
             adapter,
-            Rows(features, train.labels, train.groups, built.num_classes),
+            Rows(features, train.labels, train.groups, built.num_classes, built.importance),
             recipe,
             lambda labels: objective_of(built, recipe.encoder_training.loss, labels, recipe.adapter.out),
             device=built.device,

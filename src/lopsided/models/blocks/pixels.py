@@ -5,34 +5,41 @@ tell classes apart: lesions, soils, fabrics. ``Pixels`` has no weights. It divid
 mean and deviation of each colour in a cell, averaged over the cell and its mirror images: 96 numbers. Averages over
 mirror images have less noise, and which way round an image is, the encoder can tell.
 
-So few numbers would be lost beside thousands of features of an encoder. ``column_weights`` lets a regression weigh
+So few numbers would be lost beside thousands of features of an encoder. The share of the block lets a regression weigh
 them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lopsided.recipe.weights import has_pixels
+from lopsided.models.blocks.block import FeatureBlock
+
+if TYPE_CHECKING:
+    from lopsided.models.graph import Graph
 
 SIDE, CELLS = 64, 8
 """Images are averaged to ``SIDE`` pixels per side, so that deviations do not depend on the size, then to cells."""
 WIDTH = 2 * 3 * (CELLS // 2) ** 2
-SHARE = 0.3
-"""The weight of the numbers of ``Pixels``, all together, as a share of that of the features of the encoders."""
 Floats = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float32]
 
 
-class Pixels(nn.Module):
+class Pixels(FeatureBlock):
     """Mean and deviation of colours in the cells of images with values in [0, 1]: (n, 3, h, w) to (n, 96)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    widths = (WIDTH,)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
         """Return all means, then all deviations."""
+        (x,) = inputs
         rows, columns, cells, spread, fold = (torch.from_numpy(part).to(x) for part in matrices(*x.shape[2:]))
         small = rows @ x @ columns
         mean = cells @ small @ cells.T
@@ -40,9 +47,24 @@ class Pixels(nn.Module):
         deviation = (cells @ (rest * rest) @ cells.T).sqrt()
         return torch.cat([(fold @ part @ fold.T).flatten(1) for part in (mean, deviation)], dim=1)
 
+    def write(self, graph: Graph, inputs: Sequence[str]) -> str:
+        """Add the same steps, with the matrices of the size of the images."""
+        rows, columns, cells, spread, fold = matrices(*graph.image_size)
+
+        def between(left: Matrix, value: str, right: Matrix) -> str:
+            turned = np.ascontiguousarray(right)
+            return graph.add("MatMul", [graph.add("MatMul", [graph.constant(left), value]), graph.constant(turned)])
+
+        small = between(rows, inputs[0], columns)
+        mean = between(cells, small, cells.T)
+        rest = graph.add("Sub", [small, between(spread, mean, spread.T)])
+        deviation = graph.add("Sqrt", [between(cells, graph.add("Mul", [rest, rest]), cells.T)])
+        parts = [graph.flatten(between(fold, part, fold.T)) for part in (mean, deviation)]
+        return graph.add("Concat", parts, axis=1)
+
 
 @cache
-def matrices(height: int, width: int) -> tuple[npt.NDArray[np.float32], ...]:
+def matrices(height: int, width: int) -> tuple[Matrix, ...]:
     """Return the matrices that average images of a size, from the left and from the right, and those of the cells.
 
     These are (8, 64), which averages pixels to cells, (64, 8), which repeats a cell, and (4, 8), which averages a cell
@@ -65,22 +87,3 @@ def areas(size: int, parts: int) -> Floats:
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     found: Floats = np.maximum(overlap, 0) * parts / size
     return found
-
-
-def pixel_width(encoder: str) -> int:
-    """Return how many features of an encoder are those of ``Pixels``. They are the last ones.
-
-    >>> pixel_width("tf_efficientnet_lite0+pixels"), pixel_width("tf_efficientnet_lite0")
-    (96, 0)
-    """
-    return WIDTH if has_pixels(encoder) else 0
-
-
-def column_weights(encoder: str, features: int) -> Floats | None:
-    """Return how much a regression weighs each of the features of an encoder; None: all the same."""
-    own = pixel_width(encoder)
-    if not own:
-        return None
-    weights = np.ones(features)
-    weights[-own:] = np.sqrt(SHARE * (features - own) / own)
-    return weights

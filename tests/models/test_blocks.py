@@ -10,16 +10,20 @@ import pytest
 import torch
 
 from lopsided.inference.engine import Engine
+from lopsided.models.blocks.pixels import WIDTH, Pixels, areas
 from lopsided.models.encoders import build_encoder
 from lopsided.models.graph import INPUT, OUTPUT, UntranslatableError, to_onnx
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.late import embedded_state
+from lopsided.models.layout import Columns, Layout, scaled
 from lopsided.models.model import Model, ModelCard, load_model, save_model
-from lopsided.models.pixels import SHARE, WIDTH, Pixels, areas, column_weights, pixel_width
-from lopsided.models.scaling import scaled
+from lopsided.recipe.blocks import FINAL, Block, find
+from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.training.regression import fit_regression
 
 NAME = "tf_efficientnet_lite0+pixels"
+PIXELS = find("pixels")
+assert PIXELS is not None
 
 
 def images(number: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -91,19 +95,29 @@ def test_onnxruntime_computes_the_same_and_needs_the_size() -> None:
 
 def test_a_scaling_leaves_the_numbers_of_the_pixels_as_they_are() -> None:
     features = torch.rand(2, 10)
-    found = scaled(features, "root", plain=4)
+    found = Layout((Columns(FINAL, 6), Columns(PIXELS, 4))).scaled(features, "root")
     assert torch.equal(found[:, 6:], features[:, 6:])
     assert torch.allclose(found[:, :6].norm(dim=1), torch.ones(2))
-    both = scaled(torch.cat([features, features], dim=1), "root", parts=2, plain=4)
-    assert torch.equal(both, torch.cat([found, found], dim=1))
+
+
+def test_final_layers_are_scaled_together_and_groups_of_other_blocks_apart() -> None:
+    features, apart = torch.rand(2, 12), Block("a", "", "encoder", "a", scaling="apart")
+    layout = Layout((Columns(FINAL, 3), Columns(apart, 2), Columns(apart, 2), Columns(FINAL, 3), Columns(PIXELS, 2)))
+    first, second, third, fourth, last = features.split([3, 2, 2, 3, 2], dim=1)
+    joint = scaled(torch.cat([first, fourth], dim=1), "root")
+    parts = [joint[:, :3], scaled(second, "root"), scaled(third, "root"), joint[:, 3:], last]
+    assert torch.equal(layout.scaled(features, "root"), torch.cat(parts, dim=1))
+    assert torch.equal(layout.final_of(features), torch.cat([first, fourth], dim=1))
+    weights = layout.importance()
+    assert weights is not None
+    assert np.square(weights).tolist() == pytest.approx([1] * 3 + [3] * 4 + [1] * 3 + [0.9] * 2)
 
 
 def test_a_regression_weighs_the_pixels_as_a_share_of_the_encoders() -> None:
-    weights = column_weights(NAME, 1280 + WIDTH)
+    weights = Layout((Columns(FINAL, 1280), Columns(PIXELS, WIDTH))).importance()
     assert weights is not None
-    assert np.square(weights[-WIDTH:]).sum() == pytest.approx(SHARE * np.square(weights[:-WIDTH]).sum())
-    assert column_weights("resnet50", 2048) is None
-    assert (pixel_width(NAME), pixel_width("resnet50")) == (WIDTH, 0)
+    assert np.square(weights[-WIDTH:]).sum() == pytest.approx(0.3 * np.square(weights[:-WIDTH]).sum())
+    assert Layout.final(2048).importance() is None
 
 
 def test_a_column_that_weighs_k_times_as_much_is_like_k_squared_copies_of_it() -> None:
@@ -120,15 +134,13 @@ def test_a_column_that_weighs_k_times_as_much_is_like_k_squared_copies_of_it() -
 
 def test_a_model_with_pixels_is_written_and_read_with_the_same_answers(tmp_path: Path) -> None:
     encoder, width = build_encoder(NAME, channels=3, image_size=32, weights="embedded")
-    known = embedded_state(NAME, "embedded")
+    known = embedded_state(EncoderSpec.parse(NAME, "embedded"))
     assert known is not None
-    assert known[1] == width
+    assert known[1] == encoder.layout == Layout((Columns(FINAL, 1280), Columns(PIXELS, WIDTH)))
     assert {key: value.shape for key, value in known[0].items()} == {
         key: value.shape for key, value in encoder.state_dict().items()
     }
-    model = Model(
-        encoder, ClassifierHead(width, 2), (0.0,) * 3, (1.0,) * 3, scaling="root", plain=pixel_width(NAME)
-    ).eval()
+    model = Model(encoder, ClassifierHead(width, 2), (0.0,) * 3, (1.0,) * 3, scaling="root").eval()
     card = ModelCard(
         kind="image", encoder=NAME, encoder_weights="embedded", channels=3, image_size=32, shape=(3, 32, 32),
         mean=(0.0,) * 3, std=(1.0,) * 3, classes=("a", "b"), features=width, scaling="root",

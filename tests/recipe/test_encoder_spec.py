@@ -1,4 +1,4 @@
-"""Names and weights of joined encoders, and scaled features, as fields of a recipe."""
+"""Names and weights of joined encoders, feature blocks and scaled features, as fields of a recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import named_recipe
-from lopsided.recipe.weights import change_files, split_weights, trained_names, weight_files
+from lopsided.recipe.encoder_spec import EncoderSpec
 
 TWO = "tf_efficientnet_lite0+resnet18"
 
@@ -21,20 +21,30 @@ TWO = "tf_efficientnet_lite0+resnet18"
     ],
 )
 def test_weights_of_joined_encoders_are_split_where_a_word_or_a_file_ends(weights: str, parts: list[str]) -> None:
-    assert split_weights(weights, TWO.split("+")) == parts
-    assert split_weights("/a+b.safetensors", ["resnet18"]) == ["/a+b.safetensors"]
+    assert [part.weights for part in EncoderSpec.parse(TWO, weights).parts] == parts
+    assert EncoderSpec.parse("resnet18", "/a+b.safetensors").parts[0].weights == "/a+b.safetensors"
 
 
 def test_only_the_paths_among_weights_are_changed() -> None:
-    assert change_files(TWO, "embedded+w.safetensors", lambda path: f"/there/{path}") == "embedded+/there/w.safetensors"
-    assert change_files(TWO, "embedded", lambda path: f"/there/{path}") == "embedded"
-    assert change_files("resnet18", "a+b.safetensors", lambda path: f"/there/{path}") == "/there/a+b.safetensors"
-    assert weight_files(TWO, "embedded+w.safetensors") == ["w.safetensors"]
-    assert weight_files("resnet18", "none") == []
-    coloured = f"{TWO}+pixels"
-    changed = change_files(coloured, "embedded+w.safetensors", lambda path: f"/there/{path}")
-    assert changed == "embedded+/there/w.safetensors"
-    assert weight_files(coloured, "embedded+w.safetensors") == ["w.safetensors"]
+    def changed(name: str, weights: str) -> str:
+        return EncoderSpec.parse(name, weights).change_files(lambda path: f"/there/{path}")
+
+    assert changed(TWO, "embedded") == "embedded"
+    assert changed("resnet18", "a+b.safetensors") == "/there/a+b.safetensors"
+    for name in (TWO, f"{TWO}+pixels"):
+        assert changed(name, "embedded+w.safetensors") == "embedded+/there/w.safetensors"
+        spec = EncoderSpec.parse(name, "embedded+/here/w.safetensors")
+        assert (spec.files, spec.without_folders()) == (["/here/w.safetensors"], "embedded+w.safetensors")
+        assert (spec.names, spec.is_embedded, spec.weights_kind) == (TWO.split("+"), True, "file")
+    assert EncoderSpec.parse("resnet18").files == []
+
+
+def test_a_block_has_its_usual_weight_or_that_of_the_recipe() -> None:
+    shares = [EncoderSpec.parse(f"resnet18+pixels{end}").blocks[0].share for end in ("", ":0.3", ":2")]
+    assert shares == [0.3, 0.3, 2.0]
+    for text in ("", "0", "-1", "nan", "much"):
+        with pytest.raises(InputError, match=r"the weight of pixels in encoder\.name must be a number > 0, got"):
+            EncoderSpec.parse(f"resnet18+pixels:{text}")
 
 
 @pytest.mark.parametrize(
@@ -127,9 +137,9 @@ def test_what_joined_encoders_or_scaled_features_cannot_be_is_one_sentence(
 
 def test_thorough_is_default_with_more_encoders_and_views() -> None:
     thorough, default = named_recipe("thorough"), named_recipe("default")
-    section = thorough.encoder
-    assert (len(trained_names(section.name)), section.passes, default.encoder.passes) == (3, 12, 1)
-    assert trained_names(default.encoder.name) == trained_names(section.name)[:1]
+    many, one = thorough.encoder.spec, default.encoder.spec
+    assert (len(many.parts), many.passes, one.passes) == (3, 12, 1)
+    assert (one.parts, one.blocks) == (many.parts[:1], many.blocks)
     same = {"encoder": default.encoder, "data": default.data, "description": default.description}
     assert thorough.model_copy(update=same) == default
 

@@ -1,0 +1,1 @@
+"""Feature blocks, one class each. Their entries are in ``lopsided.recipe.blocks``."""

@@ -1,0 +1,124 @@
+"""The catalogue of feature blocks: columns of features that stand beside those of an encoder's final layer.
+
+A recipe names a block after its encoders, as in ``tf_efficientnet_lite0+pixels``. An entry says what the columns are,
+how they are scaled and weighed, and where the code is; reading the catalogue needs no torch. An installed package can
+add an entry through an entry point of the group ``lopsided.blocks``, whose object is a ``Block`` of the same name.
+
+To add a block to this package, write its class below ``lopsided.models.blocks`` and its entry here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal
+
+from lopsided.errors import InputError, sentence
+
+if TYPE_CHECKING:
+    from lopsided.models.blocks.block import FeatureBlock
+
+GROUP = "lopsided.blocks"
+"""The group of entry points through which other packages add blocks."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """An entry of the catalogue.
+
+    ``code`` is the class of the block, or "module:Class". ``reads`` says what it is computed from: the image, or layers
+    of an encoder, in the same pass as its final layer. ``title`` completes "an encoder, joined with ...".
+
+    ``scaling`` says how ``encoder.scaling`` changes its columns: "joint" like those of the final layers and together
+    with them, "apart" each group of columns by itself, "none" not at all. ``share`` is the weight that a regression
+    gives to each group of its columns, as a share of the weight of the final layers. A recipe can set another one, as
+    in ``pixels:0.5``. None: each column has the weight 1.
+
+    ``program`` is how a reader of the model card computes the columns from ``image`` and appends them to ``features``,
+    with the fields ``height``, ``width``, ``by`` (the resampling) and ``views``. Without it, the card shows no program
+    for the classifier.
+    """
+
+    name: str
+    code: str | type[FeatureBlock]
+    reads: Literal["image", "encoder"]
+    title: str
+    scaling: Literal["joint", "apart", "none"] = "none"
+    share: float | None = 1.0
+    program: str = ""
+
+    def load(self) -> type[FeatureBlock]:
+        """Import the class of the block."""
+        if not isinstance(self.code, str):
+            return self.code
+        module, _, name = self.code.partition(":")
+        try:
+            found: type[FeatureBlock] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"The code of the feature block {self.name} cannot be imported ({error}).") from error
+        return found
+
+
+FINAL = Block("final", "", "encoder", "the final layer", scaling="joint", share=None)
+"""The final layer of an encoder, which stands for the encoder itself. No recipe names it."""
+
+_PIXELS_PROGRAM = """
+
+def averages(size, parts):  # over equal intervals of a row of pixels
+    edges, pixel = torch.linspace(0, size, parts + 1), torch.arange(size)
+    overlap = torch.minimum(edges[1:, None], pixel + 1) - torch.maximum(edges[:-1, None], pixel)
+    return overlap.clamp(min=0) * parts / size
+
+
+# Mean and deviation of colours in 8 x 8 cells, averaged over mirror images and views.
+pixels = torch.from_numpy(np.array(image.resize(({width}, {height}), {by}))).permute(2, 0, 1) / 255
+colours = torch.stack([{views}])
+small = averages({height}, 64) @ colours @ averages({width}, 64).T
+mean = averages(64, 8) @ small @ averages(64, 8).T
+rest = small - mean.repeat_interleave(8, -2).repeat_interleave(8, -1)
+deviation = (averages(64, 8) @ rest.square() @ averages(64, 8).T).sqrt()
+cells = torch.cat([mean, deviation], dim=1).mean(dim=0)
+cells = (cells + cells.flip(1))[:, :4]
+cells = (cells + cells.flip(2))[:, :, :4] / 4
+features = torch.cat([features, cells.flatten()])
+"""
+
+_BUILT_IN = (
+    Block(
+        "pixels",
+        "lopsided.models.blocks.pixels:Pixels",
+        "image",
+        "the colours of regions",
+        share=0.3,
+        program=_PIXELS_PROGRAM,
+    ),
+)
+BUILT_IN = {block.name: block for block in _BUILT_IN}
+
+
+@cache
+def _added() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+
+
+def names() -> list[str]:
+    """Return the names of all blocks: first those of this package, then those of other packages."""
+    return [*BUILT_IN, *sorted(_added())]
+
+
+@cache
+def find(name: str) -> Block | None:
+    """Return the entry of a block, or None if there is no block of this name."""
+    if name in BUILT_IN or name not in _added():
+        return BUILT_IN.get(name)
+    point = _added()[name]
+    try:
+        block: Any = point.load()
+    except Exception as error:  # Other packages may raise anything; the user gets one sentence.
+        raise InputError(f"The feature block {name!r} from {point.value} cannot be imported ({error}).") from error
+    if not isinstance(block, Block) or block.name != name:
+        must = f"the feature block {name!r} from {point.value} must be a lopsided.recipe.blocks.Block of this name"
+        raise InputError(sentence(must, f"{block!r:.80}"))
+    return block
