@@ -208,12 +208,12 @@ class PerImage(Dataset[tuple[Tensor, int]]):
 
 def whole_methods(epochs: int = 20, classifier_epochs: int = 10) -> dict[str, Step]:
     """The recipe paper-fmnist, from the embedded images to test predictions, by both loops."""
-    from lopsided.data.prepare import open_drawn
+    from lopsided.data.prepare import Sources
 
     recipe = named_recipe("paper-fmnist").override(
         **{"encoder_training.epochs": epochs, "classifier.epochs": classifier_epochs}
     )
-    source = open_drawn(recipe)
+    source = Sources().open(recipe)[0]
     splits = split_source(recipe, source)
     pixels = source.images.load(np.arange(len(source)), 28, 1).numpy()[:, 0]
 
@@ -333,7 +333,7 @@ def options() -> dict[str, Any]:
 
 def agreement() -> dict[str, Any]:
     """By how much the losses of the first twelve steps of paper-fmnist differ with and without ``fast``."""
-    from lopsided.data.prepare import open_drawn
+    from lopsided.data.prepare import Sources
 
     found = {}
     for seed in (0, 1):
@@ -343,7 +343,7 @@ def agreement() -> dict[str, Any]:
                 seed=seed, fast=fast, **{"encoder_training.epochs": 2, "classifier.epochs": 1}
             )
             told = StepLosses()
-            fit(recipe, open_drawn(recipe), reporter=told)
+            fit(recipe, Sources().open(recipe)[0], reporter=told)
             losses[fast] = told.losses[:12]
         found[f"seed_{seed}"] = [abs(a - b) / b for a, b in zip(losses[True], losses[False], strict=True)]
     return found

@@ -32,7 +32,7 @@ import numpy as np
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 import shared
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source, open_source
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.recipe import Recipe, named_recipe
@@ -132,7 +132,7 @@ SHARED = Shared()
 def tops(arm: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
     """Run an arm on one draw of the tops, and evaluate every image whose number ``part`` divides."""
     recipe = recipe_of(arm, shared.tops_fields(scenario, seed))
-    source, held_out = open_sources(recipe)
+    source, held_out = Sources().open(recipe)
     assert held_out is not None
     return SHARED.timed(recipe, source, held_out.subset(np.arange(0, len(held_out), part)))
 

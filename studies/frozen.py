@@ -27,7 +27,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 
 import shared
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import Sources
 from lopsided.data.sources import open_source
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.recipe import named_recipe
@@ -48,7 +48,7 @@ def judged(p: np.ndarray, labels: np.ndarray, prior: np.ndarray) -> dict[str, fl
 def tops(scenario: str, seed: int, loss: str) -> dict[str, Any]:
     """Run the recipe on one draw of the tops."""
     recipe = named_recipe("default").override(**shared.tops_fields(scenario, seed), **{"classifier.loss": loss})
-    source, held_out = open_sources(recipe)
+    source, held_out = Sources().open(recipe)
     fitted = fit(recipe, source, held_out=held_out)
     assert fitted.held_out is not None
     assert fitted.held_out.y_true is not None

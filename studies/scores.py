@@ -31,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import shared
 from lopsided.data.inputs import Part, prepare
-from lopsided.data.prepare import open_sources, split_source
+from lopsided.data.prepare import Sources, split_source
 from lopsided.inference.engine import evaluating
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, threads
 from lopsided.recipe import Recipe, named_recipe
@@ -182,7 +182,7 @@ class _Watched(Stages):
 
 
 def _open(recipe: Recipe) -> tuple[_Watched, dict[str, Part]]:
-    source, held = open_sources(recipe)
+    source, held = Sources().open(recipe)
     assert held is not None
     splits = split_source(recipe, source)
     prepared, _ = prepare(recipe, source, splits)

@@ -302,14 +302,14 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
 
     run, first = tmp_path / "run", ExitStack()
     run.mkdir()
-    prepare = runs.open_sources
+    prepare = runs.Sources.open
 
     def slowly(*arguments: object) -> object:
         first.enter_context(lock(run))
         (run / "recipe.toml").write_text("what the first process wrote meanwhile")
         return prepare(*arguments)
 
-    monkeypatch.setattr(runs, "open_sources", slowly)
+    monkeypatch.setattr(runs.Sources, "open", slowly)
     with first:
         ended = call("fit", photos, "--out", run, *SMALL)
     assert ended.code == 2
@@ -384,7 +384,7 @@ def test_an_interrupt_advises_to_resume_only_where_there_is_a_run(
         raise KeyboardInterrupt
 
     out = tmp_path / "my run"
-    monkeypatch.setattr(runs, "open_sources", stop)
+    monkeypatch.setattr(runs.Sources, "open", stop)
     assert call("fit", photos, "--out", out, *SMALL).err == "lopsided: interrupted. Nothing was written.\n"
     monkeypatch.undo()
     monkeypatch.setattr(runs, "write_results", stop)

@@ -17,7 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lopsided.data.decoding import MAX_PIXELS, UnreadableImageError, decode_image, read_header, read_image, walk_images
+from lopsided.data import decoding
+from lopsided.data.decoding import (
+    MAX_PIXELS,
+    Header,
+    UnreadableImageError,
+    decode_image,
+    examine,
+    hash_file,
+    read_header,
+    read_image,
+    walk_images,
+)
 from lopsided.data.images import FileImages
 from lopsided.errors import DataError
 
@@ -288,8 +299,8 @@ def test_the_error_survives_being_sent_to_another_process(tmp_path: Path) -> Non
 def test_a_header_tells_grey_from_colour(tmp_path: Path) -> None:
     Image.new("L", (4, 2)).save(tmp_path / "grey.png")
     Image.new("RGB", (4, 2)).save(tmp_path / "colour.png")
-    assert read_header(tmp_path / "grey.png") == ((2, 4), True)
-    assert read_header(tmp_path / "colour.png") == ((2, 4), False)
+    assert read_header(tmp_path / "grey.png") == Header((2, 4), True)
+    assert read_header(tmp_path / "colour.png") == Header((2, 4), False)
 
 
 def test_images_below_folders_are_listed_sorted(tmp_path: Path) -> None:
@@ -347,7 +358,7 @@ def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path, make) -> N
     assert list(walk_images(tmp_path)) == []
 
 
-def test_a_file_that_asks_for_more_memory_than_there_is_says_so(tmp_path: Path) -> None:
+def test_a_file_that_claims_to_be_longer_than_memory_is_refused(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(path := tmp_path / "a.jp2")
     content = bytearray(path.read_bytes())
     content[32:36] = b"\xff\xff\xff\x00"  # the length of the header's box
@@ -359,7 +370,42 @@ def test_a_file_that_asks_for_more_memory_than_there_is_says_so(tmp_path: Path) 
         "try:\n    read_image(sys.argv[1])\nexcept UnreadableImageError as error:\n    print(error.reason)"
     )
     ended = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.stderr) == ("it needs more memory than is available\n", "")
+    assert (ended.stdout, ended.stderr) == ("Expected to read 4294967032 bytes but only got 201.\n", "")
+
+
+def test_an_image_that_needs_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    gradient().save(path := tmp_path / "a.png")
+    monkeypatch.setattr(decoding, "_to_eight_bits", fail)
+    assert examine(path).error == "it needs more memory than is available"
+
+
+def test_a_file_that_changes_after_it_was_hashed_is_refused(tmp_path: Path) -> None:
+    gradient().save(path := tmp_path / "a.png")
+    facts, other = hash_file(path), gradient(8, 8)
+    path.rename(tmp_path / "b.png")
+    (tmp_path / "b.png").rename(path)  # This changes the stamp of the file, but not its content.
+    assert hash_file(path).stamp != facts.stamp
+    assert decode_image(path, 4, 3, facts).shape == (3, 4, 4)
+    other.save(path)
+    with pytest.raises(UnreadableImageError, match="its content has changed since it was first read"):
+        decode_image(path, 4, 3, facts)
+
+
+@pytest.mark.parametrize("large", [0, 1 << 25], ids=["as a stream", "in memory"])
+def test_one_reading_gives_digest_header_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int) -> None:
+    monkeypatch.setattr(decoding, "LARGE", large)
+    gradient().save(path := tmp_path / "a.png")
+    facts = examine(path)
+    assert (facts.digest, facts.header, facts.error) == (hash_file(path).digest, Header((6, 10), False), "")
+    path.write_bytes(path.read_bytes()[:45])
+    assert examine(path).digest == hash_file(path).digest
+    assert examine(path).error
+    path.unlink()
+    assert examine(path) == hash_file(path)
+    assert (examine(path).digest, examine(path).error) == ("", "no such file or directory")
 
 
 def test_a_link_to_itself_and_a_folder_are_refused_by_name(tmp_path: Path) -> None:

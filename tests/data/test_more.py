@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from lopsided.data.more import add_more, training_source
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import Sources
 from lopsided.data.sources import open_source, source_from_arrays
 from lopsided.data.splits import Splits, split
 from lopsided.errors import DataError
@@ -122,7 +122,7 @@ def test_the_recipe_names_the_tables_and_an_old_hash_stays(photos: Path, pool: P
     recipe = Recipe().override(**{"data.source": str(photos), "data.more": [str(marks)]})
     assert Recipe.from_toml(recipe.to_toml()) == recipe
     assert recipe.content_hash() != recipe.override(**{"data.more": None}).content_hash()
-    source, _ = open_sources(recipe)
+    source, _ = Sources().open(recipe)
     assert source.more is not None
     assert source.more.counts() == {"cat": 0, "dog": 1}
 
@@ -131,7 +131,7 @@ def test_images_and_groups_that_are_held_out_are_not_trained_on(photos: Path, po
     rows = [f"photos/{p.parent.name}/{p.name},{p.parent.name},{p.parent.name}{p.stem}" for p in photos.rglob("*.png")]
     table = write_marks(tmp_path, *rows, name="table.csv", header="path,label,group")
     recipe = Recipe().override(**{"data.source": str(table), "data.scenario": "50:50,total=4", "data.held_out": True})
-    _, held_out = open_sources(recipe)
+    _, held_out = Sources().open(recipe)
     assert held_out is not None
     assert held_out.groups is not None
     marks = write_marks(
@@ -141,7 +141,7 @@ def test_images_and_groups_that_are_held_out_are_not_trained_on(photos: Path, po
         "pool/dog/051.png,dog,other",
         header="path,label,group",
     )
-    source, _ = open_sources(recipe.override(**{"data.more": [str(marks)]}))
+    source, _ = Sources().open(recipe.override(**{"data.more": [str(marks)]}))
     assert source.more is not None
     assert [Path(name).name for name in source.more.names] == ["051.png"]
     assert notes.held_out_labels(2) in source.facts
@@ -151,6 +151,6 @@ def test_further_images_of_another_size_are_resized_like_the_others(photos: Path
     Image.new("RGB", (50, 40)).save(tmp_path / "large.png")
     marks = write_marks(tmp_path, "large.png,dog,yes")
     recipe = Recipe().override(**{"data.source": str(photos)})
-    assert open_sources(recipe)[0].resized is None
-    source, _ = open_sources(recipe.override(**{"data.more": [str(marks)]}))
+    assert Sources().open(recipe)[0].resized is None
+    source, _ = Sources().open(recipe.override(**{"data.more": [str(marks)]}))
     assert source.resized == source.images.size(0)[0]

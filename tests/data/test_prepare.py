@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from lopsided.data import decoding
 from lopsided.data.decoding import read_header
+from lopsided.data.folds import fold_recipes
 from lopsided.data.inputs import prepare
-from lopsided.data.prepare import list_drawn, open_sources, split_note, split_rule, split_source, usual_side
+from lopsided.data.prepare import Sources, split_note, split_rule, split_source, usual_side
 from lopsided.data.sources import open_source
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
@@ -41,12 +45,12 @@ def test_images_of_different_sizes_get_224_pixels_or_the_median_of_their_shorter
 def test_a_recipe_without_a_size_trains_on_images_of_different_sizes_and_says_the_size(tmp_path: Path) -> None:
     folder = write(tmp_path / "photos", [(30, 40), (50, 26), (64, 48), (33, 33), (30, 60)])
     recipe = Recipe().override(**{"data.source": str(folder), "data.val": 0.0, "data.test": 0.2})
-    source, _ = open_sources(recipe)
+    source, _ = Sources().open(recipe)
     prepared, facts = prepare(recipe, source, split_source(recipe, source))
     assert (prepared.shape, prepared.image_size) == ((3, 30, 30), 30)
     assert notes.resized(30) in facts
     own = recipe.override(**{"data.image_size": 16})
-    source, _ = open_sources(own)
+    source, _ = Sources().open(own)
     prepared, facts = prepare(own, source, split_source(own, source))
     assert prepared.shape == (3, 16, 16)
     assert "resized" not in [fact.kind for fact in facts]
@@ -56,7 +60,7 @@ def test_images_that_are_stored_on_their_side_have_the_size_that_is_seen(tmp_pat
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (40, 30)).save(tmp_path / "turned.jpg", exif=exif)
-    assert read_header(tmp_path / "turned.jpg")[0] == (40, 30)
+    assert read_header(tmp_path / "turned.jpg").size == (40, 30)
 
 
 def test_the_split_rule_is_named_with_its_reason(tmp_path: Path) -> None:
@@ -83,17 +87,17 @@ def marked(folder: Path) -> Path:
 def test_a_scenario_leaves_the_test_images_that_the_data_define_as_they_are(tmp_path: Path) -> None:
     data = {"data.source": str(marked(tmp_path)), "data.scenario": "80:20,total=5"}
     recipe = Recipe().override(**data)
-    source, _ = open_sources(recipe)
+    source, _ = Sources().open(recipe)
     splits = split_source(recipe, source)
     parts = [source.subset(rows).counts() for rows in (splits.train, splits.val, splits.test)]
     assert parts == [{"cat": 4, "dog": 1}, {"cat": 1, "dog": 1}, {"cat": 3, "dog": 3}]
-    assert list_drawn(recipe).names == source.names
+    assert Sources().drawn(recipe).names == source.names
     assert split_note(recipe, source).values["scenario"]
 
 
 def test_a_scenario_draws_from_all_images_if_their_own_split_is_not_used(tmp_path: Path) -> None:
     data = {"data.source": str(marked(tmp_path)), "data.scenario": "80:20,total=5", "data.split": "stratified"}
     recipe = Recipe().override(**data)
-    source, _ = open_sources(recipe)
+    source, _ = Sources().open(recipe)
     assert source.counts() == {"cat": 4, "dog": 1}
     assert not split_note(recipe, source).values["scenario"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lopsided.data.prepare import open_drawn
+from lopsided.data.prepare import Sources
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
@@ -97,7 +97,7 @@ def test_resume_may_change_what_does_not_decide_the_outcome(run: Run, photos: Pa
 def test_a_scenario_is_drawn_by_the_runs_seed_unless_every_run_is_to_have_the_same(photos: Path) -> None:
     def names(seed: int, redraw: bool) -> tuple[str, ...]:
         changes = {"data.scenario": "80:20,total=20", "data.redraw": redraw, "data.source": str(photos)}
-        source = open_drawn(SMALL.override(seed=seed, **changes))
+        source = Sources().open(SMALL.override(seed=seed, **changes))[0]
         assert source.counts() == {"cat": 16, "dog": 4}
         return source.names
 
@@ -112,7 +112,7 @@ def test_a_scenario_is_drawn_from_the_readable_images(tmp_path: Path) -> None:
     recipe = SMALL.override(
         **{"data.source": str(folder), "data.skip_unreadable": True, "data.scenario": "50:50,total=10"}
     )
-    source = open_drawn(recipe)
+    source = Sources().open(recipe)[0]
     assert source.counts() == {"cat": 5, "dog": 5}
     assert source.unreadable == (("dog/000.png", "the file is empty"),)
 
@@ -246,8 +246,8 @@ def test_what_is_split_otherwise_than_it_comes_need_not_come_split_well(tmp_path
     folder = write_split(tmp_path / "photos", {"test": 8})
     recipe = SMALL.override(**{"data.source": str(folder)})
     with pytest.raises(DataError, match=r"^a source with splits must have a train split, got only test in "):
-        open_drawn(recipe)
-    assert len(open_drawn(recipe.override(**{"data.split": "stratified"}))) == 16
+        Sources().open(recipe)
+    assert len(Sources().open(recipe.override(**{"data.split": "stratified"}))[0]) == 16
 
 
 def test_skipping_unreadable_images_must_leave_every_class_in_every_given_split(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_skipping_unreadable_images_must_leave_every_class_in_every_given_split(
     (next((folder / "test" / "dog").iterdir())).write_bytes(b"")
     recipe = SMALL.override(**{"data.source": str(folder), "data.skip_unreadable": True})
     with pytest.raises(DataError, match=r"^labels must be the same in train and test, got 'dog' only in train of "):
-        open_drawn(recipe)
+        Sources().open(recipe)
 
 
 def test_skipping_unreadable_images_is_counted_and_takes_in_those_that_are_missing(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_skipping_unreadable_images_is_counted_and_takes_in_those_that_are_missi
     (folder / "table.csv").write_text("\n".join(["path,label", *rows]))
     told: list[tuple[int, int]] = []
     recipe = SMALL.override(**{"data.source": str(folder / "table.csv"), "data.skip_unreadable": True})
-    source = open_drawn(recipe, lambda done, total: told.append((done, total)))
+    source = Sources().open(recipe, lambda done, total: told.append((done, total)))[0]
     assert told == [(i, 10) for i in range(1, 11)]
     assert [name for name, _ in source.unreadable] == ["cat/004.png", "dog/004.png"]
 

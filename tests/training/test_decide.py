@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import Sources
 from lopsided.data.samplers import BatchSampler
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
@@ -197,7 +197,7 @@ def test_further_images_do_not_move_the_prior_of_the_model(tmp_path: Path) -> No
     marks.write_text("path,label\n" + "".join(f"pool/dog/{i:03d}.png,dog\n" for i in range(50, 59)))
     changes = {"data.source": str(photos), "data.val": 0.0, "data.test": 0.0, "data.more": [str(marks)]}
     recipe = named_recipe("default").override(**changes, device="cpu")
-    source, _ = open_sources(recipe)
+    source, _ = Sources().open(recipe)
     fitted = fit(recipe, source)
     assert len(fitted.splits.train) == 25
     assert fitted.card.prior == (0.75, 0.25)

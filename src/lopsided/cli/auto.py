@@ -95,10 +95,10 @@ def _with_possible_folds(base: Recipe, fields: Mapping[str, Any]) -> Recipe:
     if "data.folds" in fields:
         return base
     from lopsided.data.folds import most_folds
-    from lopsided.data.prepare import list_drawn, split_rule
+    from lopsided.data.prepare import Sources, split_rule
     from lopsided.runs.run import settle
 
-    source = list_drawn(settle(base))
+    source = Sources().drawn(settle(base))
     how = split_rule(base, source)
     most = USUAL_FOLDS if how == "given" else most_folds(source, how)
     return base.override(**{"data.folds": max(2, min(USUAL_FOLDS, most))})

@@ -109,6 +109,7 @@ def _fill(
     as_json: bool,
 ) -> None:
     """Compute the features of a source."""
+    from lopsided.data.prepare import Sources
     from lopsided.progress import counter
     from lopsided.recipe import find_recipe
     from lopsided.runs.choice import DEFAULT, choose_recipe
@@ -120,12 +121,14 @@ def _fill(
         return elsewhere(None)
 
     far = cluster_mapper(engine, address, Path()) is not None  # Checks the options before images are read.
-    changes = {"data.allow_outside": True} if allow_outside else {}
+    changes, sources = {"data.allow_outside": True} if allow_outside else {}, Sources()
     if recipe is None:
-        recipe, _ = choose_recipe(find_recipe(DEFAULT).override(**changes), data)
+        recipe, _ = choose_recipe(find_recipe(DEFAULT).override(**changes), data, sources)
     chosen = find_recipe(recipe).override(**changes)
     with counter("features", quiet=quiet) as progress:
-        images, computed = fill_cache(chosen, data, cluster=cluster if far else None, progress=progress)
+        images, computed = fill_cache(
+            chosen, data, cluster=cluster if far else None, progress=progress, sources=sources
+        )
     if as_json:
         show_json({"data": data, "recipe": recipe, "images": images, "computed": computed})
     else:

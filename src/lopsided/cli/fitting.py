@@ -15,6 +15,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
 
 if TYPE_CHECKING:
+    from lopsided.data.prepare import Sources
     from lopsided.distributed import Ranks
     from lopsided.recipe import Recipe
     from lopsided.runs.folder import Run
@@ -86,9 +87,10 @@ def train_recipe(
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes))
+    from lopsided.data.prepare import Sources
     from lopsided.recipe import Recipe
 
-    chosen = Recipe.from_toml(text).override(**changes)
+    chosen, sources = Recipe.from_toml(text).override(**changes), Sources()
     if not resume:
         _check_split(chosen, changes)
     continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
@@ -96,10 +98,10 @@ def train_recipe(
         from lopsided.recipe import named_recipe
         from lopsided.runs.choice import choose_recipe
 
-        name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data))
+        name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
         chosen = named_recipe(name).override(**changes)
     if recipe in (None, "default", "thorough") and not continues:
-        chosen, why = _with_folds(chosen, why, data, changes, ranks)
+        chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
     if parallel is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     from lopsided.progress import reporter
@@ -119,6 +121,7 @@ def train_recipe(
                 progress=checking,
                 ranks=ranks,
                 why=why,
+                sources=sources,
                 parallel=parallel,
             )
     except KeyboardInterrupt:
@@ -141,14 +144,19 @@ _SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split
 
 
 def _with_folds(
-    recipe: Recipe, why: list[Fact], data: str | None, changes: Mapping[str, Any], ranks: Ranks | None
+    recipe: Recipe,
+    why: list[Fact],
+    data: str | None,
+    changes: Mapping[str, Any],
+    ranks: Ranks | None,
+    sources: Sources,
 ) -> tuple[Recipe, list[Fact]]:
     """Return a recipe with the default folds, if there are any, and the reason."""
     if recipe.method != "frozen" or any(name in changes for name in _SPLIT_FIELDS):
         return recipe, why
     from lopsided.runs.folds import default_folds
 
-    folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data))
+    folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data, sources))
     return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
 
 

@@ -103,22 +103,15 @@ def check_data(base: Recipe) -> str:
 
 def open_data(base: Recipe) -> Source:
     """Check images and weights like ``check_data``. Return the source."""
-    from lopsided.data.sources import open_source
+    from lopsided.data.sources import Source
     from lopsided.runs.run import settle
 
     settled = settle(base)
     for path in settled.encoder.spec.files:
         if not Path(path).is_file():
             raise InputError(f"The file of weights {path} does not exist. Correct --weights.")
-    data = settled.data
-    source = open_source(
-        data.source or "",
-        classes=data.classes,
-        group=data.group,
-        allow_outside=data.allow_outside,
-        include=data.include,
-        exclude=data.exclude,
-    )
+    source = Source.open(settled.data)
+    source.check_present()
     if settled.data.split == "group" and source.groups is None:
         raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")
     return source

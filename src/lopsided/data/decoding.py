@@ -15,13 +15,17 @@ Only the formats listed in ``_formats`` are tried. Pillow supports more, such as
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +44,9 @@ SUFFIXES = frozenset(
 )
 MAX_PIXELS = 89_478_485
 """Largest number of pixels that a header may declare. Above this number Pillow warns (256 MB as RGB)."""
+
+LARGE = 1 << 25
+"""Files of more bytes are not read into memory at once; almost no image has more."""
 
 REDUCTIONS = ((8, 2.0), (4, 2.0), (2, 1.5))
 """Factors by which a JPEG may be decoded smaller, each with the least decoded side, relative to the final side."""
@@ -111,23 +118,84 @@ def _folder_id(folder: str | os.PathLike[str]) -> FolderId:
     return found.st_dev, found.st_ino
 
 
-def decode_image(path: str | os.PathLike[str], image_size: int | None, channels: int) -> Pixels:
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of an image says: its upright height and width, and whether it is grey."""
+
+    size: tuple[int, int]
+    grey: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What one reading of a file told. ``error`` is the reason why it cannot be read or decoded; "" if it can.
+
+    ``header`` is None as long as nobody asked for it. A file that cannot be read has no ``digest``, its SHA-256.
+    ``stamp`` are facts of the file system that change with the content.
+    """
+
+    digest: str
+    stamp: tuple[int, ...] = ()
+    header: Header | None = None
+    error: str = ""
+
+
+def examine(path: str | os.PathLike[str], known: Callable[[str], Header | None] | None = None) -> FileFacts:
+    """Read a file once: hash it, read its header, and decode it unless its digest is ``known``.
+
+    What is hashed is what is decoded, even if the file is replaced meanwhile.
+    """
+    facts = FileFacts("")
+    try:
+        with _opened(path) as (file, stamp):
+            facts = FileFacts(_digest(file), stamp)
+            header = None if known is None else known(facts.digest)
+            if header is None:
+                with Image.open(file, formats=_formats()) as image:
+                    header = _header(path, image)
+                    _decoded(path, image, 1)  # At an eighth of its size a JPEG is still read to the last byte.
+    except UnreadableImageError as error:
+        return FileFacts(facts.digest, facts.stamp, error=error.reason)
+    except Exception as error:
+        return FileFacts(facts.digest, facts.stamp, error=_reason(path, error))
+    return FileFacts(facts.digest, facts.stamp, header)
+
+
+def hash_file(path: str | os.PathLike[str]) -> FileFacts:
+    """Read a file and hash it, without decoding."""
+    try:
+        with _opened(path) as (file, stamp):
+            return FileFacts(_digest(file), stamp)
+    except UnreadableImageError as error:
+        return FileFacts("", error=error.reason)
+    except OSError as error:
+        return FileFacts("", error=(error.strerror or "unreadable").lower())
+
+
+def decode_image(
+    path: str | os.PathLike[str], image_size: int | None, channels: int, facts: FileFacts | None = None
+) -> Pixels:
     """Decode one file to uint8 (channels, image_size, image_size), or (channels, h, w) when ``image_size`` is None."""
-    return fit_image(read_image(path, image_size), image_size, channels)
+    return fit_image(read_image(path, image_size, facts), image_size, channels)
 
 
-def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> Image.Image:
+def read_image(
+    path: str | os.PathLike[str], image_size: int | None = None, facts: FileFacts | None = None
+) -> Image.Image:
     """Decode one file to an upright 8-bit image of mode L or RGB.
 
-    The image keeps its size, or is smaller if ``image_size`` is given, but large enough for a square of that side.
+    The image keeps its size, or is smaller if ``image_size`` is given, but large enough for a square of that side. If
+    the file has changed since an earlier reading gave ``facts``, an error is raised: what is computed from the image
+    will be filed under that digest.
     """
     try:
-        check_image_file(path)
-        with Image.open(path, formats=_formats()) as image:
-            _check_pixels(path, image.size)
-            if image_size is not None and (factor := _reduction(image.size, image_size)) > 1:
-                image.draft(None, (image.width // factor, image.height // factor))  # Changes only a JPEG.
-            return _to_eight_bits(path, ImageOps.exif_transpose(image), _white(image))
+        with _opened(path) as (file, stamp):
+            # A stamp changes with a new name or permission, too, so only the content decides.
+            if facts is not None and facts.digest and stamp != facts.stamp and _digest(file) != facts.digest:
+                raise UnreadableImageError(path, "its content has changed since it was first read")
+            with Image.open(file, formats=_formats()) as image:
+                _check_pixels(path, image.size)
+                return _decoded(path, image, image_size)
     except UnreadableImageError:
         raise
     # With hostile bytes, decoders raise almost any exception, from SyntaxError to struct.error.
@@ -135,20 +203,46 @@ def read_image(path: str | os.PathLike[str], image_size: int | None = None) -> I
         raise UnreadableImageError(path, _reason(path, error)) from error
 
 
-def read_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], bool]:
-    """Return the upright (height, width) of an image and whether it is grey, without decoding the image."""
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Return the header of an image, without decoding the image."""
     try:
         check_image_file(path)
         with Image.open(path, formats=_formats()) as image:
-            _check_pixels(path, image.size)
-            grey = image.mode in _GREY_MODES or image.mode.startswith("I;16")
-            # Half of the photographs of a telephone are stored on their side.
-            turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-            return (image.width, image.height) if turned else (image.height, image.width), grey
+            return _header(path, image)
     except UnreadableImageError:
         raise
     except Exception as error:
         raise UnreadableImageError(path, _reason(path, error)) from error
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, tuple[int, ...]]]:
+    """Open an image file and give its content, in memory unless it is large, and its stamp."""
+    check_image_file(path)
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        yield io.BytesIO(file.read()) if found.st_size <= LARGE else file, stamp
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    file.seek(0)
+    return digest
+
+
+def _header(path: str | os.PathLike[str], image: Image.Image) -> Header:
+    _check_pixels(path, image.size)
+    grey = image.mode in _GREY_MODES or image.mode.startswith("I;16")
+    # Half of the photographs of a telephone are stored on their side.
+    turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return Header((image.width, image.height) if turned else (image.height, image.width), grey)
+
+
+def _decoded(path: str | os.PathLike[str], image: Image.Image, image_size: int | None) -> Image.Image:
+    if image_size is not None and (factor := _reduction(image.size, image_size)) > 1:
+        image.draft(None, (image.width // factor, image.height // factor))  # Changes only a JPEG.
+    return _to_eight_bits(path, ImageOps.exif_transpose(image), _white(image))
 
 
 def fit_image(image: Image.Image, image_size: int | None, channels: int) -> Pixels:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lopsided.data.decoding import UnreadableImageError, read_header
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
@@ -59,10 +58,9 @@ def describe(
 
 def _sizes(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
     if isinstance(source.images, FileImages):
-        sizes = np.array([_size(source.images, i) for i in rows], dtype=np.int64).reshape(-1, 2)
-        sizes = sizes[sizes[:, 0] > 0]
+        sizes = source.images.take(rows).sizes()
     else:
-        sizes = np.array([source.images.load(np.array([0]), None, source.images.channels).shape[2:]])
+        sizes = np.array([source.images.size(0)])
     if not len(sizes):
         return {"smallest": None, "largest": None, "same": False, "words": "no readable size"}
     area = sizes.prod(axis=1)
@@ -70,13 +68,6 @@ def _sizes(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[st
     same = bool((sizes == sizes[0]).all())
     words = f"{large_w} x {large_h} pixels" if same else f"{small_w} x {small_h} to {large_w} x {large_h} pixels"
     return {"smallest": [small_h, small_w], "largest": [large_h, large_w], "same": same, "words": words}
-
-
-def _size(images: FileImages, index: int) -> tuple[int, int]:
-    try:
-        return read_header(images.paths[index])[0]
-    except UnreadableImageError:  # The file was removed after it was decoded.
-        return (0, 0)
 
 
 def _groups(source: Source) -> dict[str, int] | None:

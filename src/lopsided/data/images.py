@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
@@ -16,13 +17,15 @@ import numpy.typing as npt
 from PIL import Image
 
 from lopsided.data.decoding import (
+    FileFacts,
+    Header,
     Pixels,
     UnreadableImageError,
-    check_image_file,
     decode_image,
+    examine,
     fit_image,
+    hash_file,
     read_header,
-    read_image,
 )
 from lopsided.errors import DataError, InputError, sentence
 
@@ -38,13 +41,13 @@ _WINDOW = 256
 
 
 class Known(Protocol):
-    """Remembers which images were decoded without an error, by the SHA-256 of their files."""
+    """Remembers images that were decoded without an error, by the SHA-256 of their files."""
 
-    def find(self, digests: Sequence[str]) -> set[str]:
-        """Return those of these images that are known to be readable."""
+    def find(self, digest: str) -> Header | None:
+        """Return the header of an image that is known to be readable, otherwise None."""
 
-    def add(self, digests: Sequence[str]) -> None:
-        """Remember that these images are readable."""
+    def add(self, headers: Mapping[str, Header]) -> None:
+        """Remember that the images with these digests are readable."""
 
 
 class Images(ABC):
@@ -70,9 +73,9 @@ class Images(ABC):
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Decode every image once and return the errors of the unreadable images, with their indices.
+        """Return the errors of the unreadable images, with their indices.
 
-        Images that are ``known`` to be readable are not decoded.
+        Images that were decoded before, or are ``known`` to be readable, are not decoded again.
         """
 
     @abstractmethod
@@ -119,6 +122,7 @@ class ArrayImages(Images):
 
     def __init__(self, pixels: Pixels) -> None:
         self.pixels = pixels
+        self._digests: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -130,12 +134,17 @@ class ArrayImages(Images):
 
     def take(self, indices: Indices) -> ArrayImages:
         """Return the images at ``indices``, in that order."""
-        return ArrayImages(self.pixels[indices])
+        some = ArrayImages(self.pixels[indices])
+        some._digests = {row: self._digests[i] for row, i in enumerate(indices.tolist()) if i in self._digests}
+        return some
 
     def digest(self, indices: Indices) -> list[str]:
         """Return the SHA-256 of the shape and pixels of each image."""
         shape = repr(self.pixels.shape[1:]).encode()
-        return [hashlib.sha256(shape + self.pixels[i].tobytes()).hexdigest() for i in indices]
+        for i in indices.tolist():
+            if i not in self._digests:
+                self._digests[i] = hashlib.sha256(shape + self.pixels[i].tobytes()).hexdigest()
+        return [self._digests[i] for i in indices.tolist()]
 
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
@@ -167,11 +176,17 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Images in files, decoded when they are loaded."""
+    """Images in files, decoded when they are loaded.
 
-    def __init__(self, paths: Sequence[Path], channels: int | None = None) -> None:
+    A file is read once for its digest, its header and the check that it can be decoded. What this told is shared with
+    all subsets. A file that changes afterwards is refused when it is loaded, so no feature gets the name of another
+    image. ``like`` are images of the same source: they decide how many channels there are.
+    """
+
+    def __init__(self, paths: Sequence[Path], channels: int | None = None, *, like: FileImages | None = None) -> None:
         self.paths = tuple(paths)
-        self._channels = channels
+        self._channels, self._like = channels, like
+        self._facts: dict[Path, FileFacts] = {} if like is None else like._facts
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -179,59 +194,81 @@ class FileImages(Images):
     @cached_property
     def channels(self) -> int:
         """1 if every header is that of a grey image, otherwise 3. Reading stops at the first colour image."""
+        if self._like is not None:
+            return self._like.channels
         return self._channels or (1 if self._all_grey() else 3)
 
     def take(self, indices: Indices) -> FileImages:
         """Return the images at ``indices``, in that order. ``channels`` does not change."""
-        return FileImages([self.paths[i] for i in indices], self.channels)
+        return self.beside([self.paths[i] for i in indices])
+
+    def beside(self, paths: Sequence[Path]) -> FileImages:
+        """Return images of other files, with the channels of these images."""
+        return FileImages(paths, like=self._like or self)
 
     def digest(self, indices: Indices) -> list[str]:
         """Return the SHA-256 of the bytes of each file."""
-        return [file_digest(self.paths[i]) for i in indices]
+        paths = [self.paths[i] for i in indices]
+        unread = list(dict.fromkeys(path for path in paths if path not in self._facts))
+        self._facts.update(zip(unread, ordered_map(hash_file, unread, os.cpu_count() or 1), strict=True))
+        lost = next((path for path in paths if not self._facts[path].digest), None)
+        if lost is not None:
+            raise UnreadableImageError(lost, self._facts[lost].error)
+        return [self._facts[path].digest for path in paths]
+
+    def hashed(self, *, progress: Progress | None = None) -> FileImages:
+        """Return the images whose files can be read, after hashing all of them."""
+        for row in range(0, len(self), _WINDOW):
+            paths = self.paths[row : row + _WINDOW]
+            unread = [path for path in paths if path not in self._facts]
+            self._facts.update(zip(unread, ordered_map(hash_file, unread, os.cpu_count() or 1), strict=True))
+            if progress is not None:
+                progress(row + len(paths), len(self))
+        return self.beside([path for path in self.paths if self._facts[path].digest])
 
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Decode every file once and return the errors of the unreadable files, with their indices.
+        """Return the errors of the unreadable files, with their indices.
 
-        A file whose content is ``known`` to be readable is only read.
+        Files that were decoded before are not read again, and files with ``known`` content are not decoded again.
         """
-        # A file that cannot be read has no digest. Decoding reports it.
-        digests = [None] * len(self) if known is None else list(ordered_map(_digest_or_none, self.paths, workers))
-        good = set() if known is None else known.find([digest for digest in digests if digest is not None])
-        todo = [index for index, digest in enumerate(digests) if digest not in good]
-        found = []
-        before = len(self) - len(todo)
-        for done, error in enumerate(ordered_map(_error_in, [self.paths[index] for index in todo], workers)):
-            if error is not None:
-                found.append((todo[done], error))
+        unread = list(dict.fromkeys(path for path in self.paths if not self._is_checked(path)))
+        look = examine if known is None else partial(examine, known=known.find)
+        for done, (path, facts) in enumerate(zip(unread, ordered_map(look, unread, workers), strict=True)):
+            self._facts[path] = facts
             if progress is not None:
-                progress(before + done + 1, len(self))
-        if progress is not None and not todo:
+                progress(len(self) - len(unread) + done + 1, len(self))
+        if progress is not None and not unread:
             progress(len(self), len(self))
         if known is not None:
-            broken = {index for index, _ in found}
-            known.add([digest for i in todo if i not in broken and (digest := digests[i]) is not None])
-        return found
+            read = [self._facts[path] for path in unread]
+            known.add({facts.digest: facts.header for facts in read if facts.header is not None})
+        return [
+            (index, UnreadableImageError(path, self._facts[path].error))
+            for index, path in enumerate(self.paths)
+            if self._facts[path].error
+        ]
+
+    def _is_checked(self, path: Path) -> bool:
+        facts = self._facts.get(path)
+        return facts is not None and bool(facts.error or facts.header)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Return the upright height and width of each image, from its header."""
-        return np.array([read_header(path)[0] for path in self.paths], dtype=np.int64).reshape(-1, 2)
+        return np.array([self.size(row) for row in range(len(self))], dtype=np.int64).reshape(-1, 2)
 
     def check_sizes(self) -> None:
         """Raise unless all headers have the same size. Loading without ``image_size`` requires this."""
-        first: tuple[int, int] | None = None
-        for path in self.paths:
-            size, _ = read_header(path)
-            first = first or size
-            if size != first:
-                raise _different_sizes((str(self.paths[0]), first), (str(path), size))
+        for row, path in enumerate(self.paths):
+            if self.size(row) != self.size(0):
+                raise _different_sizes((str(self.paths[0]), self.size(0)), (str(path), self.size(row)))
 
     def _all_grey(self) -> bool:
         seen = False
         for path in self.paths:
             try:
-                _, grey = read_header(path)
+                grey = self._header(path).grey
             except UnreadableImageError:  # Decoding reports this image.
                 continue
             if not grey:
@@ -241,23 +278,20 @@ class FileImages(Images):
 
     def size(self, index: int) -> tuple[int, int]:
         """Return height and width in the header of a file."""
-        return read_header(self.paths[index])[0]
+        return self._header(self.paths[index]).size
+
+    def _header(self, path: Path) -> Header:
+        facts = self._facts.get(path, FileFacts(""))
+        if facts.error:
+            raise UnreadableImageError(path, facts.error)
+        return facts.header or read_header(path)
 
     def _describe(self, index: int) -> str:
         return str(self.paths[index])
 
     def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
-        return decode_image(self.paths[index], image_size, channels)
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of the bytes of a file."""
-    try:
-        check_image_file(path)
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UnreadableImageError(path, (error.strerror or "unreadable").lower()) from error
+        path = self.paths[index]
+        return decode_image(path, image_size, channels, self._facts.get(path))
 
 
 def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: int) -> Iterator[_T]:
@@ -269,21 +303,6 @@ def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: i
     with ThreadPoolExecutor(workers) as pool:
         while window := list(islice(rest, _WINDOW)):
             yield from pool.map(function, window)
-
-
-def _digest_or_none(path: Path) -> str | None:
-    try:
-        return file_digest(path)
-    except UnreadableImageError:
-        return None
-
-
-def _error_in(path: Path) -> UnreadableImageError | None:
-    try:
-        read_image(path, 1)  # At an eighth of its size a JPEG is still read to the last byte.
-    except UnreadableImageError as error:
-        return error
-    return None
 
 
 def _check_request(image_size: int | None, channels: int) -> None:

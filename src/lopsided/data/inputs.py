@@ -182,8 +182,7 @@ def prepare(
     channels = data.channels or (3 if pixels is not None else source.images.channels)
     if data.image_size is None and pixels is not None:
         side = pixels.side(longest_side(source.images, splits.train))
-    first = source.images.load(splits.train[:1], side, channels)
-    height, width = first.shape[2:]
+    height, width = source.images.size(int(splits.train[0])) if side is None else (side, side)
     size = height if height == width else None
     inputs, read = _inputs(recipe, source, (channels, height, width), side, (ranks or Ranks()).local_size)
     facts = [read]

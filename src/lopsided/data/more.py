@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lopsided.data.images import FileImages, file_digest, ordered_map
+from lopsided.data.images import FileImages
 from lopsided.data.sources import Source
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.sources.tables import TABLE_SUFFIXES, Inside, read_columns
@@ -58,11 +58,12 @@ def add_more(
         rows += found
         if left:
             facts.append(notes.unlabelled_rows(table.name, dict(left)))
-    rows, same = _new(source, source.images, rows)
+    digests = _digests(source.images, rows)
+    rows, same = _new(source, source.images, rows, digests)
     if same:
         facts.append(notes.repeated_labels(same))
     if held_out is not None:
-        rows, tested = _not_held_out(rows, held_out)
+        rows, tested = _not_held_out(rows, digests, held_out)
         if tested:
             facts.append(notes.held_out_labels(tested))
     lacking = 0 if source.groups is None else sum(not row.group for row in rows)
@@ -72,7 +73,7 @@ def add_more(
     names = [str(row.path) for row in rows]
     more = replace(
         source,
-        images=FileImages([row.path for row in rows], source.images.channels),
+        images=source.images.beside([row.path for row in rows]),
         labels=np.array([places[row.label] for row in rows], dtype=np.int64),
         names=tuple(names),
         groups=None if source.groups is None else np.array([row.group or row.where for row in rows], dtype=np.str_),
@@ -99,7 +100,7 @@ def training_source(source: Source, splits: Splits) -> tuple[Source, Splits]:
         rows = rows[[group not in held for group in more.groups.tolist()]]
     joined = replace(
         source,
-        images=FileImages([*source.images.paths, *more.images.paths], source.images.channels),
+        images=source.images.beside([*source.images.paths, *more.images.paths]),
         labels=np.concatenate([source.labels, more.labels]),
         names=(*source.names, *more.names),
         groups=None if source.groups is None else np.concatenate([source.groups, _groups(more)]),
@@ -149,32 +150,38 @@ def _read(table: Path, source: Source, group: str | None, allow_outside: bool) -
     return rows, left
 
 
-def _not_held_out(rows: Sequence[_Row], held_out: Source) -> tuple[list[_Row], int]:
-    """Return the rows that have neither an image nor a group of the held-out images, and the number of the others."""
-    digests = set(held_out.images.digest(np.arange(len(held_out))))
-    groups = set() if held_out.groups is None else set(held_out.groups.tolist())
-    found = ordered_map(file_digest, [row.path for row in rows], os.cpu_count() or 1)
-    kept = [row for row, digest in zip(rows, found, strict=True) if digest not in digests and row.group not in groups]
-    return kept, len(rows) - len(kept)
-
-
-def _new(source: Source, images: FileImages, rows: Sequence[_Row]) -> tuple[list[_Row], int]:
-    """Return the rows with images that are not labelled yet, and the number of the others.
-
-    Images are compared by content. Raise if a row contradicts a label of the source or an earlier row.
-    """
-    workers = os.cpu_count() or 1
+def _digests(images: FileImages, rows: Sequence[_Row]) -> dict[Path, str]:
+    """Return the digests of the images of all rows. Raise if files are missing."""
     missing = [row for row in rows if not os.path.isfile(row.path)]
     if missing:
         where = f"{missing[0].path} ({missing[0].where})"
         raise DataError(f"Further labels name missing images: {len(missing):,} of {len(rows):,}, the first {where}.")
+    paths = list(dict.fromkeys(row.path for row in rows))
+    return dict(zip(paths, images.beside(paths).digest(np.arange(len(paths))), strict=True))
+
+
+def _not_held_out(rows: Sequence[_Row], digests: Mapping[Path, str], held_out: Source) -> tuple[list[_Row], int]:
+    """Return the rows that have neither an image nor a group of the held-out images, and the number of the others."""
+    tested = set(held_out.images.digest(np.arange(len(held_out))))
+    groups = set() if held_out.groups is None else set(held_out.groups.tolist())
+    free = [row for row in rows if digests[row.path] not in tested and row.group not in groups]
+    return free, len(rows) - len(free)
+
+
+def _new(
+    source: Source, images: FileImages, rows: Sequence[_Row], digests: Mapping[Path, str]
+) -> tuple[list[_Row], int]:
+    """Return the rows with images that are not labelled yet, and the number of the others.
+
+    Images are compared by content. Raise if a row contradicts a label of the source or an earlier row.
+    """
     seen: dict[str, tuple[str, str]] = {}
-    paths = [path for path in images.paths if os.path.isfile(path)]
-    labels = [source.labels[i] for i, path in enumerate(images.paths) if os.path.isfile(path)]
-    for path, label, digest in zip(paths, labels, ordered_map(file_digest, paths, workers), strict=True):
-        seen.setdefault(digest, (source.classes[label], str(path)))
+    there = np.array([i for i, path in enumerate(images.paths) if os.path.isfile(path)], dtype=np.int64)
+    for i, digest in zip(there.tolist(), images.digest(there), strict=True):
+        seen.setdefault(digest, (source.classes[source.labels[i]], str(images.paths[i])))
     kept, against = [], []
-    for row, digest in zip(rows, ordered_map(file_digest, [row.path for row in rows], workers), strict=True):
+    for row in rows:
+        digest = digests[row.path]
         if digest not in seen:
             seen[digest] = (row.label, row.where)
             kept.append(row)

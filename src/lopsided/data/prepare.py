@@ -12,7 +12,7 @@ from lopsided.data.folds import fold_splits
 from lopsided.data.images import FileImages, Known, Progress
 from lopsided.data.more import add_more
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
-from lopsided.data.sources import Source, check_splits, open_source
+from lopsided.data.sources import Source, check_splits
 from lopsided.data.splits import How, Splits, split
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
@@ -24,55 +24,67 @@ Most pretrained encoders were trained at this size, and most tools for photograp
 """
 
 
-def open_drawn(recipe: Recipe, progress: Progress | None = None) -> Source:
-    """Open the source of a recipe, check its images, and draw the scenario."""
-    return open_sources(recipe, progress)[0]
+class Sources:
+    """The images of a command: listed once, whatever number of recipes asks for the same data."""
 
+    def __init__(self) -> None:
+        self._listed: tuple[tuple[object, ...], Source] | None = None
 
-def open_sources(
-    recipe: Recipe, progress: Progress | None = None, known: Known | None = None
-) -> tuple[Source, Source | None]:
-    """Return the source of ``open_drawn``, and the held-out images if ``data.held_out`` is set, otherwise None.
+    def listed(self, recipe: Recipe) -> Source:
+        """Return all images of a recipe's data. Missing and unreadable files are not noticed."""
+        data = recipe.data
+        asked = (data.source, data.classes, data.group, data.allow_outside, data.include, data.exclude)
+        if self._listed is None or self._listed[0] != asked:
+            self._listed = asked, Source.open(data)
+        return self._listed[1]
 
-    Images that are ``known`` to be readable are not decoded.
-    """
-    data = recipe.data
-    where = data.source or ""
-    source = open_source(
-        where,
-        classes=data.classes,
-        group=data.group,
-        missing_ok=data.skip_unreadable,
-        allow_outside=data.allow_outside,
-        include=data.include,
-        exclude=data.exclude,
-    )
-    given = data.split in ("auto", "given")
-    if given:
-        check_splits(source, where)
-    workers = recipe.threads or os.cpu_count() or 1
-    if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
-        source = source.verify(skip_unreadable=True, workers=workers, progress=progress, known=known)
+    def drawn(self, recipe: Recipe, *, more: bool = False) -> Source:
+        """Return the images that a recipe trains and tests with, without reading them.
+
+        Further training images are listed with ``more``. To find those that are labelled twice, all files are then
+        read.
+        """
+        source = self.listed(recipe)
+        if recipe.data.scenario is not None:
+            source = source.subset(drawn_rows(recipe, source))
+        return _with_more(recipe, source) if more else source
+
+    def open(
+        self, recipe: Recipe, progress: Progress | None = None, known: Known | None = None
+    ) -> tuple[Source, Source | None]:
+        """Check the images of a recipe, and draw the scenario. Also return the held-out images of ``data.held_out``.
+
+        Images that are ``known`` to be readable are not decoded.
+        """
+        data, source = recipe.data, self.listed(recipe)
+        if not data.skip_unreadable:
+            source.check_present()
+        given = data.split in ("auto", "given")
         if given:
-            check_splits(source, where)
-    held_out = None
-    if data.scenario is not None:
-        drawn = drawn_rows(recipe, source)
-        if data.held_out:
-            rows = draw_held_out(source.labels, source.classes, drawn, data_seed(recipe), source.groups)
-            held_out = source.subset(rows)
-        source = source.subset(drawn)
-    if not data.skip_unreadable:
-        source = source.verify(workers=workers, progress=progress, known=known)
-        held_out = None if held_out is None else held_out.verify(workers=workers, known=known)
-    source = _with_more(recipe, source, held_out)
-    if source.more is not None:
-        more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers, known=known)
-        source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
-    if data.image_size is None:
-        side = usual_side(*filter(None, (source, source.more, held_out)))
-        source = replace(source, resized=side)
-    return source, held_out
+            check_splits(source, data.source or "")
+        workers = recipe.threads or os.cpu_count() or 1
+        if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
+            source = source.verify(skip_unreadable=True, workers=workers, progress=progress, known=known)
+            if given:
+                check_splits(source, data.source or "")
+        held_out = None
+        if data.scenario is not None:
+            drawn = drawn_rows(recipe, source)
+            if data.held_out:
+                rows = draw_held_out(source.labels, source.classes, drawn, data_seed(recipe), source.groups)
+                held_out = source.subset(rows)
+            source = source.subset(drawn)
+        if not data.skip_unreadable:
+            source = source.verify(workers=workers, progress=progress, known=known)
+            held_out = None if held_out is None else held_out.verify(workers=workers, known=known)
+        source = _with_more(recipe, source, held_out)
+        if source.more is not None:
+            more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers, known=known)
+            source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
+        if data.image_size is None:
+            side = usual_side(*filter(None, (source, source.more, held_out)))
+            source = replace(source, resized=side)
+        return source, held_out
 
 
 def drawn_rows(recipe: Recipe, source: Source) -> NDArray[np.int64]:
@@ -96,26 +108,6 @@ def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -
     if not data.more:
         return source
     return add_more(source, data.more, group=data.group, allow_outside=data.allow_outside, held_out=held_out)
-
-
-def list_drawn(recipe: Recipe, *, more: bool = False) -> Source:
-    """Return the source of ``open_drawn`` without reading its images. Missing and unreadable files are not noticed.
-
-    Further training images are listed with ``more``. To find those that are labelled twice, all files are then read.
-    """
-    data = recipe.data
-    source = open_source(
-        data.source or "",
-        classes=data.classes,
-        group=data.group,
-        missing_ok=True,
-        allow_outside=data.allow_outside,
-        include=data.include,
-        exclude=data.exclude,
-    )
-    if data.scenario is not None:
-        source = source.subset(drawn_rows(recipe, source))
-    return _with_more(recipe, source) if more else source
 
 
 def usual_side(*sources: Source) -> int | None:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import PIL
 import torch
 
-from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image
-from lopsided.data.images import file_digest, ordered_map
+from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, hash_file
+from lopsided.data.images import ordered_map
 from lopsided.errors import RunError
 from lopsided.inference.engine import Engine, Features
 from lopsided.inference.feature_cache import Space
@@ -99,8 +99,8 @@ class Scorer:
     def __call__(self, pack: Pack) -> Scores:
         """Score one pack."""
         num = len(pack.paths)
-        looks = list(ordered_map(_digest, pack.paths, self.workers))
-        reasons, digests = [reason for reason, _ in looks], [digest for _, digest in looks]
+        facts = list(ordered_map(hash_file, pack.paths, self.workers))
+        reasons, digests = [each.error for each in facts], [each.digest for each in facts]
         features = np.full((num, len(self.engine.views), self.card.features), np.nan, dtype=np.float32)
         readable = [row for row in range(num) if not reasons[row]]
         found = np.full((num, len(self.engine.views)), bool(self.spaces))
@@ -108,7 +108,7 @@ class Scorer:
             keys = [digests[row] for row in readable]
             features[readable, place], found[readable, place] = space.fetch(keys, self.card.features)
         missing = [row for row in readable if not found[row].all()]
-        for row, error in self._encode(pack.paths, missing, features):
+        for row, error in self._encode(pack.paths, facts, missing, features):
             reasons[row], digests[row] = error.reason, ""
             features[row] = np.nan
         done = np.array([row for row in range(num) if not reasons[row]], dtype=np.int64)
@@ -146,13 +146,13 @@ class Scorer:
         return map(self, parts)
 
     def _encode(
-        self, paths: Sequence[Path], rows: Sequence[int], features: Features
+        self, paths: Sequence[Path], facts: Sequence[FileFacts], rows: Sequence[int], features: Features
     ) -> Iterator[tuple[int, UnreadableImageError]]:
         """Write the features of the images at ``rows``. Yield those that cannot be decoded."""
         card = self.card
 
         def decode(row: int) -> tuple[int, Pixels | UnreadableImageError]:
-            return row, decode_for(paths[row], card)
+            return row, decode_for(paths[row], card, facts[row])
 
         decoded = ordered_map(decode, rows, self.workers)
         while batch := list(islice(decoded, _BATCH)):
@@ -173,21 +173,13 @@ class Scorer:
             self.spaces = []
 
 
-def decode_for(path: Path, card: ModelCard) -> Pixels | UnreadableImageError:
+def decode_for(path: Path, card: ModelCard, facts: FileFacts | None = None) -> Pixels | UnreadableImageError:
     """Return the pixels of a file as a model takes them, or the error if it cannot be read."""
     try:
-        pixels = decode_image(path, card.image_size, card.channels)
+        pixels = decode_image(path, card.image_size, card.channels, facts)
     except UnreadableImageError as error:
         return error
     if pixels.shape != card.shape:  # Possible only if images are not resized.
         sizes = [f"{shape[2]} x {shape[1]}" for shape in (pixels.shape, card.shape)]
         return UnreadableImageError(path, f"{sizes[0]} pixels, but the model takes {sizes[1]}")
     return pixels
-
-
-def _digest(path: Path) -> tuple[str, str]:
-    """Return why a file cannot be read, or "", and its SHA-256."""
-    try:
-        return "", file_digest(path)
-    except UnreadableImageError as error:
-        return error.reason, ""

@@ -5,12 +5,13 @@ An image is found by the SHA-256 of its file, so a file that was changed is chec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import PIL
 
 from lopsided import __version__
+from lopsided.data.decoding import Header
 from lopsided.errors import RunError
 from lopsided.inference.feature_cache import Space, cache_limit, cache_root, tidy, trim
 
@@ -21,25 +22,31 @@ class ReadableImages:
     def __init__(self) -> None:
         root = cache_root()
         engine = f"pillow {PIL.__version__}, lopsided {__version__}"  # Both refuse images.
-        facts = {"encoder": "readable images", "image_size": None, "engine": engine}
+        facts = {"encoder": "readable images", "holds": "height, width, grey", "image_size": None, "engine": engine}
         self._space = None if root is None else Space(root, facts)
         if self._space is not None:
             tidy(self._space)
+        self._keys, self._rows = np.empty(0, "S32"), np.empty((0, 3), np.float32)
+        if self._space is not None:
+            self._keys, self._rows = self._space.everything(3)
 
-    def find(self, digests: Sequence[str]) -> set[str]:
-        """Return those of these images that are known to be readable."""
-        if self._space is None:
-            return set()
-        _, found = self._space.fetch(digests, 1)
-        return {digest for digest, there in zip(digests, found, strict=True) if there}
+    def find(self, digest: str) -> Header | None:
+        """Return the header of an image that is known to be readable, otherwise None."""
+        (key,) = np.frombuffer(bytes.fromhex(digest), "S32")
+        place = int(np.searchsorted(self._keys, key))
+        if place == len(self._keys) or self._keys[place] != key:
+            return None
+        height, width, grey = self._rows[place].tolist()
+        return Header((int(height), int(width)), bool(grey))
 
-    def add(self, digests: Sequence[str]) -> None:
-        """Remember that these images are readable."""
-        if self._space is None or not digests:
+    def add(self, headers: Mapping[str, Header]) -> None:
+        """Remember that the images with these digests are readable."""
+        new = {digest: header for digest, header in headers.items() if self.find(digest) is None}
+        if self._space is None or not new:
             return
-        unique = list(dict.fromkeys(digests))
         try:
-            self._space.store(unique, np.ones((len(unique), 1), dtype=np.float32))
+            rows = [(*header.size, header.grey) for header in new.values()]
+            self._space.store(list(new), np.array(rows, dtype=np.float32))
             trim(self._space.root, cache_limit())
         except RunError:
             self._space = None

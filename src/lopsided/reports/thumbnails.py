@@ -16,7 +16,7 @@ from PIL import Image
 
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import ArrayImages, FileImages, ordered_map
-from lopsided.data.sources import Source, open_source
+from lopsided.data.sources import Source
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
 
@@ -74,7 +74,7 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
     ``budget`` is the maximum number of bytes for the page. The pictures are as large as the budget allows.
     """
     try:
-        source = _open(recipe)
+        source = Source.open(recipe.data, download=False)
     except LopsidedError as error:
         return Thumbnails(0, (), tuple(range(len(names))), f"There are no pictures: {error}")
     if budget <= 0:
@@ -103,20 +103,6 @@ def _ladder(side: int) -> list[tuple[int, int]]:
     """Return the sides and qualities to try. Small pictures are first tried without loss."""
     first = [(side, LOSSLESS)] if side <= 32 else []
     return list(dict.fromkeys([*first, (side, BEST), *(rung for rung in _LADDER if rung[0] <= side)]))
-
-
-def _open(recipe: Recipe) -> Source:
-    data = recipe.data
-    return open_source(
-        data.source or "",
-        classes=data.classes,
-        group=data.group,
-        missing_ok=True,
-        allow_outside=data.allow_outside,
-        download=False,
-        include=data.include,
-        exclude=data.exclude,
-    )
 
 
 def _picture(source: Source, row: int | None, side: int) -> Image.Image | None:

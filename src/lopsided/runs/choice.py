@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lopsided.data.prepare import list_drawn
+from lopsided.data.prepare import Sources
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
@@ -16,13 +16,13 @@ SECONDS = 0.27
 """Seconds of one core for the features of an image by ``thorough``, as a rough guide."""
 
 
-def choose_recipe(base: Recipe, data: str | None = None) -> tuple[str, list[Fact]]:
+def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None = None) -> tuple[str, list[Fact]]:
     """Return the name of the recipe for these data, and the reason. Images are not decoded.
 
     ``base`` holds the fields of the data. The size of the images does not matter: docs/which-recipe.md has figures for
     images of 28 pixels, too.
     """
-    num = len(list_drawn(runs.settle(base, data)))
+    num = len((sources or Sources()).drawn(runs.settle(base, data)))
     minutes = SECONDS * num / (os.cpu_count() or 1) / 60
     if num > MANY:
         return DEFAULT, [notes.default_by_size(num, minutes)]

@@ -13,7 +13,7 @@ import numpy as np
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs, prepare
 from lopsided.data.more import training_source
-from lopsided.data.prepare import open_sources, split_source
+from lopsided.data.prepare import Sources, split_source
 from lopsided.errors import InputError, RunError
 from lopsided.inference.feature_cache import cache_limit, trim
 from lopsided.inference.packs import Mapper, Scorer, packs
@@ -35,7 +35,12 @@ Cluster = Callable[[Path], AbstractContextManager[Mapper]]
 
 
 def fill_cache(
-    recipe: Recipe, data: str, *, cluster: Cluster | None = None, progress: Progress | None = None
+    recipe: Recipe,
+    data: str,
+    *,
+    cluster: Cluster | None = None,
+    progress: Progress | None = None,
+    sources: Sources | None = None,
 ) -> tuple[int, int]:
     """Compute the features that a recipe with a frozen encoder needs of a source, as far as they are not cached.
 
@@ -45,7 +50,7 @@ def fill_cache(
         do = "Use the recipe default, thorough, adapter or adapter-average."
         raise InputError(f'Only features of a frozen encoder are cached, but the method is "{recipe.method}". {do}')
     recipe = settle(recipe, data)
-    source, _ = open_sources(recipe, known=ReadableImages())
+    source, _ = (sources or Sources()).open(recipe, known=ReadableImages())
     source, splits = training_source(source, split_source(recipe, source))
     digests = source.images.digest(np.arange(len(source)))
     prepared, _ = prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)

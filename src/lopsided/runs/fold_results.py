@@ -34,7 +34,7 @@ from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.recipe.views import AUTO
 from lopsided.runs import results
-from lopsided.runs.folder import PREDICTIONS, WHOLE, Run, place
+from lopsided.runs.folder import PREDICTIONS, WHOLE, Run, place, read_metrics
 from lopsided.runs.labels import write_label_check
 from lopsided.training.reporter import Log
 
@@ -148,7 +148,7 @@ class FoldResults:
         numbers = np.full(len(self.source), -1)
         for fold in range(1 + repeat * folds, 1 + (repeat + 1) * folds):
             splits = split_source(recipes[fold - 1], self.source)
-            run = self._open(place(fold), splits)
+            run = self._open(place(fold), recipes[fold - 1], splits)
             rows = [row for row in run.predictions() if row["split"] == "test"]
             if [row["name"] for row in rows] != [self.source.names[i] for i in splits.test]:
                 raise RunError(f"{run.folder / PREDICTIONS} does not fit its fold. {self._again(fold)}")
@@ -203,11 +203,11 @@ class FoldResults:
         below = compared.cautions("out-of-fold", "default", self.recipe.method)
         return {"recipe": "default", "splits": {"test": figures}}, below
 
-    def _open(self, where: str, splits: Splits) -> Run:
+    def _open(self, where: str, recipe: Recipe, splits: Splits) -> Run:
         """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""
         from lopsided.training.fit import fingerprint
 
-        run = Run.open(self.folder / where)
+        run = self._run(where, recipe)
         source, splits = training_source(self.source, splits)
         if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(source, splits, self.trained_digests):
             what = f"The images, labels or groups have changed since {run.folder} was trained"
@@ -233,7 +233,8 @@ class FoldResults:
             moves = [bias_between(card.prior or self.prior, self.prior).tolist() for _, card in loaded]
             model, card = (average_classifiers if self.recipe.is_frozen else average)(loaded, moves)
         else:
-            self._open(place(WHOLE), split_source(whole_recipe(self.recipe), self.source))
+            whole = whole_recipe(self.recipe)
+            self._open(place(WHOLE), whole, split_source(whole, self.source))
             model, card = load_model(self.folder / place(WHOLE), device, fast=fast)
         num = 0 if self.kind == "none" else len(self.source)
         return model, recalibrate(model, card, self.prior, change, decision, num)
@@ -316,12 +317,14 @@ class FoldResults:
 
     def _folds(self) -> list[Run]:
         """Return the finished runs of the folds of all repeats."""
-        total = len(self.numbers) * (self.recipe.data.folds or 0)
-        return [Run.open(self.folder / place(fold)) for fold in range(1, 1 + total)]
+        return [self._run(place(fold), part) for fold, part in enumerate(fold_recipes(self.recipe), start=1)]
+
+    def _run(self, where: str, recipe: Recipe) -> Run:
+        return Run(self.folder / where, recipe, read_metrics(self.folder / where))
 
     def _of_folds(self) -> list[Fact]:
         """Return what the facts of the folds and of the model of all images say about the run."""
-        whole = [] if self.recipe.ensembles else Run.open(self.folder / place(WHOLE)).facts()
+        whole = [] if self.recipe.ensembles else self._run(place(WHOLE), whole_recipe(self.recipe)).facts()
         return merge_folds([run.facts() for run in self._folds()], whole)
 
     def _leaks(self) -> Leaks:

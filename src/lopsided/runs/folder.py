@@ -60,7 +60,7 @@ class Run:
         except InputError as error:
             do = f"This is lopsided {__version__}; if another version wrote the run, use that version."
             raise RunError(f"{error} {do}") from None
-        return cls(path, recipe, _read_metrics(path))
+        return cls(path, recipe, read_metrics(path))
 
     @property
     def finished(self) -> bool:
@@ -112,7 +112,8 @@ class Run:
         return found
 
 
-def _read_metrics(folder: Path) -> dict[str, Any] | None:
+def read_metrics(folder: Path) -> dict[str, Any] | None:
+    """Return the content of ``metrics.json``, or None if the run is not finished."""
     path = folder / METRICS
     try:
         content = json.loads(files.read_whole(path))

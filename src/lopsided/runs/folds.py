@@ -18,7 +18,7 @@ import numpy as np
 
 from lopsided import files
 from lopsided.data.folds import fold_numbers, fold_recipes, most_folds, whole_recipe
-from lopsided.data.prepare import data_seed, list_drawn, split_rule
+from lopsided.data.prepare import Sources, data_seed, split_rule
 from lopsided.data.sources import Source
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
@@ -52,7 +52,9 @@ def has_folds(recipe: Recipe) -> bool:
     return recipe.data.folds is not None and recipe.data.fold is None
 
 
-def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, list[Fact]]:
+def default_folds(
+    recipe: Recipe, data: str | None = None, sources: Sources | None = None
+) -> tuple[int | None, list[Fact]]:
     """Return the default number of folds for a recipe, None for one split, and the reason.
 
     Folds are the default if the encoder is frozen, a class has fewer than ``RARE`` images, and the data define no
@@ -61,7 +63,7 @@ def default_folds(recipe: Recipe, data: str | None = None) -> tuple[int | None, 
     if recipe.method != "frozen" or has_folds(recipe):
         return None, []
     recipe = settle(recipe, data)
-    source = list_drawn(recipe)
+    source = (sources or Sources()).drawn(recipe)
     how, counts = split_rule(recipe, source), source.counts()
     rarest = min(counts, key=lambda name: counts[name])
     folds = 0 if how in ("given", "random") else min(USUAL_FOLDS, most_folds(source, how))
@@ -116,7 +118,7 @@ def train_folds(
             for number, (part, where) in enumerate([*parts, *alone], start=1):
                 label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
                 below = _Part(log, label, first=number == 1)
-                run_recipe(part, folder / where, resume=True, reporter=below, ranks=ranks, sources=(source, held_out))
+                run_recipe(part, folder / where, resume=True, reporter=below, ranks=ranks, opened=(source, held_out))
             if first:
                 size = 1 if ranks is None else ranks.size
                 FoldResults(folder, recipe, source, held_out, numbers, prior, log, size).write()

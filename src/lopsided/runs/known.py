@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lopsided.data.decoding import UnreadableImageError
-from lopsided.data.images import FileImages, Progress, file_digest, ordered_map
+from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs
 from lopsided.data.more import training_source
-from lopsided.data.prepare import list_drawn
+from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import InputError, LopsidedError, RunError, sentence
@@ -46,23 +45,18 @@ def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
     images = source.images
     if not isinstance(images, FileImages):
         return Labelled(FileImages([], 3), (), (), f"The images of {source.name} are not files.")
-    kept, digests = [], []
-    for row, digest in enumerate(ordered_map(_digest, images.paths, os.cpu_count() or 1)):
-        if digest:
-            kept.append(row)
-            digests.append(digest)
-        if progress is not None:
-            progress(row + 1, len(images))
-    labels = tuple(source.classes[source.labels[row]] for row in kept)
-    return Labelled(FileImages([images.paths[row] for row in kept], 3), labels, tuple(digests))
+    readable = images.hashed(progress=progress)
+    places = dict(zip(images.paths, source.labels.tolist(), strict=True))
+    labels = tuple(source.classes[places[path]] for path in readable.paths)
+    return Labelled(readable, labels, tuple(readable.digest(np.arange(len(readable)))))
 
 
 def digests_of(named: Sequence[str], *, allow_outside: bool = False) -> set[str]:
     """Return the digests of the readable images in files, folders and tables."""
     if not named:
         return set()
-    paths = find_images(named, allow_outside=allow_outside)[1]
-    return set(filter(None, ordered_map(_digest, paths, os.cpu_count() or 1)))
+    images = FileImages(list(find_images(named, allow_outside=allow_outside)[1])).hashed()
+    return set(images.digest(np.arange(len(images))))
 
 
 def known_features(
@@ -96,7 +90,7 @@ def _source(folder: Path) -> Source:
     if not (folder / RECIPE).is_file():
         raise RunError(f"{folder} holds no {RECIPE}, so the images that it was trained on are not known.")
     recipe = Run.open(folder).recipe
-    source = list_drawn(recipe, more=True)
+    source = Sources().drawn(recipe, more=True)
     every = Splits(np.arange(len(source)), *(np.empty(0, dtype=np.int64),) * 2)
     return training_source(source, every)[0]
 
@@ -111,10 +105,3 @@ def _features(extractor: Extractor, card: ModelCard, images: FileImages, progres
     images = images.take(np.array([row for row in range(len(images)) if row not in broken], dtype=np.int64))
     inputs = StreamedInputs(images, card.image_size, card.channels, os.cpu_count() or 1)
     return extractor.features(inputs, images.digest(np.arange(len(images))), progress)
-
-
-def _digest(path: Path) -> str:
-    try:
-        return file_digest(path)
-    except UnreadableImageError:
-        return ""

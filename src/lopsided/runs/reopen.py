@@ -13,7 +13,7 @@ import numpy as np
 
 from lopsided import files
 from lopsided.data.more import training_source
-from lopsided.data.prepare import open_sources, split_source
+from lopsided.data.prepare import Sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
@@ -73,7 +73,7 @@ def open_own_split(
     if run.recipe.data.folds is not None and run.recipe.data.fold is None:
         what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
         raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
-    source, _ = open_sources(run.recipe, progress, ReadableImages())
+    source, _ = Sources().open(run.recipe, progress, ReadableImages())
     source, splits = training_source(source, split_source(run.recipe, source))
     if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
         what = f"The images or labels of {run.recipe.data.source} have changed since the run was trained"

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided import files
-from lopsided.data.prepare import open_sources
+from lopsided.data.prepare import Sources
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.inference.readable import ReadableImages
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
-from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run
+from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_metrics
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.results import write_results
 from lopsided.trackers import catalogue as trackers
@@ -40,7 +40,8 @@ def run_recipe(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
     why: Sequence[Fact] = (),
-    sources: tuple[Source, Source | None] | None = None,
+    sources: Sources | None = None,
+    opened: tuple[Source, Source | None] | None = None,
     parallel: Parallel | None = None,
 ) -> Run:
     """Train with a recipe, write the results to the folder ``out`` and return the finished run.
@@ -48,9 +49,9 @@ def run_recipe(
     ``data`` replaces the source of the recipe. ``resume`` continues a run of the same recipe, starts a run that does
     not exist, and returns a finished run unchanged. Nothing is written before the data have been read. An error before
     the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` are
-    the reasons for the choice of the recipe; they become notes of the run. ``sources`` are the images of the recipe, if
-    the caller has opened and checked them. A recipe with folds trains one run per fold (see ``folds``), several at once
-    with ``parallel``.
+    the reasons for the choice of the recipe; they become notes of the run. ``sources`` may have listed the images
+    already. ``opened`` are the checked images of a recipe that is settled. A recipe with folds trains one run per fold
+    (see ``folds``), several at once with ``parallel``.
 
     With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
     same result.
@@ -58,7 +59,8 @@ def run_recipe(
     from lopsided.runs import folds
     from lopsided.runs.tracking import finish_left
 
-    recipe = settle(recipe, data)
+    if opened is None:
+        recipe = settle(recipe, data)
     folder = Path(out)
     first = ranks is None or ranks.first
 
@@ -77,23 +79,22 @@ def run_recipe(
     told(lambda: trackers.check(recipe.track))
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
-        sources = sources or open_sources(recipe, progress, ReadableImages())
+        opened = opened or (sources or Sources()).open(recipe, progress, ReadableImages())
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
                 watched: dict[str, Any] = {"reporter": reporter, "ranks": ranks, "why": why}
                 resumes = found == "unfinished"
                 if folds.has_folds(recipe):
-                    folds.train_folds(folder, recipe, *sources, resume=resumes, parallel=parallel, **watched)
+                    folds.train_folds(folder, recipe, *opened, resume=resumes, parallel=parallel, **watched)
                 else:
-                    _train(folder, recipe, *sources, resume=resumes, **watched)
+                    _train(folder, recipe, *opened, resume=resumes, **watched)
     elif first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
         finish_left(folder, recipe, reporter)
         if folds.has_folds(recipe):
             folds.tidy(folder)
-    metrics = told(lambda: Run.open(folder).metrics)
-    return Run.open(folder) if first else Run(folder, recipe, metrics)
+    return Run(folder, recipe, told(lambda: read_metrics(folder)))
 
 
 def _check_early(recipe: Recipe, folder: Path) -> None:
@@ -166,11 +167,14 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     weights = recipe.encoder.spec.change_files(os.path.abspath)
     changes: dict[str, Any] = {"data.source": _absolute(source), "encoder.weights": weights}
+    if weights == "embedded":
+        changes["augment.normalisation"] = "weights"
     if recipe.track:
         changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))
     if recipe.data.more is not None:
         changes["data.more"] = [os.path.abspath(path) for path in recipe.data.more]
-    return recipe.override(**changes)
+    before = {path: value for path, _, value in words.leaves(recipe)}
+    return recipe if all(before[path] == value for path, value in changes.items()) else recipe.override(**changes)
 
 
 def _absolute(source: str) -> str:

@@ -283,9 +283,9 @@ def _child_name(folder: Path, recipe: Recipe) -> str:
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
-    from lopsided.runs.folder import Run
+    from lopsided.runs.folder import read_metrics
 
-    return Run.open(folder).metrics or {}
+    return read_metrics(folder) or {}
 
 
 def _epochs_of(folder: Path) -> list[dict[str, Any]]:

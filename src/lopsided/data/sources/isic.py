@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lopsided.data.images import FileImages
-from lopsided.data.sources.listing import Listing, check_files
+from lopsided.data.sources.listing import Listing
 from lopsided.data.sources.tables import read_columns
 from lopsided.errors import DataError, sentence
 
@@ -49,7 +49,7 @@ def isic_root(folder: Path) -> Path | None:
     return next((place for place in (folder, folder / "ISIC2018") if (place / INPUT).is_dir()), None)
 
 
-def list_isic(folder: Path, *, classes: Sequence[str] | None, group: str | None, check: bool) -> Listing:
+def list_isic(folder: Path, *, classes: Sequence[str] | None, group: str | None) -> Listing:
     """List the training images. With ``classes``, the images of other classes may be missing."""
     truth = _first(folder, (f"{TRUTH}/{TRUTH}.csv", f"{TRUTH}.csv"), "ground truth")
     ids, labels = _read_truth(truth)
@@ -60,11 +60,10 @@ def list_isic(folder: Path, *, classes: Sequence[str] | None, group: str | None,
             kept = [i for i, label in enumerate(labels) if label in asked]
             ids, labels = [ids[i] for i in kept], [labels[i] for i in kept]
     paths = [folder / INPUT / f"{name}.jpg" for name in ids]
-    if check:
-        check_files(paths, truth)
     return Listing(
         name="isic2018",
         where=str(folder),
+        table=truth,
         images=FileImages(paths),
         labels=labels,
         names=ids,

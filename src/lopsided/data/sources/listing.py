@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,10 @@ SPLIT_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """Images with their class names. ``order`` is the order of the classes if the source defines one."""
+    """Images with their class names. ``order`` is the order of the classes if the source defines one.
+
+    ``table`` names the files, which may be missing. A folder lists only files that are there.
+    """
 
     name: str
     where: str
@@ -39,6 +41,7 @@ class Listing:
     splits: Sequence[str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     left_out: int = 0
+    table: Path | None = None
 
     def classes(self) -> tuple[str, ...]:
         """Return the classes that occur, in the order of the source, or sorted: as numbers if all are numbers."""
@@ -70,10 +73,3 @@ def select(listing: Listing, keep: Callable[[str], bool], what: str) -> Listing:
         splits=None if listing.splits is None else some(listing.splits),
         left_out=len(listing.names) - len(rows),
     )
-
-
-def check_files(paths: Sequence[Path], where: Path) -> None:
-    """Raise if files of a table are missing. The message gives their number and the first file."""
-    missing = [path for path in paths if not os.path.isfile(path)]  # Unlike Path.is_file, this never raises.
-    if missing:
-        raise DataError(f"{where} lists missing images: {len(missing)} of {len(paths)}, the first {missing[0]}.")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from lopsided.data.images import FileImages
 from lopsided.data.sources import fashion, isic
 from lopsided.data.sources.folders import list_folder
-from lopsided.data.sources.listing import Listing, check_files, select
+from lopsided.data.sources.listing import Listing, select
 from lopsided.data.sources.names import Patterns
 from lopsided.data.sources.tables import TABLE_SUFFIXES, list_table
 from lopsided.errors import DataError, InputError, sentence
@@ -23,7 +22,6 @@ class Asked:
     classes: Sequence[str] | None = None
     group: str | None = None
     allow_outside: bool = False
-    check: bool = True
     download: bool = True
     patterns: Patterns = field(default_factory=Patterns)
 
@@ -46,7 +44,7 @@ class Kind:
 def _list_isic(path: Path | None, asked: Asked) -> Listing:
     root = isic.find_isic() if path is None else isic.isic_root(path)
     assert root is not None
-    return isic.list_isic(root, classes=asked.classes, group=asked.group, check=asked.check)
+    return isic.list_isic(root, classes=asked.classes, group=asked.group)
 
 
 def _find_isic() -> tuple[bool, str]:
@@ -88,9 +86,7 @@ KINDS = (
         has_groups=True,
     ),
     Kind(
-        lambda path, asked: list_table(
-            _path(path), group=asked.group, allow_outside=asked.allow_outside, check=asked.check
-        ),
+        lambda path, asked: list_table(_path(path), group=asked.group, allow_outside=asked.allow_outside),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         has_groups=True,
     ),
@@ -110,14 +106,8 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
     if asked.group is not None and not kind.has_groups:
         repair = "Use a table with the columns path, label and group."
         raise InputError(f"Only a table or isic2018 can have groups, so {data} has no group {asked.group!r}. {repair}")
-    if not asked.patterns:
-        return kind.list(path, asked)
-    # A missing file that is left out is no error, so the files are checked after the selection.
-    listing = kind.list(path, replace(asked, check=False))
-    listing = select(listing, asked.patterns.keep, str(asked.patterns))
-    if asked.check and isinstance(listing.images, FileImages):
-        check_files(listing.images.paths, Path(listing.where))
-    return listing
+    listing = kind.list(path, asked)
+    return select(listing, asked.patterns.keep, str(asked.patterns)) if asked.patterns else listing
 
 
 def name_of(data: str | os.PathLike[str]) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.data.sources.registry import Asked, list_data
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.facts import Fact
+from lopsided.recipe.sections import Data
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,22 @@ class Source:
     """Further images that are for training only."""
     facts: tuple[Fact, ...] = ()
     """Notes on how the images were found."""
+    table: Path | None = None
+    """The table that names the files of the images."""
+
+    @classmethod
+    def open(cls, data: Data, *, download: bool = True) -> Source:
+        """List the images of the section ``data`` of a recipe. Nothing is read, and missing files are not noticed."""
+        return open_source(
+            data.source or "",
+            classes=data.classes,
+            group=data.group,
+            missing_ok=True,
+            allow_outside=data.allow_outside,
+            download=download,
+            include=data.include,
+            exclude=data.exclude,
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,6 +93,16 @@ class Source:
             raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}", suggest_names(unknown, classes)))
         table = np.array([places.get(name, -1) for name in self.classes] + [-1], dtype=np.int64)
         return replace(self, labels=table[self.labels], classes=tuple(classes))
+
+    def check_present(self) -> None:
+        """Raise if files that a table names are missing. The message gives their number and the first file."""
+        if self.table is None or not isinstance(self.images, FileImages):
+            return
+        paths = self.images.paths
+        missing = [path for path in paths if not os.path.isfile(path)]  # Unlike Path.is_file, this never raises.
+        if missing:
+            number = f"{len(missing)} of {len(paths)}, the first {missing[0]}"
+            raise DataError(f"{self.table} lists missing images: {number}.")
 
     def verify(
         self,
@@ -132,10 +160,11 @@ def open_source(
     missing files of a table do not raise here but in ``Source.verify``. With ``download=False`` nothing is downloaded.
     ``include`` and ``exclude`` are glob patterns that select images by name; see ``Patterns``.
     """
-    check = not (skip_unreadable or missing_ok)
     patterns = Patterns(include or (), exclude or ())
-    listing = list_data(data, Asked(classes, group, allow_outside, check, download, patterns))
+    listing = list_data(data, Asked(classes, group, allow_outside, download, patterns))
     source = _assemble(listing, classes)
+    if not (skip_unreadable or missing_ok):
+        source.check_present()
     if len(source.classes) < min_classes:
         got = f"{len(source.classes)} ({', '.join(source.classes)}) in {listing.where}"
         raise DataError(sentence(f"a source must hold at least {min_classes} classes", got))
@@ -161,6 +190,7 @@ def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:
         groups=None if listing.groups is None else np.array(listing.groups, dtype=np.str_),
         splits=None if listing.splits is None else np.array(listing.splits, dtype=np.str_),
         left_out=listing.left_out,
+        table=listing.table,
     )
     return source if (labels >= 0).all() else source.subset(np.flatnonzero(labels >= 0))
 

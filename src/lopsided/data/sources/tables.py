@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lopsided.data.images import FileImages
-from lopsided.data.sources.listing import SPLIT_NAMES, Listing, check_files
+from lopsided.data.sources.listing import SPLIT_NAMES, Listing
 from lopsided.errors import DataError, MissingDependencyError, sentence
 from lopsided.files import check_regular
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
 
 
-def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bool) -> Listing:
+def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listing:
     """List the images of a table.
 
     Relative paths are relative to the folder of the table. A path outside that folder needs ``allow_outside``,
@@ -40,13 +40,11 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool, check: bo
     names = [inside.check(line, text) for line, text in zip(lines, columns["path"], strict=True)]
     _check_once(table, names, lines)
     splits = _splits(table, columns["split"], lines) if "split" in columns else None
-    paths = [table.parent / name for name in names]
-    if check:
-        check_files(paths, table)
     return Listing(
         name=table.stem,
         where=str(table),
-        images=FileImages(paths),
+        table=table,
+        images=FileImages([table.parent / name for name in names]),
         labels=columns["label"],
         names=names,
         groups=columns.get(group or "group"),
