@@ -51,7 +51,7 @@ def test_an_image_is_checked_again_only_if_its_content_changes(files: list[Path]
     files[0].rename(files[1])
     found = FileImages(files[1:]).unreadable(known=ReadableImages())
     assert [(index, error.path) for index, error in found] == [(1, files[2]), (2, files[3])]
-    assert decoded[3:] == ["2.png"]
+    assert len(decoded) == 3
     steps.clear()
     assert not FileImages(files[1:2]).unreadable(known=ReadableImages(), progress=lambda *now: steps.append(now))
     assert steps == [(1, 1)]
