@@ -61,11 +61,13 @@ def run_recipe(
 
     if opened is None:
         recipe = settle(recipe, data)
-    folder = Path(out)
+    folder, recorded = Path(out), recipe
     first = ranks is None or ranks.first
 
     def state() -> str:
+        nonlocal recorded
         found = _found(folder, recipe, resume)
+        recorded = recipe if found is None else found.recipe  # It may differ in fields that decide nothing.
         if found is not None and found.metrics is not None:
             check_metrics(folder / METRICS, found.metrics)
             return "finished"
@@ -94,7 +96,7 @@ def run_recipe(
         finish_left(folder, recipe, reporter)
         if folds.has_folds(recipe):
             folds.tidy(folder)
-    return Run(folder, recipe, told(lambda: read_metrics(folder)))
+    return Run(folder, recorded, told(lambda: read_metrics(folder)))
 
 
 def _check_early(recipe: Recipe, folder: Path) -> None:
