@@ -13,7 +13,7 @@ from lopsided.data.decoding import read_header
 from lopsided.data.folds import fold_recipes
 from lopsided.data.inputs import prepare
 from lopsided.data.prepare import Sources, split_note, split_rule, split_source, usual_side
-from lopsided.data.sources import open_source
+from lopsided.data.sources import Source, open_source
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
 
@@ -101,3 +101,34 @@ def test_a_scenario_draws_from_all_images_if_their_own_split_is_not_used(tmp_pat
     source, _ = Sources().open(recipe)
     assert source.counts() == {"cat": 4, "dog": 1}
     assert not split_note(recipe, source).values["scenario"]
+
+
+def test_all_folds_of_a_source_list_it_once_and_read_each_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in range(12):
+        path = tmp_path / "photos" / ("common" if place < 8 else "rare") / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8 + place, 9), (20 * place, 0, 0)).save(path)
+    data = {"data.source": str(tmp_path / "photos"), "data.folds": 4, "data.image_size": 8}
+    recipe = Recipe().override(**data, **{"data.cache": "none", "augment.normalisation": "half"})
+    opened, hashed, listed, listing = [], [], [], Source.open
+    monkeypatch.setattr(decoding.Image, "open", _counting(opened, Image.open))
+    monkeypatch.setattr(decoding.hashlib, "file_digest", _counting(hashed, hashlib.file_digest))
+    monkeypatch.setattr(Source, "open", _counting(listed, listing))
+    sources = Sources()
+    assert len(sources.drawn(recipe)) == 12
+    source, _ = sources.open(recipe)
+    for part in fold_recipes(recipe):
+        splits = split_source(part, source)
+        prepare(part, source, splits, digests=source.images.digest(np.arange(12)))
+        usual_side(source)
+    assert (len(listed), len(hashed), len(opened)) == (1, 12, 12)
+
+
+def _counting(calls: list[int], function: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        return function(*arguments, **named)
+
+    return call
