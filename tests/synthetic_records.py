@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from lopsided.paper.protocol import CLASSES, Setting, base_recipe, published
-from lopsided.runs.keys import LossTable, epochs_of, family_of
+from lopsided.runs.keys import LossTable, family_of
 from lopsided.runs.records import Figures, Record
 from lopsided.seeds import derive_seed
 
 PAPER = {fashion: base_recipe("eta" if fashion else "isic") for fashion in (True, False)}
-FAMILIES = {fashion: (family_of(recipe), epochs_of(recipe)) for fashion, recipe in PAPER.items()}
+FAMILIES = {fashion: (family_of(recipe), recipe.spec.epochs(recipe)) for fashion, recipe in PAPER.items()}
 Effect = Callable[[str | None, Setting], float]
 """Points of UWA that a loss has in a scenario, above what every loss has there."""
 

@@ -126,7 +126,7 @@ def test_a_classification_loss_trains_end_to_end_for_the_epochs_of_both_stages(
     arguments = ("fit", photos, "--recipe", tmp_path / "short.toml", "--out", tmp_path / "run", "--loss", "focal")
     ended = call(*arguments)
     assert ended.code == 0
-    assert ended.out.startswith(f"FOCAL on {photos}: ")
+    assert ended.out.startswith(f"Focal loss on {photos}: ")
     events = Run.open(tmp_path / "run").events()
     epochs = [(event["stage"], event["epoch"]) for event in events if event["event"] == "epoch"]
     assert epochs == [("end-to-end", 1), ("end-to-end", 2), ("end-to-end", 3)]

@@ -45,7 +45,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 
 def test_every_verb_takes_a_run_with_folds(ensemble: Path, photos: Path, call: Call, tmp_path: Path) -> None:
     shown = call("fit", "--out", ensemble, "--resume", "--quiet")
-    assert "CE on" in shown.out
+    assert "Cross-entropy on" in shown.out
     assert "3 folds of 27 images" in shown.out
     assert "all images, each tested by a model that was not trained on it" in shown.out
     assert "The model is the ensemble of 3 models" in shown.out

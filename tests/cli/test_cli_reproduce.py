@@ -13,7 +13,7 @@ import pytest
 
 from cli.test_cli_bad_input import assert_refused
 from lopsided.paper.protocol import CL, Setting, base_recipe
-from lopsided.runs.keys import LossTable, epochs_of, family_of
+from lopsided.runs.keys import LossTable, family_of
 from lopsided.runs.records import Record
 from synthetic_records import make_records
 from tiny import write_photos
@@ -73,7 +73,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     isic = []
     for split, rule in (("image", "random"), ("lesion", "group")):
         recipe = base_recipe("isic", preset="small", split=split)
-        family = {"family": family_of(recipe), "epochs": epochs_of(recipe)}
+        family = {"family": family_of(recipe), "epochs": recipe.spec.epochs(recipe)}
         isic += make_records("isic", runs=3, split=rule, **small, **family)
     return write_records(tmp_path_factory.mktemp("records") / "records.jsonl", [*both.values(), *isic])
 

@@ -20,7 +20,7 @@ WORDS = [
         "Recipe: thorough, because no recipe was named: 40 images through three pretrained encoders, which takes less "
         f"than a minute. Use --recipe default for one encoder. {OTHERS}",
     ),
-    (notes.fine_tune_by_field("fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
+    (notes.recipe_by_field("fine-tune", "fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
     (
         notes.from_scratch_by_field("augment.crop"),
         "Recipe: from-scratch, because augment.crop is set, which has an effect only if an encoder is trained.",

@@ -45,9 +45,11 @@ def test_the_default_is_a_frozen_encoder_that_needs_no_network_and_no_validation
 def test_the_regression_counts_in_the_hash_of_a_frozen_recipe_only():
     for name, counts in (("default", True), ("from-scratch", False)):
         recipe = named_recipe(name)
-        other = recipe.override(**{"regression.folds": 3})
+        other = recipe.model_copy(update={"regression": recipe.regression.model_copy(update={"folds": 3})})
         assert (other.content_hash() != recipe.content_hash()) is counts
         assert any(path == "regression.folds" for path, _, _ in recipe.leaves()) is counts
+    with pytest.raises(InputError, match=r"regression\.folds has no effect"):
+        named_recipe("from-scratch").override(**{"regression.folds": 3})
 
 
 def test_embedded_weights_bring_their_pixel_scale_along():
@@ -379,7 +381,7 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
         ),
         (
             {"method": "end-to-end"},
-            'To use afcl, start from a recipe with method "two-stage", such as default, or add --set method=two-stage.',
+            'start from a recipe with method "two-stage", such as from-scratch, or add --set method=two-stage.',
         ),
         (
             {LOSS: "ce", "method": "two-stage"},
@@ -602,7 +604,7 @@ def test_every_field_can_be_changed_by_the_text_that_toml_has_for_it():
     for name in ("default", "from-scratch", "paper-isic"):
         recipe = named_recipe(name)
         for path, _, value in leaves(recipe):
-            if value is not None and not recipe.ignores(path):
+            if value is not None and recipe.unused(path) is None:
                 text = f"{path}={json.dumps(value)}"
                 assert recipe.override(**dict([parse_change(text)])) == recipe, text
 

@@ -6,7 +6,7 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.keys import epochs_of, treatment_of
+from lopsided.runs.keys import treatment_of
 from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, split_changes, with_scenario
 
 BASE = Recipe().override(
@@ -61,7 +61,7 @@ def test_the_default_is_an_arm_with_the_data_of_the_base_and_the_pixels_of_its_w
     assert (arm.data.source, arm.data.test, arm.data.image_size) == ("fashion-mnist-tops", 0.3, None)
     assert arm.seed == 5
     method, loss, _, _ = treatment_of(arm)
-    assert (method, loss.name, epochs_of(arm)) == ("frozen", "ce", ())
+    assert (method, loss.name, arm.spec.epochs(arm)) == ("frozen", "ce", ())
     assert parse_arm("default").label(BASE) == "CE"
 
 

@@ -465,19 +465,18 @@ def test_seconds_become_steps_by_the_median_of_the_trial_steps_and_the_evaluatio
 
 
 def test_epochs_are_known_only_without_another_budget() -> None:
-    from lopsided.runs.keys import epochs_of
     from lopsided.training.cautions import falling_cautions
 
     history = [{"stage": "fine-tune", "epoch": i + 1, "loss": 5.0 - i} for i in range(5)]
     steps = named_recipe("fine-tune")
     epochs = steps.override(**{"fine_tune.steps": None, "encoder_training.epochs": 5})
-    assert (epochs_of(steps), epochs_of(epochs)) == ((), (5,))
+    assert (steps.spec.epochs(steps), epochs.spec.epochs(epochs)) == ((), (5,))
     assert list(falling_cautions(steps, history)) == []
     assert list(falling_cautions(epochs, history)) == [cautions.falling_loss("fine-tune", 2.0, 1.0, "--epochs")]
     second = epochs.override(**{"fine_tune.blend": 0, "classifier.kind": "crt", "classifier.epochs": 2})
     falling = [{"stage": "classifier", "epoch": i + 1, "loss": 3.0 - i} for i in range(2)]
     stages = [fact.values["stage"] for fact in falling_cautions(second, history + falling)]
-    assert stages == ["classifier", "fine-tune"]
+    assert stages == ["fine-tune", "classifier"]
 
 
 # Resume and ranks
@@ -616,17 +615,17 @@ def test_other_methods_refuse_and_do_not_hash_the_section() -> None:
             recipe.override(**{"fine_tune.steps": 3})
         text = f'fine_tune.steps has no effect with method "{method}". Start from the recipe fine-tune.'
         assert str(caught.value) == text
-        assert recipe.ignores("fine_tune.steps")
+        assert recipe.unused("fine_tune.steps") is not None
         other = Recipe(**recipe.model_dump() | {"fine_tune": {"steps": 3}})
         assert other.content_hash() == recipe.content_hash()
     recipe = named_recipe("fine-tune")
     assert recipe.override(**{"fine_tune.steps": 3}).content_hash() != recipe.content_hash()
     assert recipe.override(**{"regression.folds": 3}).content_hash() != recipe.content_hash()
-    assert not recipe.ignores("fine_tune.steps")
-    assert recipe.ignores("classifier.epochs")
+    assert recipe.unused("fine_tune.steps") is None
+    assert recipe.unused("classifier.epochs") is not None
     epochs = recipe.override(**{"fine_tune.steps": None, "encoder_training.epochs": 2})
     assert epochs.encoder_training.epochs == 2
-    assert not epochs.ignores("encoder_training.epochs")
+    assert epochs.unused("encoder_training.epochs") is None
 
 
 def test_vectors_cannot_be_fine_tuned() -> None:

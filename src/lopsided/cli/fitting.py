@@ -94,7 +94,7 @@ def train_recipe(
     if not resume:
         _check_split(chosen, changes)
     continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
-    if recipe is None and not continues and chosen.method == "frozen" and not any(map(_names_encoder, changes)):
+    if recipe is None and not continues and chosen.spec.folds_by_default and not any(map(_names_encoder, changes)):
         from lopsided.recipe import named_recipe
         from lopsided.runs.choice import choose_recipe
 
@@ -152,7 +152,7 @@ def _with_folds(
     sources: Sources,
 ) -> tuple[Recipe, list[Fact]]:
     """Return a recipe with the default folds, if there are any, and the reason."""
-    if recipe.method != "frozen" or any(name in changes for name in _SPLIT_FIELDS):
+    if not recipe.spec.folds_by_default or any(name in changes for name in _SPLIT_FIELDS):
         return recipe, why
     from lopsided.runs.folds import default_folds
 
@@ -195,7 +195,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
     training of an encoder, it is ``from-scratch``.
     """
-    from lopsided.recipe import FROZEN, find_recipe, is_idle
+    from lopsided.recipe import find_recipe, methods
     from lopsided.recipe.encoder_spec import EncoderSpec
 
     if recipe is not None:
@@ -204,11 +204,12 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
         from lopsided.runs.folder import Run
 
         return Run.open(out).recipe.to_toml(), []
-    own = next((path for path in changes if path.startswith("fine_tune.")), None)
-    if own is not None or changes.get("method") == "fine-tune":
-        return find_recipe("fine-tune").to_toml(), [notes.fine_tune_by_field(own or "method")]
-    frozen = changes.get("method", "frozen")
-    training = next((path for path in changes if is_idle(path, str(frozen))), None)
+    chosen = ((methods.find(name), path) for path in changes for name in methods.names())
+    method, by = next(((each, path) for each, path in chosen if each.chosen_by(path)), (None, "method"))
+    method = method or methods.find(str(changes.get("method", find_recipe("default").method)))
+    if method.trains_encoder and method.pretrained:
+        return find_recipe(method.example).to_toml(), [notes.recipe_by_field(method.example, by)]
+    training = next((path for path in changes if method.is_idle(path)), None)
     if training is None and changes.get("encoder.weights", "none" if "encoder.name" in changes else "") == "none":
         training = "encoder.name"
         spec = EncoderSpec.parse(str(changes.get("encoder.name", "")))
@@ -218,7 +219,7 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
             do = f"{words}, such as --weights {'embedded' if one else 'embedded+timm'}."
             got = f"{shortened(spec.name)} without weights"
             raise InputError(sentence("joined encoders must have pretrained weights", got, do))
-    if frozen not in FROZEN:
+    if method.trains_encoder:
         training = "method"
     if training is not None:
         return find_recipe("from-scratch").to_toml(), [notes.from_scratch_by_field(training)]

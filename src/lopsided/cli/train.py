@@ -137,8 +137,6 @@ def fit(
 
 
 def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
-    from lopsided.recipe import FROZEN
-
     metrics = run.metrics or {}
     if as_json:
         show_json({"run": str(run.folder), **metrics})
@@ -147,9 +145,8 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
     if folds is not None:
         numbers = f"{folds['folds']} folds of {sum(counts['test'].values()):,}"
-    name = "Frozen features" if metrics["method"] == "frozen" else metrics["loss"].upper()
-    name = f"{name} heads on frozen features" if metrics["method"] == "adapter" else name
-    parts = [f"{name} on {metrics['source']}: {numbers} images"]
+    spec = run.recipe.spec
+    parts = [f"{spec.title(run.recipe)} on {metrics['source']}: {numbers} images"]
     for split in ("test", "val"):
         if metrics[split] is not None:
             title = split if folds is None else "all images, each tested by a model that was not trained on it"
@@ -159,7 +156,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
             break
     else:
         parts.append("There are no figures because no images were held out. Set --test.")
-    if metrics["test"] is not None and metrics["val"] is not None and metrics["method"] not in FROZEN:
+    if metrics["test"] is not None and metrics["val"] is not None and spec.selects_epochs:
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
     if folds is not None:

@@ -234,8 +234,8 @@ def _inputs(
     need, free = len(source) * int(np.prod(shape)), free_memory()
     fits = free is None or need * num_processes <= MEMORY_SHARE * free  # Each process holds its own copy.
     keep = recipe.data.cache == "memory" or (recipe.data.cache == "auto" and fits)
-    keep = keep and not recipe.is_frozen  # Each image is used once.
-    where = "once" if recipe.is_frozen else "memory" if keep else "decoded"
+    keep = keep and recipe.spec.trains_encoder  # Each image is used once.
+    where = "memory" if keep else "decoded" if recipe.spec.trains_encoder else "once"
     room = None if free is None else free / 1e6
     note = notes.images_read(len(source), list(shape), need / 1e6, where, recipe.data.cache, room)
     workers = min(recipe.threads or max((os.cpu_count() or 1) // num_processes, 1), 16)

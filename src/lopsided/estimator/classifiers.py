@@ -309,7 +309,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             **(self.settings or {}),
         }
         base = find_recipe(self.recipe)
-        if kind == "vector" and base.is_frozen:  # Vectors are features already.
+        if kind == "vector" and not base.spec.trains_encoder:  # Vectors are features already.
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
             changes.setdefault("encoder.views", "none")  # Those of the recipe are meant for images.
         return base.override(**plain_numbers(changes))

@@ -55,7 +55,7 @@ def train(samples: Samples, recipe: Recipe, *, verbose: int) -> tuple[Stages, St
     """Train a recipe on samples, calibrate the model and settle its rule."""
     prepared = _with_groups(_prepare(samples, recipe), samples.groups)
     check_rule(recipe, prepared)
-    state = State(recipe="", data="", stage="encoder" if recipe.method == "two-stage" else recipe.method)
+    state = State(recipe="", data="", stage=next(iter(recipe.spec.stages(recipe))))
     log = Log(None, _Printer() if verbose else None)
     stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
     stages.build()
@@ -95,8 +95,7 @@ def _prepare(samples: Samples, recipe: Recipe) -> Prepared:
     source = source_from_arrays(samples.X, codes, classes=names) if images else replace(samples, groups=None).source()
     splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
     if images:
-        cached = recipe.is_frozen or recipe.method == "fine-tune"
-        digests = source.images.digest(np.arange(len(source))) if cached else None
+        digests = source.images.digest(np.arange(len(source))) if recipe.spec.pretrained else None
         return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
     return prepare_vectors(samples.X, codes, names, splits.train, splits.val)
 

@@ -40,9 +40,9 @@ def thorough_by_size(images: int, minutes: float) -> str:
 
 
 @note("run")
-def fine_tune_by_field(field: str) -> str:
-    """The recipe fine-tune was taken, because a field of it was given."""
-    return f"Recipe: fine-tune, because {field} is set."
+def recipe_by_field(recipe: str, field: str) -> str:
+    """A recipe was taken because a field of its method was given."""
+    return f"Recipe: {recipe}, because {field} is set."
 
 
 @note("run")

@@ -37,7 +37,19 @@ _NEEDS: dict[str, frozenset[str]] = {
 }
 
 
-_RESERVED = {"name", "entry", "parameters", "label", "switched", "model_dump", "copy", "json", "dict", "schema"}
+_RESERVED = {
+    "name",
+    "entry",
+    "parameters",
+    "label",
+    "words",
+    "switched",
+    "model_dump",
+    "copy",
+    "json",
+    "dict",
+    "schema",
+}
 """Names that a loss's table in a recipe uses itself."""
 
 

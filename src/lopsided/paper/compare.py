@@ -22,7 +22,7 @@ from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
 from lopsided.recipe import Recipe, named_recipe, named_recipes
-from lopsided.runs.keys import WITH_WEIGHTS, LossTable, epochs_of, family_of
+from lopsided.runs.keys import WITH_WEIGHTS, LossTable, family_of
 from lopsided.runs.records import ROUNDING, Record
 from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
@@ -63,7 +63,7 @@ class Protocol:
             run.data.split,
             run.encoder.spec.weights_kind,
             family_of(run),
-            epochs_of(run),
+            run.spec.epochs(run),
             loss.get("temperature", TEMPERATURE),
         )
 

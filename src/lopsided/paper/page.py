@@ -17,9 +17,10 @@ from lopsided.paper.claims import BLIND, RULE, Verdict
 from lopsided.paper.compare import Comparison, Protocol, compare
 from lopsided.paper.page_figures import HeatMap, Link, anchor
 from lopsided.paper.protocol import CL, FIGURES, Setting
+from lopsided.recipe.words import amount
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
-from lopsided.reports.wording import ETA, GAMMA, MINUS, amount, clean, signed
+from lopsided.reports.wording import ETA, GAMMA, MINUS, clean, signed
 from lopsided.runs.records import Record
 from lopsided.sweeps.compare import WORDS, lopsidedness
 from lopsided.sweeps.sweep import about_sweep

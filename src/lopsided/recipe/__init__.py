@@ -1,7 +1,7 @@
 """Recipes: the validated settings of a run, read from and written to TOML. This package does not need torch."""
 
 from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
-from lopsided.recipe.fields import FROZEN, RUNTIME_FIELDS, UNHASHED_FIELDS, is_idle
+from lopsided.recipe.fields import RUNTIME_FIELDS, UNHASHED_FIELDS
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
 from lopsided.recipe.schema import Recipe, parse_change
@@ -9,7 +9,6 @@ from lopsided.recipe.sections import Classifier, EncoderTraining
 from lopsided.recipe.values import MAX_SIDE
 
 __all__ = [
-    "FROZEN",
     "MAX_MEMBERS",
     "MAX_SIDE",
     "RUNTIME_FIELDS",
@@ -20,7 +19,6 @@ __all__ = [
     "Recipe",
     "check_classes",
     "find_recipe",
-    "is_idle",
     "named_recipe",
     "named_recipes",
     "parse_change",

@@ -190,7 +190,7 @@ def _split_weights(weights: str, names: list[str]) -> list[str]:
 def encoder_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for every conflict inside the section ``encoder``, or of it with other fields."""
     section, method = recipe.encoder, recipe.method
-    if section.scaling != "none" and not recipe.is_frozen and method != "fine-tune":
+    if section.scaling != "none" and not recipe.spec.pretrained:
         do = "Only the features of a pretrained encoder are scaled."
         yield sentence(f'encoder.scaling must be "none" with method "{method}"', f'"{section.scaling}"', do)
     try:
@@ -201,7 +201,7 @@ def encoder_conflicts(recipe: Recipe) -> Iterator[str]:
     yield from _weights_conflicts(recipe)
     if not spec.is_joined:
         return
-    if not recipe.is_frozen:
+    if recipe.spec.trains_encoder:
         do = "Only frozen encoders can be joined."
         yield sentence(f'encoder.name must be one encoder with method "{method}"', section.name, do)
     if recipe.data.channels == 1:
@@ -213,16 +213,16 @@ def encoder_conflicts(recipe: Recipe) -> Iterator[str]:
 
 def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence if the pixels or the method do not fit the encoder's weights."""
-    weights, scale = recipe.encoder.weights, recipe.augment.normalisation
-    if weights == "none" and recipe.is_frozen and recipe.encoder.name != "identity":
-        do = 'Set encoder.weights, such as "embedded".'
-        yield f'encoder.weights cannot be "none" with method "{recipe.method}": random features are of no use. {do}'
-    elif weights == "none" and recipe.method == "fine-tune":
-        do = 'Set encoder.weights, such as "embedded", or use the recipe from-scratch.'
-        yield f'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. {do}'
+    weights, scale, method = recipe.encoder.weights, recipe.augment.normalisation, recipe.spec
+    vectors = recipe.encoder.name == "identity" and not method.trains_encoder
+    if weights == "none" and method.pretrained and not vectors:
+        do = 'Set encoder.weights, such as "embedded"' + ", or use the recipe from-scratch" * method.trains_encoder
+        yield f'encoder.weights cannot be "none" with method "{method.name}"{method.no_weights} {do}.'
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'
         yield f'augment.normalisation cannot be "weights" without pretrained weights. {do}'
-    elif (weights == "embedded" or (recipe.encoder.spec.is_joined and recipe.is_frozen)) and scale != "weights":
+    elif (
+        weights == "embedded" or (recipe.encoder.spec.is_joined and not method.trains_encoder)
+    ) and scale != "weights":
         what = 'encoder.weights = "embedded"' if weights == "embedded" else "joined encoders"
         yield sentence(f'augment.normalisation must be "weights" with {what}', f'"{scale}"')

@@ -15,6 +15,8 @@ from lopsided.losses.catalogue import CatalogueError, Loss, Parameter
 from lopsided.recipe.section import Section
 from lopsided.recipe.words import RefusedError, listed, phrase_of, shown
 
+_GREEK = {"eta": "\N{GREEK SMALL LETTER ETA}", "gamma": "\N{GREEK SMALL LETTER GAMMA}"}
+
 
 class LossSettings(Section):
     """A loss and its parameters. All fields except ``name`` come from the entry in the catalogue."""
@@ -42,6 +44,22 @@ class LossSettings(Section):
     def label(self) -> str:
         """A readable name: the loss with the parameters that differ from their defaults."""
         return self.entry.describe(self.parameters)
+
+    @property
+    def words(self) -> str:
+        """The title and the parameters, for a sentence. Default temperatures and default texts are left out."""
+        entry, usual = self.entry, self.entry.defaults()
+        text = f"{entry.title[0].lower()}{entry.title[1:]}"
+        if entry.kind != "classification":
+            text += f" ({entry.label})"
+        shown = []
+        for name, value in self.parameters.items():
+            if name == "eta_unit" or (value == usual[name] and (isinstance(value, str) or name == "temperature")):
+                continue
+            by_parity = name == "eta" and self.parameters.get("eta_unit") == "parity"
+            unit = " \N{MULTIPLICATION SIGN} parity" if by_parity else ""
+            shown.append(f"{_GREEK.get(name, name)} = {f'{value:g}' if isinstance(value, float) else value}{unit}")
+        return f"{text} with {', '.join(shown)}" if shown else text
 
     def switched(self, to: object) -> dict[str, Any]:
         """Return the table of another loss. It keeps the parameters set here that the other loss also has.

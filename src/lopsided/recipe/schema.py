@@ -13,29 +13,25 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular
-from lopsided.recipe import words
-from lopsided.recipe.conflicts import can_ensemble, conflicts
+from lopsided.recipe import methods, words
+from lopsided.recipe.conflicts import conflicts
 from lopsided.recipe.fields import (
     CONTRASTED,
-    FROZEN,
     LOSS_NAMES,
     LOSSES,
-    OWN_SECTIONS,
     SECOND_STAGE,
     TRAINING_FIELDS,
     UNHASHED_FIELDS,
-    check_used,
-    why_unused,
-    why_unused_classifier,
 )
+from lopsided.recipe.finishers import FINISHERS, Finisher
 from lopsided.recipe.losses import LossSettings, read_loss
-from lopsided.recipe.second_stage import RETRAINED
+from lopsided.recipe.methods.spec import OWNED, Final, MethodSpec
 from lopsided.recipe.section import Section
 from lopsided.recipe.sections import (
     Adapter,
@@ -53,6 +49,21 @@ from lopsided.recipe.sections import (
 )
 from lopsided.recipe.values import AnyText, Seed, Text, Threads, TrackerTexts
 
+
+def _known_method(name: str) -> str:
+    try:
+        return methods.find(name).name
+    except InputError as error:
+        text = str(error)
+        where, must, rest = text.partition("method must")
+        raise words.RefusedError("", f"cannot be used. {text}" if where or not must else f"must{rest}") from None
+
+
+Method = Annotated[
+    AnyText,
+    AfterValidator(_known_method),
+    words.Phrase(f"one of {', '.join(json.dumps(name) for name in methods.METHODS.built_in)}"),
+]
 MAX_BYTES = 1_000_000
 """The largest size of a recipe file. A real recipe is about one page."""
 
@@ -65,7 +76,7 @@ class Recipe(Section):
     """
 
     description: AnyText = described("", "What this recipe is for.")
-    method: Literal["two-stage", "end-to-end", "frozen", "adapter", "fine-tune"] = described(
+    method: Method = described(
         "two-stage",
         "First the encoder and then the classifier; both together with a classification loss; a logistic regression "
         "on the features of a pretrained encoder, which is not trained; contrastive heads on such features; or that "
@@ -167,15 +178,17 @@ class Recipe(Section):
         values, path = self.model_dump(), "encoder_training.loss"
         if changes.get("encoder.weights") == "embedded":
             changes.setdefault("augment.normalisation", "weights")
-        check_used(changes, self)
-        given = tuple(changes)
-        stays = path not in changes or "method" in changes or self.method != "two-stage"
-        if not stays and self._switched(path, changes[path]).entry.kind != "contrastive":
-            # ``baseline`` resets the fields of contrast, and the others may fit the new loss or method only.
-            late = {name for name in changes if name.startswith(path)}.union(CONTRASTED, TRAINING_FIELDS, SECOND_STAGE)
-            rest = self.override(**{name: value for name, value in changes.items() if name not in late})
-            base = rest.baseline(changes.pop(path), retrained=changes.get("classifier.kind") in RETRAINED)
-            return base.override(**{n: changes[n] for n in changes if n in late})
+        given = dict(changes)
+        if path in changes and "method" not in changes:
+            loss = self._switched(path, changes[path]).entry
+            if self.spec.method_for(loss) != self.method:
+                # ``baseline`` resets the fields of contrast, and the others may fit the new loss or method only.
+                late = {name for name in changes if name.startswith(path)}
+                late |= CONTRASTED | {*TRAINING_FIELDS} | SECOND_STAGE
+                rest = self.override(**{name: value for name, value in changes.items() if name not in late})
+                finisher = FINISHERS.get(changes.get("classifier.kind", "linear"))
+                base = rest.baseline(changes.pop(path), retrained=finisher is not None and finisher.has_stage)
+                return base.override(**{name: value for name, value in changes.items() if name in late})
         for path in LOSSES:
             if path in changes:
                 section, _, field = path.partition(".")
@@ -183,10 +196,11 @@ class Recipe(Section):
         for path, value in changes.items():
             _place(values, path, value)
         made = Recipe(**values)
-        for path in given:  # Last, because a conflict says more than a field without effect.
-            text = why_unused_classifier(path, made.method, made.classifier.kind)
-            if text is not None:
-                raise InputError(text)
+        for path, value in given.items():  # Last, because a conflict says more than a field without effect.
+            both = path == "classifier.batch_size" and given.get("encoder_training.batch_size") == value
+            why = None if both else made.unused(path)  # ``--batch-size`` sets the field of both stages.
+            if why is not None:
+                raise InputError(why)
         return made
 
     def vouched(self, changes: Mapping[str, Any]) -> Recipe:
@@ -215,9 +229,7 @@ class Recipe(Section):
 
         With ``retrained``, the classifier will be trained again, so the epochs of the first stage are enough.
         """
-        training = self.encoder_training
-        joined = self.method == "two-stage" and not retrained
-        epochs = training.epochs + (self.classifier.epochs if joined else 0)
+        epochs = self.encoder_training.epochs if retrained else self.spec.joint_epochs(self)
         changes: dict[str, Any] = {"loss": loss, "epochs": epochs}
         if self._switched("encoder_training.loss", loss).entry.kind == "classification":
             changes |= {"views": 1, "queue": 0, "queue_balanced": False}
@@ -226,21 +238,24 @@ class Recipe(Section):
         )
 
     @property
+    def spec(self) -> MethodSpec:
+        """The method: what it is, which fields it uses, and what it costs."""
+        return methods.find(self.method)
+
+    @property
+    def finisher(self) -> Finisher:
+        """What happens to the classifier after the encoder is trained."""
+        return FINISHERS[self.classifier.kind]
+
+    @property
     def loss(self) -> LossSettings:
-        """The loss that names the run: that of the encoder, or that of the classifier if the encoder is frozen."""
-        return self.classifier.loss if self.method == "frozen" else self.encoder_training.loss
+        """The loss that names the run."""
+        return self.spec.loss(self)
 
     @property
-    def classifier_loss(self) -> LossSettings:
-        """The loss that trains the classifier of the finished model."""
-        loss = self.encoder_training.loss
-        together = self.method == "end-to-end" or (self.method == "fine-tune" and "logits" in loss.entry.needs)
-        return loss if together and self.classifier.kind != "crt" else self.classifier.loss
-
-    @property
-    def retrains(self) -> bool:
-        """Whether a second stage trains the classifier after an encoder that was trained together with one."""
-        return self.classifier.kind in RETRAINED and self.method in ("end-to-end", "fine-tune")
+    def final_model(self) -> Final:
+        """The model of a run with folds."""
+        return self.spec.usual_final(self) if self.final == "auto" else self.final
 
     def first_stage(self) -> Recipe:
         """Return the recipe of the first stage alone, whose classifier is the one that is trained with the encoder."""
@@ -248,33 +263,15 @@ class Recipe(Section):
         tuned = self.fine_tune.model_copy(update={"blend": 0.0})
         return self.model_copy(update={"classifier": section, "fine_tune": tuned})
 
-    @property
-    def blends(self) -> bool:
-        """Whether the model averages a fine-tuned and a pretrained encoder."""
-        return self.method == "fine-tune" and self.fine_tune.blend > 0
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether the encoder is not trained."""
-        return self.method in FROZEN
-
-    @property
-    def ensembles(self) -> bool:
-        """Whether the model of a run with folds is the ensemble of the models of its folds."""
-        return self.final == "ensemble" or (self.final == "auto" and can_ensemble(self))
-
-    def ignores(self, path: str) -> bool:
-        """Return whether a field has no effect on this recipe, because of its method."""
-        budget = self.fine_tune.steps or self.fine_tune.minutes
-        kind = self.classifier.kind
-        return (
-            why_unused(path, self.method, budget, kind) or why_unused_classifier(path, self.method, kind)
-        ) is not None
+    def unused(self, path: str) -> str | None:
+        """Return why a field has no effect on this recipe, because of its method; None if it has one."""
+        return self.spec.unused(path, self)
 
     def leaves(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield dotted name, field and value of each field. Some sections count only for the methods that use them."""
         for path, field, value in words.leaves(self):
-            if self.method in OWN_SECTIONS.get(path.partition(".")[0], (self.method,)):
+            section = path.partition(".")[0]
+            if section not in OWNED or section in self.spec.sections:
                 yield path, field, value
 
     def chosen(self) -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
 from lopsided.recipe.encoder_spec import EncoderSpec, Scaling
+from lopsided.recipe.finishers import Kind
 from lopsided.recipe.losses import LossField, read_loss
-from lopsided.recipe.second_stage import Kind
 from lopsided.recipe.section import Section
 from lopsided.recipe.training import USUAL_BETA
 from lopsided.recipe.values import (

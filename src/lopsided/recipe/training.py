@@ -1,4 +1,4 @@
-"""Conflicts between fields of ``encoder_training``: deferred weights and samplers, mixing, averages of the weights."""
+"""Conflicts between fields of ``encoder_training``: batches, deferred weights and samplers, mixing, averages."""
 
 from __future__ import annotations
 
@@ -9,31 +9,21 @@ from lopsided.errors import sentence
 from lopsided.losses import catalogue
 
 if TYPE_CHECKING:
-    from lopsided.recipe.schema import Recipe
     from lopsided.recipe.sections import EncoderTraining
 
 USUAL_BETA = 0.9999
 """The beta of the class weights if a recipe does not set it."""
 
 
-def training_conflicts(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence for every field of the training that does not fit the loss, the sampler or the method."""
-    training = recipe.encoder_training
+def training_conflicts(training: EncoderTraining) -> Iterator[str]:
+    """Yield a sentence for every field of the training that does not fit the loss or the sampler."""
     yield from _weight_conflicts(training)
-    yield from _mixing_conflicts(recipe)
+    yield from _mixing_conflicts(training)
     if training.resample_from is not None and training.sampler in ("balanced", "m-per-class"):
         must = f'encoder_training.resample_from must be unset with the sampler "{training.sampler}"'
         do = 'That sampler already draws classes equally. Set encoder_training.sampler = "plain".'
         yield sentence(must, training.resample_from, do)
     yield from _average_conflicts(training)
-    if recipe.method != "fine-tune":
-        return
-    if training.ema:
-        do = "Set fine_tune.average instead."
-        yield sentence('encoder_training.ema must be 0 with method "fine-tune"', training.ema, do)
-    if training.swa_from is not None and recipe.fine_tune.average:
-        do = "Set fine_tune.average = 0, or remove encoder_training.swa_from."
-        yield sentence("fine_tune.average must be 0 with encoder_training.swa_from", recipe.fine_tune.average, do)
 
 
 def _average_conflicts(training: EncoderTraining) -> Iterator[str]:
@@ -70,17 +60,31 @@ def _weight_conflicts(training: EncoderTraining) -> Iterator[str]:
         yield sentence(must, share, f"{why} Use encoder_training.resample_from, or one of {fit}.")
 
 
-def _mixing_conflicts(recipe: Recipe) -> Iterator[str]:
+def _mixing_conflicts(training: EncoderTraining) -> Iterator[str]:
     """Yield a sentence if images cannot be mixed."""
-    training = recipe.encoder_training
     for name in ("mixup", "cutmix"):
-        got = getattr(training, name)
-        if not got:
-            continue
-        if not training.loss.entry.soft_labels:
-            fit = ", ".join(loss.name for loss in catalogue.losses() if loss.soft_labels)
+        if getattr(training, name) and not training.loss.entry.soft_labels:
+            losses = ", ".join(loss.name for loss in catalogue.losses() if loss.soft_labels)
             must = f"encoder_training.{name} must be 0 with the loss {training.loss.name}"
-            yield sentence(must, got, f"That loss cannot take soft labels. Use one of {fit}.")
-        elif recipe.method == "fine-tune" and recipe.fine_tune.blocks != "all":
-            must = f"encoder_training.{name} must be 0 when fine_tune.blocks is a number"
-            yield sentence(must, got, 'Activations are kept instead of images. Set fine_tune.blocks = "all".')
+            yield sentence(must, getattr(training, name), f"That loss cannot take soft labels. Use one of {losses}.")
+
+
+def batch_conflicts(training: EncoderTraining) -> Iterator[str]:
+    """Yield a sentence for every conflict between the settings of a batch of an encoder or of heads."""
+    contrasts = "projections" in training.loss.entry.needs
+    if contrasts and training.batch_size * training.views < 2:
+        yield sentence("encoder_training.batch_size must be >= 2 for a contrastive loss", training.batch_size)
+    for name, none in (("views", 1), ("queue", 0)):
+        if not contrasts and getattr(training, name) > none:
+            got = getattr(training, name)
+            yield sentence(f"encoder_training.{name} must be {none} with the loss {training.loss.name}", got)
+    least = training.loss.entry.views
+    if contrasts and training.views < least:
+        must = f"encoder_training.views must be >= {least} with the loss {training.loss.name}"
+        yield sentence(must, training.views, f"Set encoder_training.views = {least}.")
+    if training.queue_balanced and not training.queue:
+        do = "Set encoder_training.queue."
+        yield sentence("encoder_training.queue_balanced must be false when encoder_training.queue is 0", "true", do)
+    if training.sampler == "m-per-class" and training.m_per_class > training.batch_size:
+        got = f"{training.m_per_class} > {training.batch_size}"
+        yield sentence("encoder_training.m_per_class must be at most encoder_training.batch_size", got)

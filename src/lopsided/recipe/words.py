@@ -157,6 +157,15 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def amount(number: int, thing: str, things: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> amount(1, "image"), amount(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
 def phrase(annotation: Any) -> str:
     """Describe the values that a type takes.
 

@@ -10,11 +10,12 @@ from typing import Any
 from markupsafe import Markup
 
 from lopsided.evaluation.intervals import Figure
+from lopsided.recipe.words import amount
 from lopsided.reports import fold_page, svg
 from lopsided.reports.fold_data import read_out_of_fold
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
-from lopsided.reports.wording import amount, clean, duration, signed
+from lopsided.reports.wording import clean, duration, signed
 from lopsided.runs.records import Record
 from lopsided.sweeps.answer import answer, time_text
 from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, WORDS, Comparison, compare, name_arms

@@ -19,8 +19,9 @@ from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import Progress, ordered_map
 from lopsided.inference.find import absolute
 from lopsided.inference.journal import Row
+from lopsided.recipe.words import amount
 from lopsided.reports.page import LIMIT, render
-from lopsided.reports.wording import amount, clean, number, probability, signed
+from lopsided.reports.wording import clean, number, probability, signed
 
 if TYPE_CHECKING:
     from lopsided.runs.find import Found

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
+from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, open_finished, read_judged
 from lopsided.reports.sweep_data import is_key
-from lopsided.reports.wording import amount
 from lopsided.runs.keys import Treatment
 from lopsided.runs.records import Record
 from lopsided.sweeps.engines import CELLS

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from lopsided.recipe.words import amount
 from lopsided.reports import svg
 from lopsided.reports.fold_data import OutOfFold
 from lopsided.reports.thresholds import curves
 from lopsided.reports.thumbnails import Thumbnails, make_thumbnails
-from lopsided.reports.wording import amount, clean, quoted
+from lopsided.reports.wording import clean, quoted
 
 SHOWN = 12
 """Number of images of a class that are shown for each side of a pair of arms."""

@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged
 from lopsided.reports.thumbnails import Thumbnails
-from lopsided.reports.wording import amount, clean
+from lopsided.reports.wording import clean
 from lopsided.runs.folder import MAX_TABLE
 from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
 

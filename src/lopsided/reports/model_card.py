@@ -10,10 +10,11 @@ from typing import Any
 from lopsided import __version__
 from lopsided.evaluation.decision import explain
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
+from lopsided.recipe.words import amount
 from lopsided.reports.card_use import code, use
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
-from lopsided.reports.wording import amount, clean, interval, number
+from lopsided.reports.wording import clean, interval, number
 from lopsided.runs.metrics import Evaluation, Figure
 
 FILL_IN = "**Fill in:**"
@@ -164,7 +165,7 @@ def _training(facts: Facts, base_model: str | None) -> Iterator[str]:
 def _origin(recipe: Recipe, base_model: str | None) -> Iterator[str]:
     """Yield a sentence about the pretrained weights of each encoder. ``base_model`` is that of a single encoder."""
     parts = recipe.encoder.spec.parts
-    verb = "has" if recipe.is_frozen else "started from"
+    verb = "started from" if recipe.spec.trains_encoder else "has"
     for part in parts:
         which = "The encoder" if len(parts) == 1 else f"The encoder `{code(part.name)}`"
         if part.weights == "embedded":
@@ -186,7 +187,7 @@ def recipe_lines(recipe: Recipe) -> str:
     lines = [
         f"{path} = {words.toml_value(value)}"
         for path, _, value in words.leaves(recipe)
-        if path not in _HIDDEN and not recipe.ignores(path) and value is not None
+        if path not in _HIDDEN and recipe.unused(path) is None and value is not None
         if path not in usual or usual[path] != value or path in ("method", "encoder.name", "seed")
     ]
     return clean("\n".join(lines)).replace("```", "'''")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from lopsided import __version__
+from lopsided.recipe.words import amount
 from lopsided.reports import wording
 
 LIMIT = 15_000_000
@@ -99,7 +100,7 @@ def _environment() -> jinja2.Environment:
         wording.number,
         wording.interval,
         wording.percent,
-        wording.amount,
+        amount,
         wording.clean,
         wording.signed,
         wording.probability,

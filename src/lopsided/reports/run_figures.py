@@ -11,10 +11,11 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from lopsided.evaluation.metrics import NUM_BINS
+from lopsided.recipe.words import amount
 from lopsided.reports import svg
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts, curves
-from lopsided.reports.wording import amount, number, percent, quoted
+from lopsided.reports.wording import number, percent, quoted
 
 MOST_CELLS = 60
 """Maximum number of classes for a complete confusion matrix."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.evaluation.decision import explain, threshold_of
+from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.labels_section import labels_section
@@ -19,7 +20,7 @@ from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged,
 from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, favoured, favoured_interval, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
-from lopsided.reports.wording import amount, clean, duration, percent, quoted
+from lopsided.reports.wording import clean, duration, percent, quoted
 from lopsided.runs.folder import FEATURES, RECIPE
 from lopsided.runs.metrics import Evaluation, Metrics
 from lopsided.seeds import derive_seed

@@ -10,15 +10,12 @@ import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import PLAIN, Decision
-from lopsided.recipe import LossSettings, Recipe
+from lopsided.recipe import Recipe
 from lopsided.recipe.views import computed_views
+from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import (
-    ETA,
-    GAMMA,
-    TIMES,
-    amount,
     clean,
     interval,
     listed,
@@ -31,7 +28,6 @@ from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
-_GREEK = {"eta": ETA, "gamma": GAMMA}
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
 _SAID = frozenset(
     {"no_test_split", "few_test_images", "few_images", "no_validation_split", "shared_groups", "shared_images"}
@@ -102,23 +98,7 @@ def source_name(recipe: Recipe) -> str:
 
 def title(recipe: Recipe) -> str:
     """Return the heading of the page of a run."""
-    if recipe.method == "frozen":
-        return f"Frozen features on {source_name(recipe)}"
-    entry = recipe.encoder_training.loss.entry
-    if recipe.method == "adapter":
-        return f"{entry.label} heads on frozen features on {source_name(recipe)}"
-    return f"{entry.title if entry.kind == 'classification' else entry.label} on {source_name(recipe)}"
-
-
-def _second(recipe: Recipe) -> str:
-    """Return what was done to the classifier after the training of the encoder."""
-    section = recipe.classifier
-    trained = f"{amount(section.epochs, 'epoch')} of {_loss(section.loss)}"
-    return {
-        "crt": f", then a new linear classifier with {trained} on the frozen encoder (cRT)",
-        "lws": f", then one scale per class with {trained} on the frozen encoder (LWS)",
-        "tau-norm": ", then tau-normalisation of the classifier",
-    }.get(section.kind, "")
+    return f"{recipe.spec.title(recipe)} on {source_name(recipe)}"
 
 
 def _encoder(recipe: Recipe) -> str:
@@ -136,26 +116,11 @@ def _encoder(recipe: Recipe) -> str:
 
 def summary(facts: Facts) -> str:
     """Return two sentences: what was trained, and on which images."""
-    recipe, training = facts.recipe, facts.recipe.encoder_training
+    recipe = facts.recipe
     names = [quoted(name) for name in facts.classes]
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else amount(len(names), "class", "classes")
     its = "their" if len(recipe.encoder.spec.parts) > 1 else "its"
-    how = f"{amount(training.epochs, 'epoch')} of {_loss(training.loss)}"
-    if recipe.method == "two-stage":
-        how += (
-            f", then {amount(recipe.classifier.epochs, 'epoch')} of a linear classifier with "
-            f"{_loss(recipe.classifier.loss)}{_second(recipe)}"
-        )
-    elif recipe.method == "end-to-end":
-        how += _second(recipe)
-    elif recipe.method == "frozen":
-        how = f"logistic regression on {its} features, which were not trained, with {_loss(recipe.classifier.loss)}"
-    elif recipe.method == "adapter":
-        plus = ", averaged with a logistic regression" if recipe.adapter.blend else ""
-        how = f"{amount(recipe.adapter.heads, 'head')} on {its} features, which were not trained, with {how}{plus}"
-    elif recipe.method == "fine-tune":
-        plus = ", averaged with that regression" if recipe.blends else ""
-        how = f"logistic regression on its features, then {_tuned(recipe)}{_second(recipe)}{plus}"
+    how = recipe.spec.summary(recipe, its)
     num = len(facts.metrics.views or computed_views(recipe.encoder.views))
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
@@ -164,7 +129,7 @@ def summary(facts: Facts) -> str:
     if facts.metrics.folds is not None:
         return f"{learned} {fold_words(facts.metrics.folds, facts)} {which} are from {source_name(recipe)}{scenario}."
     parts = [f"trained on {amount(sum(facts.counts('train').values()), 'image')}"]
-    if facts.metrics.val and not recipe.is_frozen:
+    if facts.metrics.val and recipe.spec.selects_epochs:
         parts.append(f"selected on {amount(sum(facts.counts('val').values()), 'validation image')}")
     if facts.split in ("test", "held_out") and facts.figures is not None:
         parts.append(f"evaluated on {amount(facts.figures.num_images, 'new image')}")
@@ -190,32 +155,6 @@ def fold_words(folds: FoldFacts, facts: Facts) -> str:
         f"{text} The model of the run is the ensemble of {folds.folds} of these models ({size}), and an image costs "
         f"{times}as much as with one of them."
     )
-
-
-def _tuned(recipe: Recipe) -> str:
-    """Return the budget of a fine-tuning, the trained part of the encoder, and the loss."""
-    section, training = recipe.fine_tune, recipe.encoder_training
-    budget = amount(section.steps, "step") if section.steps else amount(training.epochs, "epoch")
-    if section.minutes is not None:
-        budget = f"{section.minutes:g} minutes"
-    what = {"all": "all blocks", 1: "the last block"}.get(section.blocks, f"the last {section.blocks} blocks")
-    return f"{budget} of {what} with {_loss(training.loss)}"
-
-
-def _loss(loss: LossSettings) -> str:
-    """Return the title of a loss and its parameters. Default temperatures and default text values are omitted."""
-    entry, usual = loss.entry, loss.entry.defaults()
-    text = f"{entry.title[0].lower()}{entry.title[1:]}"
-    if entry.kind != "classification":
-        text += f" ({entry.label})"
-    knobs = []
-    for name, value in loss.parameters.items():
-        if name == "eta_unit" or (value == usual[name] and (isinstance(value, str) or name == "temperature")):
-            continue
-        shown = f"{value:g}" if isinstance(value, float) else f"{value}"
-        unit = f" {TIMES} parity" if name == "eta" and loss.parameters.get("eta_unit") == "parity" else ""
-        knobs.append(f"{_GREEK.get(name, name)} = {shown}{unit}")
-    return f"{text} with {', '.join(knobs)}" if knobs else text
 
 
 def warnings(facts: Facts) -> list[Caution]:

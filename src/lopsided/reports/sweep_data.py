@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from lopsided.errors import RunError, sentence
-from lopsided.reports.wording import amount, clean, duration, listed
+from lopsided.recipe.words import amount
+from lopsided.reports.wording import clean, duration, listed
 from lopsided.runs.record_files import read_failures, read_records
 from lopsided.runs.records import Failure, Record
 from lopsided.sweeps.engines import CELLS

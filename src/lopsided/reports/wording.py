@@ -61,15 +61,6 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def amount(number: int, thing: str, things: str = "") -> str:
-    """Return a number with its noun.
-
-    >>> amount(1, "image"), amount(1200, "image")
-    ('1 image', '1,200 images')
-    """
-    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
-
-
 def number(value: float | None, digits: int = 3) -> str:
     """Return a figure with a fixed number of digits, or a dash if it is undefined.
 

@@ -46,7 +46,7 @@ def fill_cache(
 
     Return the number of images, and of those that were computed. ``cluster`` computes them on other machines.
     """
-    if not recipe.is_frozen:
+    if recipe.spec.trains_encoder:
         do = "Use the recipe default, thorough, adapter or adapter-average."
         raise InputError(f'Only features of a frozen encoder are cached, but the method is "{recipe.method}". {do}')
     recipe = settle(recipe, data)

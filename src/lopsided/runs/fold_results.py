@@ -159,7 +159,7 @@ class FoldResults:
                 raise RunError(f"{text} {self._again(fold)}") from None
             p[splits.test] = at_prevalence(found, _prior_of(run), self.prior)
             numbers[splits.test] = fold
-            if self.recipe.method == "frozen" and "test" in run.features():  # Other folds have other encoders.
+            if self.recipe.spec.shares_features and "test" in run.features():  # Other folds have other encoders.
                 features[fold] = run.features()["test"]
         held = HeldBack(p, self.source.labels, self.source.groups)
         joined = None
@@ -200,7 +200,7 @@ class FoldResults:
         compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
         groups = None if self.source.groups is None else self.source.groups[rows]
         figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
-        below = compared.cautions("out-of-fold", "default", self.recipe.method)
+        below = compared.cautions("out-of-fold", "default")
         return {"recipe": "default", "splits": {"test": figures}}, below
 
     def _open(self, where: str, recipe: Recipe, splits: Splits) -> Run:
@@ -227,11 +227,11 @@ class FoldResults:
         from lopsided.training.prior import bias_between
 
         device, fast = pick_device(self.recipe.device), self.recipe.fast
-        if self.recipe.ensembles:
+        if self.recipe.final_model == "ensemble":
             places = [self.folder / place(fold) for fold in range(1, 1 + (self.recipe.data.folds or 0))]
             loaded = [load_model(path, device, fast=fast) for path in places]
             moves = [bias_between(card.prior or self.prior, self.prior).tolist() for _, card in loaded]
-            model, card = (average_classifiers if self.recipe.is_frozen else average)(loaded, moves)
+            model, card = (average if self.recipe.spec.trains_encoder else average_classifiers)(loaded, moves)
         else:
             whole = whole_recipe(self.recipe)
             self._open(place(WHOLE), whole, split_source(whole, self.source))
@@ -291,8 +291,8 @@ class FoldResults:
             "folds": self.recipe.data.folds,
             "repeats": self.recipe.data.repeats,
             "by": split_rule(self.recipe, self.source),
-            "final": "ensemble" if self.recipe.ensembles else "refit",
-            "members": model.members if self.recipe.ensembles else 1,
+            "final": self.recipe.final_model,
+            "members": model.members if self.recipe.final_model == "ensemble" else 1,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "per_fold": per_fold,
         }
@@ -301,7 +301,7 @@ class FoldResults:
         from lopsided.training.decide import decision_note
 
         yield notes.model(
-            (self.recipe.data.folds or 1) if self.recipe.ensembles else 1,
+            (self.recipe.data.folds or 1) if self.recipe.final_model == "ensemble" else 1,
             card.members,
             sum(parameter.numel() for parameter in model.parameters()),
             sum(value.numel() * value.element_size() for value in model.state_dict().values()) / 1e6,
@@ -324,7 +324,9 @@ class FoldResults:
 
     def _of_folds(self) -> list[Fact]:
         """Return what the facts of the folds and of the model of all images say about the run."""
-        whole = [] if self.recipe.ensembles else self._run(place(WHOLE), whole_recipe(self.recipe)).facts()
+        whole = (
+            [] if self.recipe.final_model == "ensemble" else self._run(place(WHOLE), whole_recipe(self.recipe)).facts()
+        )
         return merge_folds([run.facts() for run in self._folds()], whole)
 
     def _leaks(self) -> Leaks:

@@ -60,7 +60,7 @@ def default_folds(
     Folds are the default if the encoder is frozen, a class has fewer than ``RARE`` images, and the data define no
     splits. The images are listed, not read.
     """
-    if recipe.method != "frozen" or has_folds(recipe):
+    if not recipe.spec.folds_by_default or has_folds(recipe):
         return None, []
     recipe = settle(recipe, data)
     source = (sources or Sources()).drawn(recipe)
@@ -102,7 +102,7 @@ def train_folds(
     check_rule(recipe, source)
     log = Log(folder if first else None, reporter if first else None)
     parts = [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
-    alone = [] if recipe.ensembles else [(whole_recipe(recipe), place(WHOLE))]
+    alone = [] if recipe.final_model == "ensemble" else [(whole_recipe(recipe), place(WHOLE))]
     try:
         if first:
             if not resume:

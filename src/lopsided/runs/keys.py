@@ -146,16 +146,6 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
 
 
-def epochs_of(recipe: Recipe) -> tuple[int, ...]:
-    """Return the epochs of each stage. A frozen encoder, and one with a budget in steps or minutes, has no epochs."""
-    if recipe.method == "frozen":
-        return ()
-    if recipe.method == "fine-tune" and (recipe.fine_tune.steps or recipe.fine_tune.minutes) is not None:
-        return ()
-    first = recipe.encoder_training.epochs
-    return (first, recipe.classifier.epochs) if recipe.method == "two-stage" or recipe.retrains else (first,)
-
-
 def coordinates(scenario: str | None, what: str, seed: int, fold: int | None = None) -> str:
     """Name a cell by its scenario, its arm or loss, and its seed or fold.
 

@@ -21,7 +21,6 @@ from lopsided.runs.keys import (
     cell_key,
     coordinates,
     data_key,
-    epochs_of,
     proportion,
     source_name,
     treatment_of,
@@ -190,7 +189,7 @@ class Record:
             torch=metrics["environment"]["packages"]["torch"],
             data=data_key(recipe, metrics),
             family=family,
-            epochs=epochs_of(recipe),
+            epochs=recipe.spec.epochs(recipe),
             classes=tuple(map(writable, metrics["classes"])),
             fold=Fold.of(recipe, metrics, minority),
         )

@@ -131,7 +131,7 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None, late: Mapping[st
         must = "an arm must be a loss, a named recipe or a recipe's TOML file"
         do = suggest(what, known) or f"The losses are {', '.join(catalogue.names())}."
         raise InputError(sentence(must, shown(text), do))
-    common = {path: value for path, value in (sets or {}).items() if not recipe.ignores(path)}
+    common = {path: value for path, value in (sets or {}).items() if recipe.unused(path) is None}
     return Arm(name, {**common, **own, **fields}, recipe)
 
 

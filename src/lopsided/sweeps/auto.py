@@ -29,8 +29,8 @@ from lopsided.sweeps.view import View
 
 MINUTES = 60.0
 """The default budget."""
-USUAL_SIZE, USUAL_IMAGES = 224, 1000
-"""Side and number of images for which the costs of arms are estimated."""
+USUAL_SIZE = 224
+"""Side of the images for which the costs of arms are estimated."""
 _RECIPES = ("default", "thorough", "adapter", "fine-tune")
 _ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
@@ -48,13 +48,8 @@ def work_of(recipe: Recipe) -> float:
     several joined encoders; heads on them add little.
     """
     size = recipe.data.image_size or USUAL_SIZE
-    training = recipe.encoder_training
-    epochs: float = {"frozen": 0.0, "adapter": 0.1}.get(recipe.method, training.epochs)
-    epochs += recipe.classifier.epochs if recipe.method == "two-stage" or recipe.retrains else 0
-    if recipe.method == "fine-tune" and recipe.fine_tune.steps is not None:
-        epochs = recipe.fine_tune.steps * training.batch_size / USUAL_IMAGES
     seen = recipe.encoder.spec.passes  # Training itself sees one view at a time.
-    return (seen + 3 * epochs * (training.views or 1)) * (size / USUAL_SIZE) ** 2
+    return (seen + 3 * recipe.spec.passes(recipe) * recipe.encoder_training.views) * (size / USUAL_SIZE) ** 2
 
 
 def cheapest_first(arms: Sequence[Arm], base: Recipe) -> list[Arm]:

@@ -27,12 +27,7 @@ LEAST_TRAIN, LEAST_JUDGED, LEAST_PER_CLASS = 100, 60, 5
 """With fewer training images, evaluated images, or evaluated images of a class, the comparison would be noise."""
 LEVEL = 0.95
 """Level of the interval of the difference. A difference that chance can explain is no reason for a warning."""
-_ADVICE = {
-    "two-stage": "Train for more epochs, use pretrained weights (--weights), or try another loss.",
-    "adapter": "Use other pretrained weights (--encoder, --weights), or the recipe default.",
-    "frozen": "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch).",
-    "fine-tune": "Use other pretrained weights (--encoder, --weights), or train fewer blocks (fine_tune.blocks).",
-}
+_TAKE_DEFAULT = "Use the recipe default (--recipe default), or change this recipe."
 _SHRINKAGE = 0.1
 """Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
 
@@ -51,13 +46,10 @@ class Compared:
     difference: Figure
     enough: bool = True
 
-    def cautions(self, split: str, baseline: str, method: str) -> list[Fact]:
+    def cautions(self, split: str, baseline: str, advice: str = _TAKE_DEFAULT) -> list[Fact]:
         """Return a caution if the interval of the difference is below 0. See ``cautions.below_baseline``."""
         if not (self.enough and self.difference.high < 0):
             return []
-        advice = "Use the recipe default (--recipe default), or change this recipe."
-        if baseline != "default":
-            advice = _ADVICE.get(method, _ADVICE["two-stage"])
         low, high = self.difference.low, self.difference.high
         return [cautions.below_baseline(split, baseline, self.model, self.baseline, low, high, LEVEL, advice)]
 

@@ -76,7 +76,7 @@ class Built:
         heads = self._heads()
         adapter = None if heads is None else self._adapter(heads, features)
         with seeded_init(recipe.seed, "classifier"):
-            first = recipe.first_stage().classifier_loss
+            first = recipe.spec.head_loss(recipe.first_stage())
             classifier = self.head(first, features if adapter is None else adapter.width)
         model = Model(
             encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling
@@ -97,7 +97,7 @@ class Built:
             std=prepared.std,
             classes=prepared.classes,
             features=features,
-            head=recipe.classifier_loss.entry.head,
+            head=recipe.spec.head_loss(recipe).entry.head,
             adapter=heads,
             views=views,
             scaling=scaling,
@@ -141,7 +141,7 @@ class Built:
         """Return an encoder that gets its layers if its features are not cached, or None if it needs them anyway."""
         recipe, shape = self.recipe, self.prepared.shape
         alone = self.ranks.size == 1 and self.device.type == "cpu" and not recipe.compile
-        if not (recipe.is_frozen and alone and self.prepared.kind == "image" and shape[0] == 3):
+        if not (not recipe.spec.trains_encoder and alone and self.prepared.kind == "image" and shape[0] == 3):
             return None
         found = embedded_state(recipe.encoder.spec)
         if found is None:
@@ -164,7 +164,7 @@ class Built:
 
     def _choose_augment(self) -> Callable[..., Tensor]:
         cutmix = self.recipe.encoder_training.cutmix
-        if self.prepared.kind == "vector" and cutmix and not self.recipe.is_frozen:
+        if self.prepared.kind == "vector" and cutmix and self.recipe.spec.trains_encoder:
             must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
             raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
         if self.prepared.kind == "vector":

@@ -28,7 +28,7 @@ def run_cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[F
     """Yield cautions about the splits and the batches of a run."""
     yield from _of_splits(recipe, prepared)
     yield from leak_cautions(leaks, "split")
-    if recipe.method != "frozen":
+    if "encoder_training" in recipe.spec.loss_sections(recipe):
         yield from _of_batches(recipe, prepared)
 
 
@@ -45,16 +45,8 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
     The fall is the difference between the mean loss of the last fifth of the epochs and that of the fifth before. It is
     compared with the mean fall of the stage over as many epochs. A stage that was stopped early has no caution.
     """
-    planned = {
-        "encoder": (recipe.encoder_training.epochs, "--epochs"),
-        "end-to-end": (recipe.encoder_training.epochs, "--epochs"),
-        "adapter": (recipe.encoder_training.epochs, "--epochs"),
-        "classifier": (recipe.classifier.epochs, "--classifier-epochs"),
-    }
-    budget = recipe.fine_tune
-    if recipe.method == "fine-tune" and (budget.steps or budget.minutes) is None:
-        planned["fine-tune"] = (recipe.encoder_training.epochs, "--epochs")
-    for stage, (epochs, flag) in planned.items():
+    for stage, epochs in recipe.spec.stages(recipe).items():
+        flag = "--classifier-epochs" if stage == "classifier" else "--epochs"
         losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
         if len(losses) == epochs and is_falling(losses):
             yield cautions.falling_loss(stage, losses[-2], losses[-1], flag)
@@ -82,10 +74,8 @@ def _of_splits(recipe: Recipe, prepared: Prepared) -> Iterator[Fact]:
         few = _few(prepared, prepared.test, FEW_TEST)
         if few:
             yield cautions.few_test_images(few, FEW_TEST)
-    if recipe.is_frozen:  # It selects no epoch.
+    if not recipe.spec.selects_epochs or (prepared.val is None and not recipe.spec.needs_selection):
         return
-    if prepared.val is None and recipe.method == "fine-tune":
-        return  # The averaged weights of a fixed budget are no worse than those of an epoch that few images select.
     if prepared.val is None:
         yield cautions.no_validation_split()
     else:

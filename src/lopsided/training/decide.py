@@ -47,7 +47,7 @@ def settle(stages: Stages) -> None:
     held = None
     if prepared.val is not None:
         size = recipe.encoder_training.batch_size
-        engine = stages.engine if recipe.is_frozen or recipe.method == "fine-tune" else None
+        engine = stages.engine if recipe.spec.pretrained else None
         probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
         held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
 
@@ -136,7 +136,7 @@ def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> Iterator[Fact
     if calibrated:
         absent = [name for name, n in zip(card.classes, _val_counts(stages), strict=True) if not n]
         yield notes.calibrated(card.calibrated_on, "validation", card.temperature, card.bias, absent)
-    elif recipe.decision.calibration != "none" and recipe.method != "adapter":  # Training calibrates heads.
+    elif recipe.decision.calibration != "none" and not recipe.spec.calibrates:
         yield notes.not_calibrated()
 
 

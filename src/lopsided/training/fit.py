@@ -200,7 +200,7 @@ def _new_state(recipe: Recipe, data: str, num_threads: int, ranks: Ranks) -> Sta
     state = State(
         recipe=recipe.content_hash(),
         data=data,
-        stage="encoder" if recipe.method == "two-stage" else recipe.method,
+        stage=next(iter(recipe.spec.stages(recipe))),
         threads=num_threads,
         ranks=ranks.size,
         fast=recipe.fast,
@@ -212,12 +212,12 @@ def _new_state(recipe: Recipe, data: str, num_threads: int, ranks: Ranks) -> Sta
 
 def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
     """Run the remaining training and write the model, or load the model of a finished run."""
-    ranks = stages.ranks
+    ranks, recipe = stages.ranks, stages.recipe
     if state.finished and folder is not None:
         stages.checkpoint.tidy(state)  # The run may have been killed before it did this.
         if ranks.first:
             stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
-        elif stages.recipe.blends:  # The weights come from the first rank.
+        elif recipe.method == "fine-tune" and recipe.fine_tune.blend:  # The weights come from the first rank.
             stages.model, stages.card = average([(copy.deepcopy(stages.model), stages.card) for _ in range(2)])
         if ranks.size > 1:
             load_strictly(stages.model, ranks.spread(stages.model.state_dict))
@@ -267,13 +267,11 @@ def _check_resumable(state: State, saved: State) -> list[Fact]:
 
 
 def _stage_epochs(recipe: Recipe, prepared: Prepared, saved: State) -> dict[str, int]:
-    epochs = recipe.encoder_training.epochs
-    if recipe.method == "fine-tune":
-        epochs = num_epochs(recipe, prepared.train.labels, saved.steps)
-    if recipe.method == "two-stage":
-        return {"encoder": epochs, "classifier": recipe.classifier.epochs}
-    second = {"classifier": recipe.classifier.epochs} if recipe.retrains else {}
-    return {recipe.method: 0 if recipe.method == "frozen" else epochs, **second}
+    stages = recipe.spec.stages(recipe)
+    return {
+        name: num_epochs(recipe, prepared.train.labels, saved.steps) if epochs is None else epochs
+        for name, epochs in stages.items()
+    }
 
 
 def _unused(source: Source, splits: Splits) -> list[Fact]:
@@ -313,7 +311,7 @@ def _baseline(
         compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes))
         splits[split] = figures_of(found, compared, source.classes, groups, recipe.seed)
         if cautions is None and compared.enough:
-            cautions = compared.cautions("validation" if split == "val" else "test", "default", recipe.method)
+            cautions = compared.cautions("validation" if split == "val" else "test", "default")
     return ({"recipe": "default", "splits": splits} if splits else None), cautions or []
 
 
@@ -324,7 +322,7 @@ def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted, small: Sma
             continue
         compared = compare(prepared, part, found.y_pred, recipe.seed, small)
         if compared is not None:
-            return compared.cautions(split, "small-images", recipe.method)
+            return compared.cautions(split, "small-images", recipe.spec.advice)
     return []
 
 
@@ -367,7 +365,7 @@ def _announce(
 def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:
     if part is None:
         return None
-    if stages.recipe.is_frozen:
+    if not stages.recipe.spec.trains_encoder:
         features = stages.engine.adapt(stages.frozen_features(part, "features of test images"))
         probabilities = stages.extractor.engine.probabilities(features)
     else:
@@ -387,7 +385,7 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
 def _judged(stages: Stages, source: Source | None) -> Predictions | None:
     if source is None:
         return None
-    if stages.recipe.is_frozen:
+    if not stages.recipe.spec.trains_encoder:
         digests = tuple(source.images.digest(np.arange(len(source))))
         inputs = StreamedInputs(source.images, stages.card.image_size, stages.card.channels, os.cpu_count() or 1)
         part = Part(inputs, source.labels, source.groups, digests)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.evaluation.calibration import prior_of
-from lopsided.recipe import Classifier, EncoderTraining, Recipe
+from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
 
 
 def carried_prior(recipe: Recipe, counts: npt.ArrayLike, *, early: bool = False) -> tuple[float, ...]:
@@ -24,19 +24,15 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike, *, early: bool = False)
 
     Tau-normalisation takes the shares out of the logits: their highest one decides, so they carry a uniform prior.
     """
-    if recipe.classifier.kind == "tau-norm" and not recipe.is_frozen:
+    if recipe.finisher.evens:
         return prior_of(np.asarray(counts) > 0)
-    stage: EncoderTraining | Classifier = recipe.encoder_training
-    regressed = recipe.is_frozen or (
-        recipe.method == "fine-tune" and (recipe.blends or "logits" not in recipe.encoder_training.loss.entry.needs)
-    )
-    if recipe.method == "two-stage" or regressed or recipe.retrains:
-        stage = recipe.classifier
+    by = recipe.spec.scored_by(recipe)
+    if by == "regression":
+        return regression_prior(recipe, counts)
+    stage: EncoderTraining | Classifier = getattr(recipe, by)
     numbers = np.asarray(counts, dtype=np.int64)
     shares = numbers.astype(np.float64)
-    if regressed:
-        pass  # The regression uses each training image once.
-    elif stage.sampler in ("balanced", "m-per-class") or _deferred(stage, "resample_from", early):
+    if stage.sampler in ("balanced", "m-per-class") or _deferred(stage, "resample_from", early):
         shares = (numbers > 0).astype(np.float64)
     elif stage.sampler == "sqrt":
         shares = np.sqrt(shares)
@@ -44,7 +40,14 @@ def carried_prior(recipe: Recipe, counts: npt.ArrayLike, *, early: bool = False)
         from lopsided.losses.class_balanced import class_balanced_weights  # It needs torch, which takes seconds.
 
         shares = shares * class_balanced_weights(numbers.tolist(), stage.reweight_beta).numpy()
-    entry, parameters = stage.loss.entry, stage.loss.parameters
+    return _through_loss(stage.loss, shares, numbers, early=early)
+
+
+def _through_loss(
+    loss: LossSettings, shares: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], *, early: bool = False
+) -> tuple[float, ...]:
+    """Return the prior that a loss makes of the shares of the classes in its batches."""
+    entry, parameters = loss.entry, loss.parameters
     if early and entry.defers is not None and parameters[entry.defers] > 0:
         parameters[entry.defers] = 1.0
     if entry.carries is not None:
@@ -60,8 +63,12 @@ def _deferred(stage: EncoderTraining | Classifier, name: str, early: bool) -> bo
 
 
 def regression_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]:
-    """Return the prior that the probabilities of a logistic regression with ``classifier.loss`` carry."""
-    return carried_prior(recipe.model_copy(update={"method": "frozen"}), counts)
+    """Return the prior that the probabilities of a logistic regression with ``classifier.loss`` carry.
+
+    It uses each training image once.
+    """
+    numbers = np.asarray(counts, dtype=np.int64)
+    return _through_loss(recipe.classifier.loss, numbers.astype(np.float64), numbers)
 
 
 def bias_between(carried: Sequence[float], prior: Sequence[float]) -> npt.NDArray[np.float64]:

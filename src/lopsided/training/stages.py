@@ -37,7 +37,7 @@ class Stages(Built):
     def notes(self) -> Iterator[Fact]:
         """Yield a note for each setting that changes how a batch is computed."""
         settings, num = self.recipe.encoder_training, self.ranks.size
-        if self.recipe.is_frozen:
+        if not self.recipe.spec.trains_encoder:
             return
         norm = any(isinstance(child, _BatchNorm) for child in self.model.encoder.modules())
         if self.recipe.method == "fine-tune" and self.recipe.fine_tune.batch_norm == "frozen":
@@ -76,21 +76,21 @@ class Stages(Built):
         else:
             with self.following(before):  # The first stage is the same whatever follows.
                 if state.stage == "fine-tune":
-                    self._fine_tune(state, tensors, told=not recipe.blends)
+                    self._fine_tune(state, tensors, told=not recipe.fine_tune.blend)
                 else:
                     stage = encoder_stage(self) if state.stage == "encoder" else end_to_end_stage(self)
                     self._run_stage(stage, state, tensors)
-            if recipe.blends:
+            if state.stage == "fine-tune" and recipe.fine_tune.blend:
                 blend(self)
             elif state.stage == "fine-tune" and "logits" not in recipe.encoder_training.loss.entry.needs:
                 regress(self, cached=False)
             state.seconds = perf_counter() - self._begin
-        if recipe.method == "two-stage" or recipe.retrains:
+        if "classifier" in recipe.spec.stages(recipe):
             if state.stage != "classifier":
                 self.checkpoint.save_weights(ENCODER_NAME, self._handed_on.state_dict())
                 state.stage, state.epoch, state.selection, state.chosen, tensors = "classifier", 0, {}, None, {}
                 self.checkpoint.save(state, {})
-            with self.following(recipe if recipe.retrains else before):
+            with self.following(recipe if recipe.finisher.has_stage else before):
                 self._train_classifier(state, tensors)
         if recipe.classifier.kind == "tau-norm":
             self._normalise()
