@@ -22,7 +22,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lopsided.losses import AsymmetricFocalContrastiveLoss, asymmetric_focal_contrastive_loss
-from memory import peak_of
+from measure import in_turns, peak_of
 
 SIZES = (128, 1024, 4096, 8192, 16384, 65536)
 SETTINGS = {"CL": (0.0, 0.0), "AFCL(300, 7)": (300.0, 7.0)}
@@ -146,21 +145,6 @@ def measure_memory(name: str, n: int, setting: str) -> None:
     print(peak_of(run))
 
 
-def times(n: int, setting: str, seconds: float) -> dict[str, list[float]]:
-    """All methods in turn, round after round."""
-    runs = {name: method(name, n, setting) for name in methods(n, setting)}
-    for run in runs.values():
-        run()
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    start = time.perf_counter()
-    while len(found["lopsided"]) < 3 or (time.perf_counter() - start < seconds and len(found["lopsided"]) < 500):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            run()
-            found[name].append(time.perf_counter() - begin)
-    return found
-
-
 def main() -> None:
     """Print a table per setting; write a record if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,7 +163,8 @@ def main() -> None:
     print(f"{'loss':14}{'n':>7}  {'method':18}{'median s':>10}{'best s':>10}{'vs floor':>10}{'vs ours':>10}{'MiB':>9}")
     for setting in SETTINGS:
         for n in arguments.sizes:
-            found = times(n, setting, arguments.seconds)
+            runs = {name: method(name, n, setting) for name in methods(n, setting)}
+            found = in_turns(runs, arguments.seconds, most=500)
             median = {name: statistics.median(values) for name, values in found.items()}
             for name, values in found.items():
                 row = {

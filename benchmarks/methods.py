@@ -18,7 +18,6 @@ import multiprocessing
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,7 @@ from lopsided.losses import (
     supervised_minority_loss,
     supervised_prototypes_loss,
 )
-from memory import peak_of
+from measure import in_turns, peak_of
 
 SIZES = (128, 1024, 8192)
 CLASSES, WIDTH, TEMPERATURE = 100, 128, 0.07
@@ -170,22 +169,6 @@ def check(name: str) -> None:
         sys.exit(f"{name}: the loss is {ours}, but the plain formula gives {plain}.")
 
 
-def times(name: str, n: int, seconds: float) -> dict[str, list[float]]:
-    """Both in turn, round after round; the one that comes first changes."""
-    made = runs(name, n)
-    for run in made.values():
-        run()
-    found: dict[str, list[float]] = {key: [] for key in made}
-    order, start = list(made), time.perf_counter()
-    while len(found["plain"]) < 3 or (time.perf_counter() - start < seconds and len(found["plain"]) < 2000):
-        order.reverse()
-        for key in order:
-            begin = time.perf_counter()
-            made[key]()
-            found[key].append(time.perf_counter() - begin)
-    return found
-
-
 def peak_memory(name: str, n: int, which: str) -> float:
     """MiB above what stands before the call, in a new process. It is forked from one that has only imported torch."""
     context = multiprocessing.get_context("forkserver")
@@ -217,7 +200,7 @@ def main() -> None:
     for name in arguments.losses:
         check(name)
         for n in arguments.sizes:
-            found = times(name, n, arguments.seconds)
+            found = in_turns(runs(name, n), arguments.seconds)
             ratio = statistics.median(a / b for a, b in zip(found["lopsided"], found["plain"], strict=True))
             row = {"loss": name, "n": n, "rounds": len(found["plain"]), "ratio": ratio}
             for key, each in found.items():

@@ -47,7 +47,7 @@ from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.loop import Stage
 from lopsided.training.shares import cut
 from lopsided.training.step import Step
-from memory import start_peak, status
+from measure import start_peak, status
 
 CHUNK, SIZES = 512, (512, 2048, 8192, 32768)
 WIDTH = 128

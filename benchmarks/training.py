@@ -52,7 +52,7 @@ from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
-from memory import peak_of
+from measure import in_turns, peak_of
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07
 CPU = torch.device("cpu")
@@ -120,24 +120,15 @@ def our_step(
     return step
 
 
-def in_turns(methods: dict[str, Step], seconds: float, rounds: int = 3) -> dict[str, float]:
+def medians(methods: dict[str, Step], seconds: float, rounds: int = 3) -> dict[str, float]:
     """Median seconds of each method, all taking turns."""
-    for run in methods.values():
-        run()
-    found: dict[str, list[float]] = {name: [] for name in methods}
-    start = time.perf_counter()
-    while min(map(len, found.values())) < rounds or time.perf_counter() - start < seconds:
-        for name, run in methods.items():
-            begin = time.perf_counter()
-            run()
-            found[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in found.items()}
+    return {name: statistics.median(values) for name, values in in_turns(methods, seconds, rounds).items()}
 
 
 def matrix_rate() -> float:
     """GFLOP/s of a matrix product of 2048: what the machine can do at best."""
     a, out = torch.randn(2048, 2048), torch.empty(2048, 2048)
-    seconds = in_turns({"product": lambda: torch.mm(a, a, out=out)}, 2.0)["product"]
+    seconds = medians({"product": lambda: torch.mm(a, a, out=out)}, 2.0)["product"]
     return 2 * 2048**3 / seconds / 1e9
 
 
@@ -154,7 +145,7 @@ def step_gflop(name: str, channels: int, size: int, batch: int) -> float:
 def step_question(name: str, channels: int, size: int, batch: int, seconds: float) -> dict[str, Any]:
     """Stock against ours, with the share of the machine's rate that each reaches."""
     facts = (name, channels, size, batch)
-    found = in_turns({"stock": stock_step(*facts), "lopsided": our_step(*facts)}, seconds)
+    found = medians({"stock": stock_step(*facts), "lopsided": our_step(*facts)}, seconds)
     rate, work = matrix_rate(), step_gflop(*facts)
     return {
         "encoder": name, "size": size, "batch": batch, "stock_s": found["stock"], "lopsided_s": found["lopsided"],
@@ -292,7 +283,7 @@ def decode() -> dict[str, Any]:
             noisy = smooth + generator.normal(0, 4, smooth.shape).astype(np.float32)
             Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(Path(folder) / f"{i}.jpg", quality=90)
         paths = sorted(Path(folder).iterdir())
-        found = in_turns(decode_methods(paths), 0.0)
+        found = medians(decode_methods(paths), 0.0)
         cached = MemoryInputs(FileImages(tuple(paths)).load(np.arange(1228), 128, 3, workers=2))
         begin = time.perf_counter()
         for _ in cached.batches(row_batches(1228, 128)):
@@ -325,7 +316,7 @@ def options() -> dict[str, Any]:
         step()
         step()
         first[name] = time.perf_counter() - begin
-    found = in_turns(methods, 10.0)
+    found = medians(methods, 10.0)
     return {
         name: {"first_two_s": first[name], "step_s": found[name], "peak_mib": peak("options", name)} for name in methods
     }
@@ -364,7 +355,7 @@ PARALLEL = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
 sys.path.insert(0, sys.argv[2])
-from memory import status
+from measure import status
 from training import our_step
 before = status("VmRSS")
 step = our_step("resnet18", 1, 28, 128)
@@ -416,7 +407,7 @@ def augment_methods() -> dict[str, Step]:
 
 def augmentation() -> dict[str, Any]:
     """Transforms per image against the batched ones."""
-    found = in_turns(augment_methods(), 2.0)
+    found = medians(augment_methods(), 2.0)
     return {
         "stock_s": found["stock"], "lopsided_s": found["lopsided"], "times_faster": found["stock"] / found["lopsided"],
         "stock_peak_mib": peak("augment", "stock"), "lopsided_peak_mib": peak("augment", "lopsided"),
