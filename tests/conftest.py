@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tiny import write_photos
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -12,3 +15,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LOPSIDED_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("LOPSIDED_CACHE_GIB", raising=False)
         yield
+
+
+@pytest.fixture(scope="module")
+def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders of small images, as many as ``PHOTOS`` of the module says; not to be changed."""
+    counts = getattr(request.module, "PHOTOS", {"cat": 20, "dog": 10})
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", counts)

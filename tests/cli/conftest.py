@@ -25,9 +25,16 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty cats and sixteen dogs; not to be changed."""
     return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 40, "dog": 16})
+
+
+@pytest.fixture(scope="module")
+def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, many_photos: Path) -> Path:
+    """The photos of ``finished``, unless the module says with ``PHOTOS`` how many it needs; not to be changed."""
+    counts = getattr(request.module, "PHOTOS", None)
+    return many_photos if counts is None else write_photos(tmp_path_factory.mktemp("data") / "photos", counts)
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +50,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, many_photos: Path) -> Path:
     """A finished run, made by the command in this process; not to be changed."""
     from lopsided.cli import run
     from lopsided.models.machine import threads
 
     folder = tmp_path_factory.mktemp("runs") / "run"
     with threads(1):  # As ``command`` has it, so that another run can be the same to the byte.
-        assert run(["fit", str(photos), "--out", str(folder), "--seed", "3", *SMALL]) == 0
+        assert run(["fit", str(many_photos), "--out", str(folder), "--seed", "3", *SMALL]) == 0
     return folder

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lopsided.recipe import Recipe
-from tiny import write_photos
 from tiny_command import Call
 
+PHOTOS = {"cat": 30, "dog": 12}
 LIGHT = [
     "--set",
     "adapter.heads=2",
@@ -25,11 +25,6 @@ LIGHT = [
     "--device",
     "cpu",
 ]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 12})
 
 
 @pytest.mark.slow

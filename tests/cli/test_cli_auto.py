@@ -10,20 +10,15 @@ import pytest
 from cli.test_cli_bad_input import assert_refused
 from lopsided.runs.folder import Run
 from lopsided.sweeps import auto, ray_engine
-from tiny import write_photos
 from tiny_command import Call, command_here, names_below
 from tiny_sweep import HereEngine
 
+PHOTOS = {"cat": 12, "dog": 8}
 FLAGS = (
     *("--encoder", "mlp-8", "--epochs", "2", "--classifier-epochs", "1", "--batch-size", "8", "--device", "cpu"),
     *("--folds", "2"),
 )
 TINY = (*FLAGS, "--workers", "1")
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos", {"cat": 12, "dog": 8})
 
 
 @pytest.mark.slow

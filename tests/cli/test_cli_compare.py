@@ -21,6 +21,7 @@ from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below
 from tiny_sweep import record_of
 
+PHOTOS = {"cat": 8, "dog": 6}
 TINY = [
     *("--set", "encoder.name=mlp", "--set", "encoder_training.epochs=1", "--set", "encoder_training.batch_size=8"),
     *("--set", "classifier.epochs=1", "--set", "device=cpu", "--workers", "1"),
@@ -77,11 +78,6 @@ def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, P
     assert page.code == 0, page.err
     text = (out / "report.html").read_text()
     assert all(f"<bdi>{arm}</bdi>" in text for arm in ("ce", "cl", "weighted-ce", "afcl:gamma=7"))
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos", {"cat": 8, "dog": 6})
 
 
 @pytest.fixture

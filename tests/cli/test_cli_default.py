@@ -9,13 +9,9 @@ import pytest
 
 from lopsided import cli
 from lopsided.runs.folder import Run
-from tiny import write_photos
 from tiny_command import Call
 
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 12})
+PHOTOS = {"cat": 30, "dog": 12}
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,7 @@ from lopsided.sweeps.ray_map import make_scorer
 from tiny import write_photos
 from tiny_command import Call
 
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos") / "photos", {"cat": 30, "dog": 8})
+PHOTOS = {"cat": 30, "dog": 8}
 
 
 @pytest.fixture(scope="module")

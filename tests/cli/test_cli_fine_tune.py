@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 from lopsided.runs.folder import Run
-from tiny import write_photos
 from tiny_command import Call
 
+PHOTOS = {"cat": 30, "dog": 12}
 FEW = ("--set", "fine_tune.blocks=1", "--set", "fine_tune.views=1", "--test", "0.3", "--device", "cpu")
 STEPS = ("--set", "fine_tune.steps=2")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 12})
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 from lopsided import cli
 from lopsided.runs.folder import Run
-from tiny import write_photos
 from tiny_command import Call
 
+PHOTOS = {"cat": 20, "dog": 7}
 SMALL = (
     "--encoder",
     "mlp-8",
@@ -29,11 +29,6 @@ SMALL = (
 
 FROZEN = ("--device", "cpu", "--image-size", "32", "--set", "regression.strength=0.1")
 """The recipe default without the choice of the strength, which costs most of the time."""
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 20, "dog": 7})
 
 
 @pytest.fixture(scope="module")

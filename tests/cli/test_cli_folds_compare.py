@@ -20,6 +20,7 @@ from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below
 from tiny_sweep import record_of
 
+PHOTOS = {"cat": 8, "dog": 6}
 TINY = [
     *("--set", "encoder.name=mlp", "--set", "encoder_training.epochs=1", "--set", "encoder_training.batch_size=8"),
     *("--set", "classifier.epochs=1", "--set", "device=cpu", "--workers", "1"),
@@ -83,11 +84,6 @@ def test_more_repeats_only_add_and_the_page_has_the_folds(comparison: tuple[Path
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos", {"cat": 8, "dog": 6})
-
-
-@pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     """The cells that were to be trained; each of them has a record at once."""
     cells: list[Cell] = []
@@ -122,7 +118,8 @@ def test_cells_are_arms_by_folds_and_a_recipe_keeps_its_own_validation_share(
     assert ended.out.count("On all images, ") == 1
 
 
-def test_a_group_of_several_classes_is_noted(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
+def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", PHOTOS)
     rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted(photos.glob("*/*"))]
     groups = ["both" if place in (0, len(rows) - 1) else f"g{place}" for place in range(len(rows))]
     lines = ["path,label,patient", *(f"{row},{group}" for row, group in zip(rows, groups, strict=True))]

@@ -29,7 +29,7 @@ from lopsided.training import default_run
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
 
-COUNTS = {"cat": 30, "dog": 9}
+PHOTOS = {"cat": 30, "dog": 9}
 TINY = {
     "encoder.name": "mlp-8",
     "encoder_training.loss": "ce",
@@ -38,11 +38,6 @@ TINY = {
     "data.folds": 3,
     "threads": 1,
 }
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("data") / "photos", COUNTS)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def rows_of(run: Run) -> dict[str, dict[str, str]]:
 
 
 def probabilities(rows: Mapping[str, Mapping[str, str]], names: list[str]) -> np.ndarray:
-    return np.array([[float(rows[name][f"p:{label}"]) for label in COUNTS] for name in names])
+    return np.array([[float(rows[name][f"p:{label}"]) for label in PHOTOS] for name in names])
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -255,7 +250,7 @@ def test_a_finished_run_keeps_the_figures_of_its_folds_and_removes_their_models(
 
 
 def test_images_that_change_between_the_folds_are_noticed(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", COUNTS)
+    photos = write_photos(tmp_path / "photos", PHOTOS)
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe_of(photos), tmp_path / "run", reporter=SecondFold())
     assert (tmp_path / "run" / "folds" / "1" / "metrics.json").exists()
@@ -304,7 +299,7 @@ def test_the_test_split_of_a_run_with_folds_is_not_evaluated_again_with_its_mode
 
 
 def test_byte_identical_images_in_two_folds_are_reported(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", COUNTS)
+    photos = write_photos(tmp_path / "photos", PHOTOS)
     for number in range(1, 6):
         shutil.copy(photos / "cat" / "000.png", photos / "cat" / f"{number:03d}.png")
     run = run_recipe(recipe_of(photos), tmp_path / "run")
@@ -367,7 +362,7 @@ def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monke
     assert found.baseline is not None
     figures = found.baseline.splits["test"]
     rows = list(rows_of(run).values())
-    recalls = [np.mean([row["predicted"] == c for row in rows if row["label"] == c]) for c in COUNTS]
+    recalls = [np.mean([row["predicted"] == c for row in rows if row["label"] == c]) for c in PHOTOS]
     assert figures.num_images == 150
     assert figures.model_uwa == pytest.approx(np.mean(recalls))
     assert figures.uwa.value is not None

@@ -22,16 +22,10 @@ from lopsided.runs.record_files import append_records, read_records
 from lopsided.runs.run import run_recipe
 from lopsided.sweeps.sweep import run_sweep
 from lopsided.training.reporter import Reporter
-from tiny import write_photos
 from tiny_command import names_below
 from tiny_sweep import RUN_FILES, Scripted, record_of, tiny_recipe
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
 
 
 def content_of(folder: Path) -> dict[str, Any]:

@@ -29,11 +29,6 @@ SMALL = Recipe().override(
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Run:
     return run_recipe(SMALL, tmp_path_factory.mktemp("runs") / "run", data=photos)
 

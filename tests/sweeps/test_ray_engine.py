@@ -24,17 +24,11 @@ from lopsided.sweeps.engines import LOST, Cell
 from lopsided.sweeps.ray_engine import RayEngine, train_on_node
 from lopsided.sweeps.sweep import run_sweep
 from ray_nodes import cluster, with_ray
-from tiny import write_photos
 from tiny_boards import scalars
 from tiny_command import command_here, names_below
 from tiny_sweep import Heard, is_alive, tiny_recipe, wait_until
 
 __all__ = ["cluster"]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,8 @@ from lopsided.sweeps import sweep
 from lopsided.sweeps.engines import LOST, Cell
 from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, about_sweep, open_sweep, record_missing, run_sweep
 from made_runs import make_run
-from tiny import write_photos
 from tiny_command import environment, names_below
 from tiny_sweep import Heard, Scripted, is_alive, record_of, tiny_recipe, wait_until
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
 
 
 @pytest.fixture

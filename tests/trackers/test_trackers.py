@@ -25,7 +25,6 @@ from lopsided.trackers.tracker import Epoch
 from lopsided.trackers.wandb import WandB
 from lopsided.training import checkpoint
 from lopsided.training.reporter import Reporter
-from tiny import write_photos
 from tiny_boards import scalars
 from tiny_sweep import Heard
 from wandb_files import read_runs
@@ -39,11 +38,6 @@ SMALL = {
     "compare_default": False,
 }
 STEPS = {"encoder": [1, 2, 3], "classifier": [4, 5]}
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"cat": 20, "dog": 10})
 
 
 def recipe_of(photos: Path, *track: str, **changes: Any) -> Recipe:

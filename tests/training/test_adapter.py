@@ -24,16 +24,11 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.adapter import Joined, Linear, Rows, Unseen, fit_plain, head_folds
 from lopsided.training.fit import Fitted, fit, load_model
 from lopsided.training.prior import carried_prior
-from tiny import write_photos
 from training.ranks import together
 
+PHOTOS = {"cat": 30, "dog": 9}
 SMALL = "test_resnet"
 LIGHT = {"adapter.heads": 3, "adapter.hidden": 8, "adapter.out": 4, "encoder_training.epochs": 2}
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 9})
 
 
 @pytest.fixture(scope="module")

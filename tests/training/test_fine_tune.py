@@ -32,15 +32,10 @@ from lopsided.training.fit import fit, load_model
 from lopsided.training.prior import carried_prior
 from lopsided.training.regression import Regression, fit_regression
 from lopsided.training.reporter import Reporter
-from tiny import write_photos
 from training.ranks import together
 
+PHOTOS = {"cat": 30, "dog": 9}
 SMALL = "test_resnet"
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 9})
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,9 @@ from lopsided.runs.run import run_recipe
 from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.fit import fit, load_model
 from lopsided.training.regression import fit_regression
-from tiny import write_photos
 
+PHOTOS = {"cat": 30, "dog": 12}
 NAME = "tf_efficientnet_lite0+pixels"
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), {"cat": 30, "dog": 12})
 
 
 @pytest.fixture(scope="module")
