@@ -216,7 +216,7 @@ def frozen_model(
     network, width = build_encoder(encoder, channels=3, image_size=size, weights=weights)
     facts = ModelCard(
         kind="image", encoder=encoder, channels=3, image_size=size, shape=(3, size, size), mean=pixels.mean,
-        std=pixels.std, classes=tuple(classes), features=width, **card,
+        std=pixels.std, classes=tuple(classes), features=width, prior=(1 / len(classes),) * len(classes), **card,
     )  # fmt: skip
     model = Model(
         network, ClassifierHead(width, len(classes)), pixels.mean, pixels.std, views=facts.views,

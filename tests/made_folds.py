@@ -17,7 +17,7 @@ from lopsided.runs.folder import Run
 from lopsided.runs.keys import cell_key
 from lopsided.runs.records import Record
 from lopsided.runs.run import settle
-from made_runs import colour_of
+from made_runs import colour_of, decided_plainly
 
 CLASSES = ("common", "rare")
 
@@ -90,6 +90,7 @@ def _write(
         "format": 1, "lopsided": "0.1.0", "recipe": recipe.content_hash(), "method": recipe.method,
         "loss": recipe.loss.name, "seed": 0, "source": recipe.data.source, "source_name": "photos",
         "classes": list(CLASSES), "counts": counts, "val": None, "test": evaluation, "held_out": None,
+        "views": ["identity"], "decision": decided_plainly(len(CLASSES)),
         "leaks": {"groups": [], "duplicates": []}, "warnings": [], "facts": [], "unreadable": [],
         "environment": {"device": "cpu", "threads": 1, "packages": {"torch": "2.0"}}, "seconds": seconds,
     }  # fmt: skip

@@ -52,6 +52,12 @@ def colour_of(number: int) -> tuple[int, int, int]:
     return 40 + 20 * (number % 10), 40 + 20 * (number // 10 % 10), 40 + 20 * (number // 100 % 10)
 
 
+def decided_plainly(num_classes: int) -> dict[str, Any]:
+    """How a model decides for the most probable class, with probabilities that carry equal shares."""
+    decision = {"rule": "plain"}
+    return {"prior": [1 / num_classes] * num_classes, "temperature": 1.0, "calibrated_on": 0, "decision": decision}
+
+
 def make_run(
     folder: Path,
     classes: Sequence[str] = ("common", "rare"),
@@ -118,6 +124,7 @@ def make_run(
     record = {
         "format": 1, "lopsided": "0.1.0", "recipe": settled.content_hash(), "method": settled.method,
         "loss": settled.encoder_training.loss.name, "seed": 0, "source": settled.data.source, "classes": list(classes),
+        "views": ["identity"], "decision": decided_plainly(len(classes)),
         "counts": counts, **figures, "leaks": {"groups": [], "duplicates": []}, "warnings": [],
         "facts": [cautions.no_validation_split().to_dict()] if val is None else [], "unreadable": [],
         "environment": {"device": "cpu", "threads": 1, "packages": {"torch": "2.0"}}, "seconds": 31.5,

@@ -226,19 +226,6 @@ def test_a_recipe_and_its_changes_come_back_too(tmp_path: Path) -> None:
     assert loaded._recipe("vector").encoder_training == model._recipe("vector").encoder_training
 
 
-def test_a_folder_of_version_0_1_is_read_without_the_parameters_that_are_gone(tmp_path: Path) -> None:
-    x, y = blobs()
-    model = TwoStageClassifier(**QUICK).fit(x, y)
-    model.save(tmp_path)
-    content = json.loads((tmp_path / "estimator.json").read_text())
-    del content["parameters"]["settings"], content["parameters"]["recipe"]
-    content["parameters"] |= {"loss": "afcl", "temperature": 0.07, "classifier_lr": 0.05, "rotation": 15.0}
-    (tmp_path / "estimator.json").write_text(json.dumps({**content, "format": 1}))
-    loaded = TwoStageClassifier.load(tmp_path)
-    assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
-    assert (loaded.loss, loaded.epochs, loaded.lr) == ("afcl", 4, 0.01)
-
-
 def test_names_of_columns_come_back_too(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     x, y = blobs()

@@ -35,7 +35,7 @@ def write_model(folder: Path, *, encoder: str = "mlp", image_size: int = SIZE, s
     network, features = build_encoder(encoder, channels=3, image_size=image_size, seed=seed)
     card = ModelCard(
         kind="image", encoder=encoder, channels=3, image_size=image_size, shape=(3, image_size, image_size),
-        mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3), classes=CLASSES, features=features,
+        mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3), classes=CLASSES, features=features, prior=(0.5, 0.5),
     )  # fmt: skip
     torch.manual_seed(seed)
     save_model(folder, Model(network, ClassifierHead(features, len(CLASSES)), card.mean, card.std), card)

@@ -100,13 +100,13 @@ def test_costs_decide_for_the_least_expected_cost() -> None:
     expected = [min(range(3), key=lambda k: sum(row[c] * costs[c, k] for c in range(3))) for row in p]
     named = 'cost:{"a": {"b": 1, "c": 2}, "b": {"a": 3, "c": 1}, "c": {"a": 8, "b": 5}}'
     for rule in (f"cost:{costs.tolist()}", named):
-        np.testing.assert_array_equal(resolve(rule, CLASSES, None).decide(p), expected)
+        np.testing.assert_array_equal(resolve(rule, CLASSES, PRIOR).decide(p), expected)
 
 
 def test_a_cost_per_class_is_the_cost_of_missing_it() -> None:
     # Missing b costs ten times as much, so that b is decided from a probability of 1 / 11 on.
     p = [[1 - 1 / 11.1, 1 / 11.1], [1 - 1 / 10.9, 1 / 10.9]]
-    assert resolve("cost:a=1,b=10", ("a", "b"), None).decide(p).tolist() == [0, 1]
+    assert resolve("cost:a=1,b=10", ("a", "b"), (0.5, 0.5)).decide(p).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -279,7 +279,7 @@ def test_figures_by_rule_are_those_of_the_confusion() -> None:
     found = figures_by_rule(("plain", "balanced"), ("a", "b"), (0.75, 0.25), p, np.array([0, 0, 0, 1]))
     assert found["plain"] == {"uwa": 0.5, "recall": [1.0, 0.0]}
     assert found["balanced"] == {"uwa": pytest.approx((2 / 3 + 1) / 2), "recall": [pytest.approx(2 / 3), 1.0]}
-    assert list(figures_by_rule(("plain", "balanced"), ("a", "b"), None, p, np.array([0, 0, 0, 1]))) == ["plain"]
+    assert list(figures_by_rule(("plain", "tuned"), ("a", "b"), (0.75, 0.25), p, np.array([0, 0, 0, 1]))) == ["plain"]
 
 
 @pytest.mark.parametrize(
@@ -312,16 +312,9 @@ def test_rules_that_are_fitted_need_images_of_the_class() -> None:
         resolve("recall:c>=0.9", CLASSES, PRIOR, held)
 
 
-def test_a_model_without_a_prior_decides_only_by_rules_that_need_none() -> None:
-    for rule in ("balanced", "prevalence:a=0.2,b=0.2,c=0.6", "tuned"):
-        with pytest.raises(InputError, match="states no prior"):
-            resolve(rule, CLASSES, None)
-    assert resolve("plain", CLASSES, None) == Decision()
-
-
 def test_decisions_explain_themselves() -> None:
     assert explain(Decision(), CLASSES) == "The decision is the most probable class (plain)."
     text = explain(resolve("balanced", ("mel", "df"), (0.9, 0.1)), ("mel", "df"))
     assert text == "The decision is the class with the highest p / prior (balanced): mel x 1.11, df x 10."
-    assert "least expected cost" in explain(resolve("cost:mel=1,df=10", ("mel", "df"), None), ("mel", "df"))
+    assert "least expected cost" in explain(resolve("cost:mel=1,df=10", ("mel", "df"), (0.9, 0.1)), ("mel", "df"))
     assert math.isclose(math.exp(resolve("balanced", ("mel", "df"), (0.9, 0.1)).offsets[1]), 10)

@@ -63,7 +63,7 @@ def test_a_cosine_head_is_exported(tmp_path: Path) -> None:
     network, features = build_encoder("mlp-8", channels=1, image_size=6, seed=1)
     card = ModelCard(
         kind="image", encoder="mlp-8", channels=1, image_size=6, shape=(1, 6, 6), mean=(0.5,), std=(0.2,),
-        classes=CLASSES, features=features, head="cosine",
+        classes=CLASSES, features=features, head="cosine", prior=(0.5, 0.5),
     )  # fmt: skip
     head = CosineHead(features, len(CLASSES), 12.0)
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_the_program_in_the_docs_answers_as_predict_does(
     network, features = build_encoder("mlp", channels=channels, image_size=size, seed=1)
     card = ModelCard(
         kind="image", encoder="mlp", channels=channels, image_size=size, shape=(channels, size, size),
-        mean=(0.45,) * channels, std=(0.02,) * channels, classes=CLASSES, features=features,
+        mean=(0.45,) * channels, std=(0.02,) * channels, classes=CLASSES, features=features, prior=(0.5, 0.5),
     )  # fmt: skip
     torch.manual_seed(0)
     model = Model(network, ClassifierHead(features, len(CLASSES)), card.mean, card.std)

@@ -35,7 +35,7 @@ def a_model(*, keep: bool = True) -> tuple[Model, ModelCard]:
         classifier = ClassifierHead(adapter.width, 3)
     card = ModelCard(
         kind="image", encoder="test_resnet", channels=3, image_size=SIZE, shape=(3, SIZE, SIZE), mean=(0.5,) * 3,
-        std=(0.2,) * 3, classes=("a", "b", "c"), features=width,
+        std=(0.2,) * 3, classes=("a", "b", "c"), features=width, prior=(0.5, 0.3, 0.2),
         adapter=AdapterCard(heads=2, hidden=5, out=4, keep=keep),
     )  # fmt: skip
     return Model(encoder, classifier, card.mean, card.std, "image", adapter).eval(), card
@@ -78,17 +78,6 @@ def test_a_model_with_heads_survives_saving(keep: bool, tmp_path: Path) -> None:
         assert torch.equal(model(x), again(x))
         assert again.features(x).shape == (4, card.width)
     assert read == card
-
-
-def test_a_card_without_heads_has_no_key_that_an_older_version_would_refuse(tmp_path: Path) -> None:
-    encoder, width = build_encoder("test_resnet", channels=3, image_size=SIZE)
-    card = a_model()[1].model_copy(update={"adapter": None})
-    save_model(tmp_path, Model(encoder, ClassifierHead(width, 3), card.mean, card.std), card)
-    content = json.loads((tmp_path / "model.json").read_text())
-    assert "adapter" not in content
-    assert content["format"] == 2
-    assert load_model(tmp_path)[1].adapter is None
-    assert load_model(tmp_path)[0].adapter is None
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_model_with_pixels_is_written_and_read_with_the_same_answers(tmp_path:
     model = Model(encoder, ClassifierHead(width, 2), (0.0,) * 3, (1.0,) * 3, scaling="root").eval()
     card = ModelCard(
         kind="image", encoder=NAME, encoder_weights="embedded", channels=3, image_size=32, shape=(3, 32, 32),
-        mean=(0.0,) * 3, std=(1.0,) * 3, classes=("a", "b"), features=width, scaling="root",
+        mean=(0.0,) * 3, std=(1.0,) * 3, classes=("a", "b"), features=width, scaling="root", prior=(0.5, 0.5),
     )  # fmt: skip
     save_model(tmp_path, model, card)
     again, _ = load_model(tmp_path)

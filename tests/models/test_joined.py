@@ -47,6 +47,7 @@ def joined_model(name: str, weights: str, views: tuple[str, ...] = ("identity",)
     card = ModelCard(
         kind="image", encoder=name, encoder_weights=weights, channels=3, image_size=SIDE, shape=(3, SIDE, SIDE),
         mean=(0.0,) * 3, std=(1.0,) * 3, classes=("cat", "dog"), features=width, views=views, scaling="root",
+        prior=(0.5, 0.5),
     )  # fmt: skip
     torch.manual_seed(0)
     head = ClassifierHead(width, 2)
@@ -126,7 +127,7 @@ def test_an_ensemble_of_models_with_scaled_features_has_the_mean_of_their_logits
     _, width = build_encoder("test_resnet", image_size=SIDE)
     card = ModelCard(
         kind="image", encoder="test_resnet", channels=3, image_size=SIDE, shape=(3, SIDE, SIDE), mean=(0.5,) * 3,
-        std=(0.5,) * 3, classes=("cat", "dog"), features=width, scaling="root",
+        std=(0.5,) * 3, classes=("cat", "dog"), features=width, scaling="root", prior=(0.5, 0.5),
     )  # fmt: skip
     models = []
     for seed in range(3):  # Fine-tuned encoders differ.

@@ -45,7 +45,7 @@ def made_late(fast: bool = True) -> Model:
 def card() -> ModelCard:
     return ModelCard(
         kind="image", encoder=EMBEDDED_ENCODER, encoder_weights="embedded", channels=3, image_size=32, shape=SHAPE,
-        mean=PIXELS.mean, std=PIXELS.std, classes=("a", "b"), features=1280,
+        mean=PIXELS.mean, std=PIXELS.std, classes=("a", "b"), features=1280, prior=(0.5, 0.5),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from training.conftest import stripes
 def make(encoder: str = "test_resnet", **changes: Any) -> tuple[Model, ModelCard]:
     fields: dict[str, Any] = {
         "kind": "image", "encoder": encoder, "channels": 1, "image_size": 8, "shape": (1, 8, 8), "mean": (0.3,),
-        "std": (0.2,), "classes": ("many", "few", "zäh"), "features": 96, **changes,
+        "std": (0.2,), "classes": ("many", "few", "zäh"), "features": 96, "prior": (0.6, 0.3, 0.1), **changes,
     }  # fmt: skip
     card = ModelCard(**fields)
     module, features = build_encoder(encoder, channels=1, image_size=8, in_features=card.shape[0])
@@ -91,7 +91,7 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
         ({"encoder": "hf-hub:evil/model"}, r"describes a model that cannot be built: encoder\.name must be a timm"),
         ({"encoder": "lcnet_035"}, r"model\.safetensors does not fit the encoder lcnet_035: "),
         (
-            {"classes": ["a", "b"]},
+            {"classes": ["a", "b"], "prior": [0.5, 0.5]},
             r"model\.safetensors must hold a classifier for 2 classes, got one of shape \(3, ",
         ),
     ],

@@ -39,7 +39,7 @@ def make_page(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), near: flo
         rows.append(Row(place, str(pool / name.replace("/", "-")), 0.9 - place / 10, near, str(place)))
     card = ModelCard(
         kind="image", encoder="mlp", channels=3, image_size=8, shape=(3, 8, 8), mean=(0,) * 3, std=(1,) * 3,
-        classes=classes, features=4,
+        classes=classes, features=4, prior=(1 / len(classes),) * len(classes),
     )  # fmt: skip
     result = Result(rows, 100, 2, 1, [], 0, Journal(folder / "found.csv", ""))
     assert write_find_page(Found(result, card, "dog", None, ()), folder / "found.html") == 5

@@ -139,19 +139,6 @@ def test_a_rule_that_cannot_be_used_is_refused_before_training(source: Source) -
         fit(tiny(encoder_training__epochs=10**6, data__val=0.0, decision__rule="tuned"), source)
 
 
-def test_a_card_of_an_earlier_version_means_plain(tmp_path: Path, source: Source) -> None:
-    fit(tiny(), source, tmp_path / "run")
-    path = tmp_path / "run" / CARD_NAME
-    content = json.loads(path.read_text())
-    for name in ("prior", "temperature", "calibrated_on", "decision"):
-        del content[name]
-    path.write_text(json.dumps({**content, "format": 1}))
-    _, card = load_model(tmp_path / "run")
-    assert card.decision.rule == "plain"
-    assert card.prior is None
-    assert card.decision.decide([[0.4, 0.6]]) == 1
-
-
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [

@@ -104,7 +104,7 @@ def test_the_mean_of_linear_layers_has_the_mean_logits(source: Source, tmp_path:
         one, own = average_classifiers(models, moves)
         assert torch.allclose(one(x), expected, atol=1e-4)
     assert (card.members, own.members) == (2, 1)
-    assert own.prior is None
+    assert own.prior == card.prior == models[0][1].prior
 
 
 @pytest.mark.parametrize("name", ["pixels", f"{NAME}+pixels", "pixels+tf_efficientnet_lite0"])

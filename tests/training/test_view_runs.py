@@ -60,7 +60,7 @@ def extractor(views: tuple[str, ...]) -> Extractor:
     encoder, features = build_encoder(SMALL, channels=3, image_size=SIDE, seed=7)
     card = ModelCard(
         kind="image", encoder=SMALL, channels=3, image_size=SIDE, shape=(3, SIDE, SIDE), mean=(0.5,) * 3,
-        std=(0.2,) * 3, classes=("a", "b"), features=features, views=views,
+        std=(0.2,) * 3, classes=("a", "b"), features=features, views=views, prior=(0.5, 0.5),
     )  # fmt: skip
     model = Model(encoder, ClassifierHead(features, 2), card.mean, card.std, views=views).eval()
     return Extractor(model, card)

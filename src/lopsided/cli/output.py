@@ -243,11 +243,9 @@ def fold_words(folds: Mapping[str, Any]) -> str:
 
 
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
-    """Return how the model of a run decides, and its UWA by the other rule; nothing for runs of earlier versions."""
+    """Return how the model of a run decides, and its UWA by the other rule."""
     from lopsided.evaluation.decision import Decision
 
-    if "decision" not in metrics:
-        return []
     decision = Decision.model_validate(metrics["decision"]["decision"])
     words = rule_words(decision, metrics["classes"])
     other = "balanced" if decision.rule == "plain" else "plain"

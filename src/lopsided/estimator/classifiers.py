@@ -249,7 +249,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
     def load(cls, folder: str | os.PathLike[str], device: str = "auto") -> TwoStageClassifier:
         """Load a folder that ``save`` wrote, or a run folder. The classes of a run folder are strings."""
         model, card = load_model(Path(folder), pick_device(device))
-        content = read_saved(Path(folder) / FILE_NAME, TwoStageClassifier._get_param_names())
+        content = read_saved(Path(folder) / FILE_NAME)
         try:
             # A run resizes the images that it predicts, and so does its estimator.
             own = {"encoder": card.encoder, "image_size": card.image_size}

@@ -76,7 +76,7 @@ def out_of_fold(
         here, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
         stages, _ = train(samples.rows(rest), recipe, verbose=verbose)
         found = _probabilities(stages, samples.X[here], images=samples.images)
-        p[here] = at_prevalence(found, stages.card.prior or prior, prior)
+        p[here] = at_prevalence(found, stages.card.prior, prior)
     return p, numbers
 
 

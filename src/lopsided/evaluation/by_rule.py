@@ -56,7 +56,7 @@ def decided_unseen(rule: str, classes: Sequence[str], prior: Sequence[float], he
 def figures_by_rule(
     rules: Sequence[str],
     classes: Sequence[str],
-    prior: Sequence[float] | None,
+    prior: Sequence[float],
     p: Floats,
     labels: Codes,
     held: HeldBack | None = None,

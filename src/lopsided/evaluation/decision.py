@@ -140,13 +140,11 @@ def decide(probabilities: ArrayLike) -> Codes:
     return PLAIN.decide(probabilities)
 
 
-def resolve(
-    rule: str | Rule, classes: Sequence[str], prior: Sequence[float] | None, held: HeldBack | None = None
-) -> Decision:
+def resolve(rule: str | Rule, classes: Sequence[str], prior: Sequence[float], held: HeldBack | None = None) -> Decision:
     """Return the decision of a rule for a model with these classes, whose probabilities carry ``prior``.
 
-    Rules that are fitted need ``held``. Raise an InputError if the rule does not fit the classes, or if it needs a
-    prior or held-back images that are missing.
+    Rules that are fitted need ``held``. Raise an InputError if the rule does not fit the classes, or if it needs
+    held-back images that are missing.
     """
     parsed = parse_rule(rule) if isinstance(rule, str) else rule
     text = str(parsed)
@@ -154,11 +152,6 @@ def resolve(
         return Decision(rule=text)
     if parsed.kind == "cost":
         return Decision(rule=text, costs=_costs(parsed, classes))
-    if prior is None:
-        raise InputError(
-            f"The decision rule {parsed.kind} needs the prior that the probabilities of the model carry, but its model "
-            "card states no prior. Use plain or cost, or train the model again."
-        )
     balance = _balance(prior)
     if parsed.kind == "balanced":
         return Decision(rule=text, offsets=_offsets(balance))

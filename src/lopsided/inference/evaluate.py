@@ -91,7 +91,7 @@ def evaluate_model(
     p = use.probabilities(p)
     decided = use.decision.decide(p)
     prior = use.shares or use.prior
-    if fitted_to and prior is not None and parse_rule(use.decision.rule).fitted:
+    if fitted_to and parse_rule(use.decision.rule).fitted:
         held = HeldBack(p, source.labels, source.groups)
         decided = decided_unseen(use.decision.rule, card.classes, prior, held, seed)
     evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()

@@ -24,13 +24,13 @@ class Use:
     """A decision rule, and the prior that the reported probabilities carry."""
 
     decision: Decision
-    prior: tuple[float, ...] | None = None
+    prior: tuple[float, ...]
     shares: tuple[float, ...] | None = None
     """The expected class shares to which probabilities are moved; None: the prior of the model."""
 
     def probabilities(self, p: npt.ArrayLike) -> Floats:
         """Return the probabilities of the model, moved to the expected shares if there are any."""
-        if self.shares is None or self.prior is None:
+        if self.shares is None:
             return np.asarray(p, dtype=np.float64)
         return at_prevalence(p, self.prior, self.shares)
 
@@ -48,11 +48,6 @@ def choose_use(
     parsed = parse_rule(prevalence if prevalence.startswith("prevalence:") else f"prevalence:{prevalence}")
     if rule is not None and parse_rule(rule).kind == "prevalence":
         raise InputError("--decide prevalence:... and --prevalence both state class shares. Remove one of the two.")
-    if card.prior is None:
-        raise InputError(
-            "--prevalence needs the prior that the probabilities of the model carry, but its model card states no "
-            "prior. Train the model again."
-        )
     resolve(parsed, card.classes, card.prior)  # Checks the names of the classes.
     shares = tuple(parsed.values[name] for name in card.classes)
     if held is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 
-_UNSET = {"prior": None, "temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
+_UNSET = {"temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": PLAIN, "sha256": ""}
 """Facts of a card that an average of models does not have."""
 
 
@@ -65,7 +65,8 @@ def average(
     """Return one image model with the mean logits of several, after adding the ``biases`` of each model to its logits.
 
     The features of the members are joined, and the linear layer holds the layers of the members, times their
-    ``shares``, which are equal by default. The card states neither a prior nor a decision.
+    ``shares``, which are equal by default. The card has the prior of the first
+    model, and no decision.
     """
     from lopsided.models.model import Model
 

@@ -61,7 +61,7 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    format: Literal[1, 2] = 2
+    format: Literal[2] = 2
     lopsided: str = __version__
     kind: Literal["image", "vector"]
     encoder: str
@@ -85,9 +85,9 @@ class ModelCard(BaseModel):
     """The number of encoders. An ensemble normalises the inputs of each member itself, after ``mean`` and ``std``."""
     views: tuple[str, ...] = PLAIN
     """The views of an image whose features are averaged (``lopsided.recipe.views``)."""
-    prior: tuple[float, ...] | None = None
+    prior: tuple[float, ...]
     """The class shares that the probabilities carry: the shares in the training batches, corrected by the weights of
-    the loss. None in models of earlier versions."""
+    the loss."""
     temperature: float = Field(default=1.0, gt=0)
     """The temperature by which calibration divided the logits. The weights of the classifier contain it."""
     bias: tuple[float, ...] | None = None
@@ -236,10 +236,7 @@ def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:
     content = save(state, metadata={"format": "pt"})
     card = card.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
     atomic_write(folder / WEIGHTS_NAME, content)
-    # Earlier versions refuse these keys, and they can read every model that does not need them.
-    later = ("adapter", "members", "scaling", "views")
-    usual = {name for name in later if getattr(card, name) == ModelCard.model_fields[name].default}
-    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2, exclude=usual) + "\n")
+    atomic_write(folder / CARD_NAME, card.model_dump_json(indent=2) + "\n")
     return card
 
 
@@ -370,7 +367,7 @@ def load_card(folder: Path) -> ModelCard:
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON. {do}") from error
     version = content.get("format") if isinstance(content, dict) else None
-    if version not in (1, FORMAT) or isinstance(version, bool):
+    if version != FORMAT:
         wrote = content.get("lopsided") if isinstance(content, dict) else None
         do = f"It was written by lopsided {wrote}; use that version." if isinstance(wrote, str) else do
         raise RunError(sentence(f"{path} must have format {FORMAT}", f"{version!r:.100}", do))
@@ -416,8 +413,7 @@ def _check_card(card: ModelCard, path: Path) -> None:
 
 def _check_decision(card: ModelCard, path: Path) -> None:
     num = len(card.classes)
-    prior = card.prior
-    if prior is not None and (len(prior) != num or min(prior) < 0 or abs(math.fsum(prior) - 1) > 1e-6):
+    if len(card.prior) != num or min(card.prior) < 0 or abs(math.fsum(card.prior) - 1) > 1e-6:
         raise RunError(f"{path} must hold a prior of {num} shares that add up to 1. Train the model again.")
     if not card.decision.fits(num):
         raise RunError(f"{path} holds a decision rule for another number of classes than {num}. Train the model again.")

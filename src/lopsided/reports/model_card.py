@@ -237,13 +237,12 @@ def _decision(facts: Facts) -> Iterator[str]:
     decision = facts.decision
     yield _plain(" ".join([explain(decision, facts.classes), *decision.notes]))
     known = facts.metrics.decision
-    if known is not None and known.prior is not None:
-        shares = ", ".join(f"{name} {share:.4g}" for name, share in zip(facts.classes, known.prior, strict=False))
-        yield (
-            f"The probabilities carry these class shares: {_plain(shares)}. Where the classes have other shares, "
-            "divide by these and multiply by those (`lopsided predict --prevalence`)."
-        )
-    if known is None or not known.calibrated_on:
+    shares = ", ".join(f"{name} {share:.4g}" for name, share in zip(facts.classes, known.prior, strict=False))
+    yield (
+        f"The probabilities carry these class shares: {_plain(shares)}. Where the classes have other shares, "
+        "divide by these and multiply by those (`lopsided predict --prevalence`)."
+    )
+    if not known.calibrated_on:
         yield "The probabilities are not calibrated on images of their own."
     else:
         what = "image, scored out-of-fold" if facts.metrics.folds is not None else "validation image"

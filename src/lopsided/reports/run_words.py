@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
-from lopsided.evaluation.decision import PLAIN, Decision
+from lopsided.evaluation.decision import Decision
 from lopsided.recipe import Recipe
-from lopsided.recipe.views import computed_views
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
@@ -63,8 +62,8 @@ class Facts:
 
     @property
     def decision(self) -> Decision:
-        """The decision rule of the model: the most probable class in runs of earlier versions."""
-        return PLAIN if self.metrics.decision is None else self.metrics.decision.decision
+        """The decision rule of the model."""
+        return self.metrics.decision.decision
 
     @property
     def rarest(self) -> int:
@@ -121,7 +120,7 @@ def summary(facts: Facts) -> str:
     task = f"{names[0]} from {names[1]}" if len(names) == 2 else amount(len(names), "class", "classes")
     its = "their" if len(recipe.encoder.spec.parts) > 1 else "its"
     how = recipe.spec.summary(recipe, its)
-    num = len(facts.metrics.views or computed_views(recipe.encoder.views))
+    num = len(facts.metrics.views)
     how += f", with features averaged over {amount(num, 'view')} of each image" if num > 1 else ""
     scenario = f", with the scenario {recipe.data.scenario}" if recipe.data.scenario else ""
     which = "All tested images" if recipe.data.more else "All images"  # Marked images may be from elsewhere.

@@ -230,8 +230,9 @@ class FoldResults:
         if self.recipe.final_model == "ensemble":
             places = [self.folder / place(fold) for fold in range(1, 1 + (self.recipe.data.folds or 0))]
             loaded = [load_model(path, device, fast=fast) for path in places]
-            moves = [bias_between(card.prior or self.prior, self.prior).tolist() for _, card in loaded]
+            moves = [bias_between(card.prior, self.prior).tolist() for _, card in loaded]
             model, card = (average if self.recipe.spec.trains_encoder else average_classifiers)(loaded, moves)
+            card = card.model_copy(update={"prior": tuple(self.prior)})  # Where the moves brought each model.
         else:
             whole = whole_recipe(self.recipe)
             self._open(place(WHOLE), whole, split_source(whole, self.source))

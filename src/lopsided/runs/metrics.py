@@ -84,7 +84,7 @@ class DecisionFacts(_Content):
     """How the model decides, as on its card."""
 
     model_config = ConfigDict(frozen=True, strict=False, allow_inf_nan=False)
-    prior: tuple[float, ...] | None
+    prior: tuple[float, ...]
     temperature: float
     bias: tuple[float, ...] | None = None
     calibrated_on: int
@@ -184,10 +184,9 @@ class Metrics(_Content):
     counts: Counts
     folds: FoldFacts | None = None
     """None in a run with one split."""
-    views: tuple[str, ...] | None = Field(None, strict=False)
-    """The views of an image that the model averages over; None in runs of earlier versions."""
-    decision: DecisionFacts | None = None
-    """None in runs of earlier versions, which decide for the most probable class."""
+    views: Annotated[tuple[str, ...], Field(strict=False)]
+    """The views of an image that the model averages over."""
+    decision: DecisionFacts
     val: Evaluation | None
     test: Evaluation | None
     held_out: Evaluation | None = None

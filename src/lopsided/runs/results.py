@@ -59,7 +59,7 @@ def write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, 
     parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
     decided = {name: part.y_pred for name, part in parts.items() if part is not None}
     val, card = fitted.val, fitted.card
-    if val is not None and val.y_true is not None and card.prior is not None and parse_rule(card.decision.rule).fitted:
+    if val is not None and val.y_true is not None and parse_rule(card.decision.rule).fitted:
         held = HeldBack(val.probabilities, val.y_true, val.groups)
         decided["val"] = decided_unseen(card.decision.rule, card.classes, card.prior, held, recipe.seed)
     write_tables(folder, parts, decided, source.classes)

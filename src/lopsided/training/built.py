@@ -101,6 +101,7 @@ class Built:
             adapter=heads,
             views=views,
             scaling=scaling,
+            prior=carried_prior(recipe, prepared.counts()),
         )
 
     def untrained(self, *, fresh: bool = True) -> tuple[nn.Module, int]:

@@ -89,7 +89,7 @@ def recalibrate(
 
     ``num`` is the number of images that the calibration is fitted to; 0 if it is none.
     """
-    move = np.zeros(len(card.classes)) if card.prior is None else bias_between(card.prior, prior)
+    move = bias_between(card.prior, prior)
     with torch.no_grad():
         model.classifier.bias.add_(torch.from_numpy(move).to(model.classifier.bias))
         for parameter in model.classifier.parameters():
