@@ -5,7 +5,7 @@ VENV_OLDEST ?= .venv-oldest
 PYTHONS = python3 python3.14 python3.13 python3.12 python3.11 python
 BIN = $(VENV)/bin
 FASHION = /usr/share/datasets/fashion-mnist
-APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended dataset-fashion-mnist
+APT = apt-get install --yes --quiet --no-install-recommends chromium texlive-latex-recommended dataset-fashion-mnist strace
 export PYTHONPATH := $(CURDIR)/src
 # Where it is set, each of the many processes of the tests would compile all sources and rewrite all assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,7 +46,7 @@ contracts: setup
 # Fashion-MNIST. Where these cannot be installed, those tests say so and are skipped.
 programs:
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } && command -v pdflatex \
-	  && test -e $(FASHION) || { \
+	  && command -v strace && test -e $(FASHION) || { \
 	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
 	} || echo "No chromium, pdflatex or Fashion-MNIST, and they could not be installed: tests of them will be skipped."
 

@@ -69,21 +69,30 @@ RANKS = ("two-stage", "frozen")
 """Runs that two ranks share. Ranks add in another order, so these have digests of their own."""
 _WORDS = frozenset({"notes", "warnings", "facts", "seconds", "environment"})
 _METRICS = ("classes", "counts", "folds", "views", "decision", "val", "test", "held_out", "leaks")
-_KILL = """
-import os, sys
-from lopsided.training import checkpoint
-checkpoint.TIMES_AS_LONG = 0.0
-replace, left = os.replace, int(sys.argv.pop(1))
-def die(source, target, **options):
-    global left
-    left -= "checkpoint" in str(target)
-    if left == 0:
-        os._exit(9)
-    replace(source, target, **options)
-os.replace = die
+_SERVER = """
+import os, sys, json
+import torch, timm
 from lopsided import cli
-sys.exit(cli.run(sys.argv[1:]))
+from lopsided.training import checkpoint
+replace = os.replace
+def run(words, fatal):
+    left = fatal
+    def die(source, target, **options):
+        nonlocal left
+        left -= "checkpoint" in str(target)
+        if left == 0:
+            os._exit(9)
+        replace(source, target, **options)
+    if fatal:
+        checkpoint.TIMES_AS_LONG, os.replace = 0.0, die
+    return cli.run(words)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os._exit(run(*json.loads(line)))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""Imports everything once, and runs each command in a fork of itself. A fatal write ends the command like a kill."""
 
 
 def main() -> int:
@@ -118,6 +127,10 @@ def _runs(folder: Path, src: Path, only: tuple[str, ...]) -> Iterator[tuple[str,
     }  # fmt: skip
     photos = folder / "photos"
     _write_photos(photos)
+    with (folder / "stderr.txt").open("w") as errors:
+        server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
     for name, fields in CASES.items():
         if not name.startswith(only):
             continue
@@ -125,13 +138,17 @@ def _runs(folder: Path, src: Path, only: tuple[str, ...]) -> Iterator[tuple[str,
         recipe.write_text(_toml(fields))
         words = ["fit", str(photos), "--recipe", str(recipe), "--quiet", "--out"]
         plain = folder / name
-        _call([sys.executable, "-m", "lopsided", *words, str(plain)])
+        try:
+            _call(server, [*words, str(plain)])
+        except SystemExit:
+            print((folder / "stderr.txt").read_text()[-2000:], file=sys.stderr)
+            raise
         digest = _digest(plain)
         yield name, digest
         if name in KILLED:
             out = str(folder / f"{name}-killed")
-            _call([sys.executable, "-c", _KILL, str(KILLED[name]), *words, out], code=9)
-            _call([sys.executable, "-m", "lopsided", *words, out, "--resume"])
+            _call(server, [*words, out], fatal=KILLED[name])
+            _call(server, [*words, out, "--resume"])
             again = _digest(Path(out))
             if again != digest:
                 raise SystemExit(f"{name}: killed and resumed differs: {again} instead of {digest}")
@@ -139,14 +156,24 @@ def _runs(folder: Path, src: Path, only: tuple[str, ...]) -> Iterator[tuple[str,
         if name in RANKS:
             out = str(folder / f"{name}-ranks")
             ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-            _call([*ranks, "lopsided", *words, out])
+            subprocess.run([*ranks, "lopsided", *words, out], stdout=subprocess.DEVNULL, check=True)
             yield f"{name} two ranks", _digest(Path(out))
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait()
 
 
-def _call(command: list[str], code: int = 0) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != code:
-        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode} instead of {code}\n{done.stderr[-3000:]}")
+def _call(server: subprocess.Popen[str], words: list[str], fatal: int = 0) -> None:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([words, fatal]) + "\n")
+    server.stdin.flush()
+    while not (line := server.stdout.readline()).strip().lstrip("-").isdigit():  # What the command prints.
+        if not line:
+            raise SystemExit("the process that runs the commands has died")
+    code, expected = int(line), 9 if fatal else 0
+    if code != expected:
+        raise SystemExit(f"lopsided {' '.join(words)}\nended with {code} instead of {expected}")
 
 
 def _write_photos(folder: Path) -> None:

@@ -26,6 +26,7 @@ from lopsided.trackers.wandb import WandB
 from lopsided.training import checkpoint
 from lopsided.training.reporter import Reporter
 from tiny_boards import scalars
+from tiny_command import command_here
 from tiny_sweep import Heard
 from wandb_files import read_runs
 
@@ -516,3 +517,41 @@ def test_a_run_that_cannot_be_continued_leaves_no_tensorboard_that_blocks_its_fo
         run_recipe(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert run_recipe(recipe_of(photos), tmp_path / "run").finished
+
+
+def test_trackers_of_a_recipe_file_are_shown_and_act_only_if_the_user_names_them(photos: Path, tmp_path: Path) -> None:
+    gift = tmp_path / "gift.toml"
+    gift.write_text(recipe_of(photos, "tensorboard").to_toml())
+    fit = ["fit", "--recipe", gift, "--out"]
+    ended = command_here(*fit, tmp_path / "silent")
+    assert ended.code == 0
+    assert "To use them, add --track tensorboard." in ended.err
+    assert not (tmp_path / "silent" / "tensorboard").exists()
+    ended = command_here(*fit, tmp_path / "asked", "--track", "tensorboard")
+    assert "To use them" not in ended.err
+    assert (tmp_path / "asked" / "tensorboard").is_dir()
+    again = command_here("fit", "--out", tmp_path / "asked", "--resume")  # A folder may be a gift, too.
+    assert (again.code, "add --track tensorboard" in again.err) == (0, True)
+    compare = ["compare", photos, "--recipe", gift, "--arms", "cl", "--out", tmp_path / "compared", "--seeds", "1"]
+    ended = command_here(*compare)
+    assert (ended.code, "add --track tensorboard" in ended.err) == (0, True)
+    assert not list(tmp_path.glob("compared/**/tensorboard"))
+
+
+def test_trackers_can_be_named_in_the_environment(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOPSIDED_TRACK", f"tensorboard mlflow:{tmp_path / 'runs'}")
+    (tmp_path / "recipe.toml").write_text(recipe_of(photos).to_toml())
+    assert command_here("fit", "--recipe", tmp_path / "recipe.toml", "--out", tmp_path / "run").code == 0
+    assert (tmp_path / "run" / "tensorboard").is_dir()
+    assert mlflow_runs(tmp_path / "runs").keys() == {"run"}
+
+
+def test_an_mlflow_folder_that_keeps_files_elsewhere_is_left_out(photos: Path, tmp_path: Path) -> None:
+    gift = tmp_path / "gift"
+    gift.mkdir()
+    client(gift).create_experiment("lopsided", artifact_location="http://127.0.0.1:9/api/2.0/mlflow-artifacts")
+    run = run_recipe(recipe_of(photos, f"mlflow:{gift}"), tmp_path / "run")
+    assert run.finished
+    assert sum("not on this machine" in event.get("text", "") for event in run.events()) == 1

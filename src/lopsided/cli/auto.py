@@ -82,7 +82,8 @@ def fit_auto(
         from lopsided.progress import reporter
 
         with reporter(quiet=quiet) as watcher:
-            run = run_recipe(Run.open(out).recipe, out, resume=True, reporter=watcher, why=why)
+            tracked = Run.open(out).recipe.override(track=fields.get("track", ()))
+            run = run_recipe(tracked, out, resume=True, reporter=watcher, why=why)
     except KeyboardInterrupt:
         raise StoppedError(f"interrupted. Continue with: {again}") from None
     drop_models(folder)

@@ -133,7 +133,7 @@ def compare(
     given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
     given |= {"track": track} if track else {}
     given |= _fold_fields(folds, repeats, seeds, sets)
-    base, late = _read_base(recipe, sets, given)
+    base, late = _read_base(recipe, sets, given, quiet=quiet)
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
     chosen = parse_arms(arms or [usual], sets, late)
     recipes = check_arms(chosen, base)
@@ -171,12 +171,17 @@ def _fold_fields(folds: int | None, repeats: int | None, seeds: int | None, sets
     return {"data.folds": folds}
 
 
-def _read_base(name: str, sets: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+def _read_base(
+    name: str, sets: Mapping[str, Any], given: Mapping[str, Any], *, quiet: bool
+) -> tuple[Recipe, dict[str, Any]]:
     """Return the base recipe, and the changes that only the losses of the arms may take."""
     from lopsided.recipe import find_recipe
     from lopsided.sweeps.arms import split_changes
 
-    base, late = split_changes(find_recipe(name), sets, given)
+    loaded = find_recipe(name)
+    if not quiet:
+        sweeping.say_trackers(loaded, given.get("track", ()))
+    base, late = split_changes(loaded, sets, given)
     if base.data.source is None:
         do = "Write lopsided compare DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lopsided.cli.output import StoppedError, say, shortened
-from lopsided.cli.sweeping import Work, refuse
+from lopsided.cli.sweeping import Work, refuse, say_trackers
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
 
@@ -86,7 +86,7 @@ def train_recipe(
     parallel: Parallel | None = None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
-    text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes))
+    text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
     from lopsided.data.prepare import Sources
     from lopsided.recipe import Recipe
 
@@ -129,7 +129,8 @@ def train_recipe(
             raise StoppedError("interrupted. Nothing was written.") from None
         if ranks is not None:  # This process does not know the launch command of the other ranks.
             raise StoppedError("interrupted. Continue with the same command and --resume.") from None
-        again = f"lopsided fit --out {shlex.quote(str(out))} --resume"
+        tracked = "".join(f" --track {shlex.quote(text)}" for text in chosen.track)
+        again = f"lopsided fit --out {shlex.quote(str(out))} --resume{tracked}"
         raise StoppedError(f"interrupted. Continue with: {again}") from None
     return run, already
 
@@ -189,7 +190,9 @@ def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
     return make() if ranks is None else ranks.told(make)
 
 
-def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any]) -> tuple[str, list[Fact]]:
+def _choose(
+    recipe: str | None, out: Path, resume: bool, changes: Mapping[str, Any], *, quiet: bool = True
+) -> tuple[str, list[Fact]]:
     """Return a recipe as TOML, and the reason for it; none if the user named the recipe.
 
     This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
@@ -198,12 +201,14 @@ def _choose(recipe: str | None, out: Path, resume: bool, changes: Mapping[str, A
     from lopsided.recipe import find_recipe, methods
     from lopsided.recipe.encoder_spec import EncoderSpec
 
-    if recipe is not None:
-        return find_recipe(recipe).to_toml(), []
-    if resume and (out / "recipe.toml").is_file():
+    continues = resume and (out / "recipe.toml").is_file()
+    if recipe is not None or continues:
         from lopsided.runs.folder import Run
 
-        return Run.open(out).recipe.to_toml(), []
+        loaded = find_recipe(recipe) if recipe is not None else Run.open(out).recipe
+        if not quiet:
+            say_trackers(loaded, changes.get("track", ()))
+        return loaded.to_toml(), []
     chosen = ((methods.find(name), path) for path in changes for name in methods.names())
     method, by = next(((each, path) for each, path in chosen if each.chosen_by(path)), (None, "method"))
     method = method or methods.find(str(changes.get("method", find_recipe("default").method)))

@@ -122,6 +122,8 @@ def reproduce(
         weights=weights,
         normalization=normalization,
     )
+    if not quiet:
+        sweeping.say_trackers(base, track or ())
     if track:
         base = base.override(track=track)
     plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from lopsided.cli.options import option, words
-from lopsided.cli.output import StoppedError
+from lopsided.cli.output import StoppedError, say
 from lopsided.errors import DataError, InputError, sentence
 
 if TYPE_CHECKING:
@@ -57,13 +58,23 @@ Track = Annotated[
     option(
         WORK,
         "Show the course in another program: tensorboard, mlflow, wandb, or one of these with a colon and a folder. "
-        "Can be repeated.",
+        "Can be repeated. Trackers that a recipe file names are not used.",
         "--track",
+        envvar="LOPSIDED_TRACK",
+        show_envvar=True,
         metavar="TRACKER",
         autocompletion=complete_tracker,
     ),
 ]
 KeepModels = Annotated[bool, option(WORK, "Keep the models of all runs.", "--keep-models")]
+
+
+def say_trackers(recipe: Recipe, asked: Sequence[str]) -> None:
+    """Print the trackers that the file of a recipe names and the user does not: a file may come from someone else."""
+    unused = [text for text in recipe.unused_trackers if text not in asked]
+    if unused:
+        options = " ".join(f"--track {shlex.quote(text)}" for text in unused)
+        say(f"The recipe names trackers, which a file cannot switch on. To use them, add {options}.")
 
 
 def refuse(options: Mapping[str, Any], what: str, other: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lopsided.data.augment import to_float
 from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
+from lopsided.inference.runtime import load_onnxruntime
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.model import Model
 from lopsided.models.views import look
@@ -54,9 +55,7 @@ class Engine:
     def name(self) -> str:
         """The library and the device, with the version. Two engines of one name give the same bits on one machine."""
         if self._session is not None or self._waits:
-            import onnxruntime
-
-            return f"onnxruntime {onnxruntime.__version__} cpu"
+            return f"onnxruntime {load_onnxruntime().__version__} cpu"
         return f"torch {torch.__version__} {self._device.type}"
 
     @property
@@ -174,8 +173,7 @@ def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> 
 
 def _checked(graph: bytes, shape: tuple[int, ...], expected: Features) -> Any:
     """Return a session of onnxruntime for a graph, or None if its features of one image are not those of torch."""
-    import onnxruntime
-
+    onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # A thread that waits must not keep a core from the threads that decode the next batch.

@@ -148,10 +148,11 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
     Raise also if the file decides otherwise than the rule of the model, except where two scores are almost equal.
     """
     import numpy as np
-    import onnxruntime
     import torch
 
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    from lopsided.inference.runtime import load_onnxruntime
+
+    session = load_onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(1)
     largest = 0.0
     for number in CHECKED_SIZES:

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, PrivateAttr, ValidationError
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular
@@ -99,8 +99,8 @@ class Recipe(Section):
     )
     track: TrackerTexts = described(
         (),
-        'Trackers that show the run in other programs, such as ["tensorboard", "mlflow:FOLDER"]. Their names are '
-        "checked when the run starts.",
+        'Trackers that show the run in other programs, such as ["tensorboard", "mlflow:FOLDER"]. Those of a file are '
+        "not used: name them with --track or in LOPSIDED_TRACK.",
     )
     final: Literal["auto", "refit", "ensemble"] = described(
         "auto",
@@ -118,6 +118,7 @@ class Recipe(Section):
     fine_tune: FineTune = FineTune()
     selection: Selection = Selection()
     decision: Decision = Decision()
+    _unused_trackers: tuple[str, ...] = PrivateAttr(())
 
     def __init__(self, /, **values: Any) -> None:  # The slash allows a field named self in a file.
         try:
@@ -132,7 +133,11 @@ class Recipe(Section):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recipe:
-        """Read a TOML file."""
+        """Read a TOML file.
+
+        Its trackers are left out, and ``unused_trackers`` holds them: a file may come from someone else, and a tracker
+        can send the model and the names of images away.
+        """
         try:
             check_regular(path)
             with open(path, "rb") as file:
@@ -142,7 +147,15 @@ class Recipe(Section):
             raise InputError(sentence("a recipe must be a readable TOML file", got)) from None
         if len(content) > MAX_BYTES:
             raise InputError(f"The recipe {path} is larger than {MAX_BYTES:,} bytes. Use a smaller TOML file.")
-        return cls.from_bytes(content, f"The recipe {path}", before=f"recipe {path}: ")
+        recipe = cls.from_bytes(content, f"The recipe {path}", before=f"recipe {path}: ")
+        loaded = recipe.model_copy(update={"track": ()})
+        loaded._unused_trackers = recipe.track
+        return loaded
+
+    @property
+    def unused_trackers(self) -> tuple[str, ...]:
+        """The trackers that the file of this recipe names."""
+        return self._unused_trackers
 
     @classmethod
     def from_toml(cls, text: str) -> Recipe:

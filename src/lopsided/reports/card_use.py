@@ -75,6 +75,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     yield "\n".join(
         [
             "```python",
+            'import os\n\nos.environ["ORT_DISABLE_TELEMETRY"] = "1"  # Else onnxruntime reports to its vendor.\n',
             "import json\n\nimport numpy as np\nimport onnxruntime\nfrom PIL import Image, ImageOps\n",
             where,
             'session = onnxruntime.InferenceSession(f"{folder}/model.onnx")',

@@ -2,7 +2,8 @@
 
 ``mlflow:FOLDER`` writes to a folder of files, ``mlflow:sqlite:///FILE`` to a database, which needs the full package
 mlflow. Without a place, MLflow's own variable MLFLOW_TRACKING_URI decides, or else the folder ``mlruns``. The address
-of a server can only come from that variable: a recipe of someone else must not be able to send figures away.
+of a server can only come from that variable, and a folder or database whose files go to another machine is refused:
+what someone else wrote must not be able to send figures away.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from lopsided.errors import InputError, sentence
 from lopsided.trackers.tracker import Status, TrackedRun, Tracker, quiet
@@ -79,6 +81,8 @@ class MLflow(Tracker):
                     self._there |= {(name, point.step) for point in self._client.get_metric_history(self._run, name)}
             else:
                 self._create(run)
+            if self.place is not None:
+                _check_local(self._client.get_run(self._run).info.artifact_uri)
         for past in run.history:
             self.epoch(past.step, past.stage, past.figures)
             if past.recall:
@@ -141,6 +145,15 @@ class MLflow(Tracker):
             options = (plain if number == 1 else f"{plain}-{number}" for number in range(1, 1_000_000))
             self._names[name] = next(option for option in options if option not in taken)
         return self._names[name]
+
+
+def _check_local(address: str) -> None:
+    """Raise if the files of a run go elsewhere than to the disk of this machine."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        raise InputError(
+            f"its experiment keeps files at {address[:80]}, not on this machine; set MLFLOW_TRACKING_URI to use it"
+        )
 
 
 def _experiment(client: Any, files: str | None) -> str:
