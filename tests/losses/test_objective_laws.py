@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from example_losses import EXAMPLES, add_examples
 from lopsided.data.inputs import MemoryInputs, Part
@@ -70,6 +72,23 @@ def test_the_parts_are_finite_one_a_sample_and_add_up_to_the_total(loss: Loss, s
     assert parts.shape == Y.shape
     assert parts.isfinite().all()
     torch.testing.assert_close(parts.sum(), total)
+
+
+@over_losses
+@pytest.mark.parametrize("by_sample", [False, True], ids=["total", "parts"])
+def test_a_checkpoint_around_the_loss_changes_neither_value_nor_gradient(loss: Loss, by_sample: bool) -> None:
+    objective, y = build(loss).double(), labels_of(loss)
+    found = []
+    for around in (lambda call, *x: call(*x), partial(checkpoint, use_reentrant=False)):
+        given = {name: x.clone().requires_grad_() for name, x in outputs(loss).items()}
+
+        def total(*x: Tensor, names: tuple[str, ...] = tuple(given)) -> Tensor:
+            whole, parts = value(objective, y, **dict(zip(names, x, strict=True)))
+            return (parts * torch.arange(len(parts))).sum() if by_sample and parts.requires_grad else whole
+
+        result = around(total, *given.values())
+        found.append((result, *torch.autograd.grad(result, list(given.values()), allow_unused=True)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @over_losses

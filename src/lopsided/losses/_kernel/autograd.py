@@ -102,7 +102,8 @@ class TiledTotal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of forward, scaled."""
-        inputs, found = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        saved = ctx.saved_tensors  # Once: torch.utils.checkpoint recomputes them at each reading, and refuses a second.
+        inputs, found = saved[:3], saved[3:]
         grad = grads[0] * ctx.factor
         scaled = [one * grad if wanted else None for one, wanted in zip(found, ctx.wanted, strict=True)]
         return *[_no_second_derivative(one, *inputs, grad) for one in scaled], *[None] * 12

@@ -137,8 +137,9 @@ class AveragedRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         """A second visit."""
-        inputs = [x.detach() for x in ctx.saved_tensors]
+        saved = ctx.saved_tensors  # Once: torch.utils.checkpoint refuses a second reading.
+        inputs = [x.detach() for x in saved]
         _, *grads = _run(*inputs, outer[0].detach().contiguous(), ctx.temperature, ctx.tile, True)
         wanted = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)]
-        queries, columns = ctx.saved_tensors[:2]
+        queries, columns = saved[:2]
         return *[_no_second_derivative(grad, queries, columns, None, outer[0]) for grad in wanted], *[None] * 6
