@@ -201,7 +201,7 @@ def folder(photos: Path, peer: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
 
         def fit(out: str, seed: int) -> list[str]:
-            return [*f"fit {photos} --out {folder}/{out} --recipe default --folds 1 --seed {seed} -q".split()]
+            return [*f"fit {photos} --out {folder}/{out} --recipe quick --folds 1 --seed {seed} -q".split()]
 
         found["first run"] = timed(fit("first", 0), versions["lopsided"], folder)
         for name, source in versions.items():  # The first prediction keeps the graph of the encoder.
@@ -211,7 +211,7 @@ def folder(photos: Path, peer: Path | None) -> dict[str, Any]:
             found[f"predict 5 images, {name}"] = timed(
                 ["predict", f"{folder}/first", *few, "--out", f"{folder}/{name}-2.csv"], source, folder
             )
-        arms = f"compare {photos} --out {folder}/arms --arms default,adapter --seeds 1 --workers 1 -q"
+        arms = f"compare {photos} --out {folder}/arms --arms quick,adapter --seeds 1 --workers 1 -q"
         timed(arms.split(), versions["lopsided"], folder)
         lines = map(json.loads, Path(folder, "arms", "records.jsonl").read_text().splitlines())
         found["arms"] = {line["arm"]: line["seconds"] for line in lines}

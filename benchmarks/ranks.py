@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lopsided.distributed import joined
-from lopsided.recipe import named_recipe
+from lopsided.runs.demo import demo_recipes
 from lopsided.runs.run import run_recipe
 
 WAYS = {"again": 1, "two ranks": 2}
@@ -42,7 +42,7 @@ def train(folder: Path, ranks: int) -> None:
 def work(folder: str, ranks: int, rank: int) -> None:
     """The part of one rank."""
     torch.set_num_threads(1)
-    recipe = named_recipe("demo").override(threads=1, device="cpu")
+    recipe = demo_recipes()["afcl"].override(threads=1, device="cpu")
     with joined(f"file://{folder}.store", rank=rank, size=ranks) as group:
         run_recipe(recipe, folder, ranks=group)
 

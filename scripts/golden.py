@@ -24,12 +24,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = {"cat": 26, "dog": 10, "fox": 8}
 SMALL = {
-    "threads": 1, "device": "cpu", "compare_default": False, "encoder.name": "mlp",
+    "threads": 1, "device": "cpu", "compare_quick": False, "encoder.name": "mlp",
     "encoder_training.epochs": 3, "encoder_training.batch_size": 16, "classifier.epochs": 3, "head.out": 8,
 }  # fmt: skip
 CE = {**SMALL, "method": "end-to-end", "encoder_training.loss": "ce"}
 FROZEN = {
-    "threads": 1, "compare_default": False, "method": "frozen", "data.val": 0.0, "augment.normalisation": "weights",
+    "threads": 1, "compare_quick": False, "method": "frozen", "data.val": 0.0, "augment.normalisation": "weights",
     "encoder.name": "tf_efficientnet_lite0+pixels", "encoder.weights": "embedded", "encoder.scaling": "root",
 }  # fmt: skip
 ADAPTER = {

@@ -8,12 +8,12 @@
 It computes nothing that is not in ``studies/records``: ``study.jsonl`` (studies/study.py), ``methods.jsonl`` and
 its siblings (studies/arms.py), ``fine_tune.jsonl`` (studies/fine_tune.py) and ``costs.jsonl``
 (studies/costs.py). An arm from scratch or fine-tuned without a line in ``costs.jsonl`` has half the seconds of its
-runs, which had one thread each, for its minutes. Peers and ``plain features`` have those of ``default``, because the
+runs, which had one thread each, for its minutes. Peers and ``plain features`` have those of ``quick``, because the
 features take almost all of their time, arms without pixels those of their recipe, and heads those of ``adapter`` or
-``adapter-average``. Other frozen arms have none.
+``adapter`` with a blend. Other frozen arms have none.
 
 Draws of the tops are the same images in all records, and differences are paired by draw. On ISIC, the methods from
-scratch and ``default`` are paired by fold of one comparison, with the interval that is corrected for overlapping folds.
+scratch and ``quick`` are paired by fold of one comparison, with the interval that is corrected for overlapping folds.
 ``against`` adjusts the intervals for the number of its rows (Bonferroni).
 """
 
@@ -130,9 +130,9 @@ def _by_arm(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
 def cost_of(setting: str, arm: str, lines: Sequence[Line]) -> tuple[float | None, int | None]:
     """Return minutes of two cores and the peak memory in MiB, where the records have them."""
     data, first = setting.split(maxsplit=1)[0], lines[0].group
-    same = "default" if first == "peers" or arm == "plain features" else arm.removesuffix(study.WITHOUT)
+    same = "quick" if first == "peers" or arm == "plain features" else arm.removesuffix(study.WITHOUT)
     if first == "heads":
-        same = "adapter-average" if arm.endswith("+") else "adapter"
+        same = "adapter blend" if arm.endswith("+") else "adapter"
     known = {(line["data"], line["arm"]): line for line in shared.read(costs.RECORD)}
     if (line := known.get((data, same))) is not None:
         return line["processor"] / 120, line["memory"]
@@ -165,7 +165,7 @@ def against() -> str:
         arms = {
             arm: {x.draw: x for x in own} for (_, arm), own in _by_arm(x for x in lines if x.setting == setting).items()
         }
-        for recipe in ("thorough", "default"):
+        for recipe in ("thorough", "quick"):
             for other in SCRATCH:
                 both = sorted(arms.get(recipe, {}).keys() & arms.get(other, {}).keys())
                 if len(both) > 1:
@@ -199,7 +199,7 @@ def draw_figure(path: Path) -> None:
                 axis.errorbar(x, y, yerr=[low, high], fmt="o", markersize=4, color=colour, elinewidth=0.8, label=group)
         for _, arm, minutes, figure in points:
             axis.annotate(arm, (minutes, figure.value), fontsize=6, xytext=(3, 3), textcoords="offset points")
-        line = [(m, f.value) for _, arm, m, f in points if arm in ("default", "thorough")]
+        line = [(m, f.value) for _, arm, m, f in points if arm in ("quick", "thorough")]
         axis.step(*zip(*sorted(line), strict=True), where="post", color=GROUPS["frozen"], linewidth=1)
         axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model", ylabel="UWA, %")
         axis.set_xlim(0.15, 8)  # Room for the names of the points.

@@ -5,7 +5,7 @@
     python studies/find.py --scratch 2 trains an encoder from scratch as well, in the first two draws of each
 
 Each draw keeps about 35 of 115 rare images and 350 (ISIC) or 500 (Fashion-MNIST) others as labelled images, and hides
-the other 80 rare images in a pool of unlabelled images. A run of the recipe ``default`` on the labelled images then
+the other 80 rare images in a pool of unlabelled images. A run of the recipe ``quick`` on the labelled images then
 orders the pool:
 
 - isic: dermatofibromas (DF) among all classes of ISIC 2018 whose images are at hand. Labelled images and pool share no
@@ -14,7 +14,7 @@ orders the pool:
 
 The orders: the three of ``lopsided find``, the first with diversity, random (the expected number), and plain
 classifiers without regard to the imbalance, which are asked for the probability of the class: a logistic regression on
-16 x 16 pixels and, with --scratch, an encoder trained from scratch with cross-entropy (recipe ``baseline-ce`` at
+16 x 16 pixels and, with --scratch, an encoder trained from scratch with cross-entropy (``from-scratch loss=ce`` at
 32 pixels). The record is studies/records/find.json.
 """
 
@@ -134,7 +134,7 @@ def write(path: Path, case: Labelled, rows: Sequence[int], *, labelled: bool) ->
 
 def train(recipe: Recipe, table: Path, out: Path) -> Path:
     """Train on the images of a table."""
-    changes = {"data.test": 0.0, "data.allow_outside": True, "compare_default": False, "device": "cpu"}
+    changes = {"data.test": 0.0, "data.allow_outside": True, "compare_quick": False, "device": "cpu"}
     run_recipe(recipe.override(**changes), out, data=table)
     return out
 
@@ -158,7 +158,7 @@ def orders(case: Labelled, seed: int, folder: Path, scratch: bool) -> Iterator[t
         write(folder / f"{name}.csv", case, rows, labelled=name == "known")
         for name, rows in (("known", labelled), ("pool", pool))
     )
-    run = train(named_recipe("default"), known, folder / "run")
+    run = train(named_recipe("quick"), known, folder / "run")
 
     def found(run: Path, **options: Any) -> list[str]:
         options = {"top": len(pool), **options}
@@ -170,7 +170,7 @@ def orders(case: Labelled, seed: int, folder: Path, scratch: bool) -> Iterator[t
         yield name, found(run, **options)
     yield "logistic regression on pixels", pixel_order(case, labelled, pool)
     if scratch:
-        recipe = named_recipe("baseline-ce").override(**{"data.image_size": 32, "data.val": 0.0})
+        recipe = Recipe().override(**{"encoder_training.loss": "ce", "data.image_size": 32, "data.val": 0.0})
         yield "cross-entropy from scratch", found(train(recipe, known, folder / "scratch"))
 
 

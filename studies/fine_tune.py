@@ -44,11 +44,11 @@ SCENARIOS = ("98:2", "90:10")
 FOLDS = 5
 CONTRASTIVE = {"encoder_training.batch_size": 16, "encoder_training.views": 2, "encoder_training.sampler": "balanced"}
 """Two views of each image, the same number of views per step, and no batch without a rare image."""
-FROZEN = ("default", "thorough", "default without pixels")
+FROZEN = ("quick", "thorough", "quick without pixels")
 ARMS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "quick": {},
     "thorough": {},
-    "default without pixels": {"encoder.name": named_recipe("fine-tune").encoder.name},
+    "quick without pixels": {"encoder.name": named_recipe("fine-tune").encoder.name},
     "fine-tune": {},
     "logit-adjusted": {"encoder_training.loss": "logit-adjusted"},
     "CL": {"encoder_training.loss": "cl", **CONTRASTIVE},
@@ -69,7 +69,7 @@ LOSSES = ("logit-adjusted", "CL", "AFCL")
 def recipe_of(arm: str, changes: dict[str, Any]) -> Recipe:
     """Return the recipe of an arm with further changes."""
     base = named_recipe(arm.split(maxsplit=1)[0] if arm in FROZEN else "fine-tune")
-    return base.override(**ARMS[arm]).override(**{"threads": 1, "compare_default": False, **changes})
+    return base.override(**ARMS[arm]).override(**{"threads": 1, "compare_quick": False, **changes})
 
 
 def judged(found: Predictions) -> dict[str, Any]:
@@ -178,15 +178,13 @@ def summary(path: Path) -> str:
                     for name in ("uwa", "auroc")
                     for cell in (
                         shared.shown(mean_interval([line[name] for line in runs.values()])),
-                        shared.minus(runs, arms.get("default", {}), name),
+                        shared.minus(runs, arms.get("quick", {}), name),
                     )
                 ]
                 minutes = statistics.median(line["minutes"] for line in runs.values())
                 rows.append((setting, arm, len(runs), *cells, f"{minutes:.1f}"))
         if rows:
-            tables.append(
-                shared.table("data | arm | runs | UWA | minus default | AUROC | minus default | minutes", rows)
-            )
+            tables.append(shared.table("data | arm | runs | UWA | minus quick | AUROC | minus quick | minutes", rows))
     return "\n\n".join(tables)
 
 
@@ -199,7 +197,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    usual = ["default", "default without pixels", "fine-tune"]
+    usual = ["quick", "quick without pixels", "fine-tune"]
     if arguments.what == "tune":
         usual = [arm for arm in ARMS if arm not in LOSSES and arm not in FROZEN[1:]]
     arms = arguments.arms.split(";") if arguments.arms else usual

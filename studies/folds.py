@@ -2,7 +2,7 @@
 
     LOPSIDED_DATA=... python studies/folds.py --runs FOLDER      # melanoma against dermatofibroma, by lesion
 
-The recipe is `default`: once with a test split of 15 %, once with five folds. Both are computed for several seeds, and
+The recipe is `quick`: once with a test split of 15 %, once with five folds. Both are computed for several seeds, and
 the record studies/records/folds.json holds UWA, AUROC and the recall of dermatofibroma with their intervals. After an
 interruption, the same command continues in FOLDER.
 """
@@ -23,7 +23,7 @@ RARE = "DF"
 
 def recipes(seed: int) -> dict[str, Recipe]:
     """Return the recipe with a split, and the recipe with folds."""
-    base = named_recipe("default").override(
+    base = named_recipe("quick").override(
         **{"seed": seed, "data.source": "isic2018", "data.classes": ["MEL", RARE], "data.split": "group"}
     )
     return {"split": base, "folds": base.override(**{"data.folds": 5})}

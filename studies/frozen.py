@@ -5,7 +5,7 @@
     python studies/frozen.py isic --encoder resnet50 --weights FILE.safetensors     # or resnet50-v1, see below
     python studies/frozen.py summary                     # the table of the records, without computing anything
 
-``tops`` runs the recipe ``default`` as ``lopsided fit`` does: 1,000 images drawn by the scenario, of which 700 train
+``tops`` runs the recipe ``quick`` as ``lopsided fit`` does: 1,000 images drawn by the scenario, of which 700 train
 the regression, and held-out images with the same number per class, which the run has not drawn. ``isic`` judges every
 image once, in five folds by lesion; inner folds of each training part, also by lesion, choose the strength.
 ``resnet50-v1`` has the stride of a stage on its first 1x1 convolution.
@@ -47,7 +47,7 @@ def judged(p: np.ndarray, labels: np.ndarray, prior: np.ndarray) -> dict[str, fl
 
 def tops(scenario: str, seed: int, loss: str) -> dict[str, Any]:
     """Run the recipe on one draw of the tops."""
-    recipe = named_recipe("default").override(**shared.tops_fields(scenario, seed), **{"classifier.loss": loss})
+    recipe = named_recipe("quick").override(**shared.tops_fields(scenario, seed), **{"classifier.loss": loss})
     source, held_out = Sources().open(recipe)
     fitted = fit(recipe, source, held_out=held_out)
     assert fitted.held_out is not None
@@ -72,7 +72,7 @@ def isic(encoder: str, weights: str, seed: int, loss: str) -> dict[str, Any]:
     """Judge every image once, in five folds by lesion. The encoder may have the suffix ``-v1``."""
     source = open_source("isic2018", classes=shared.LESIONS)
     encoder, first, _ = encoder.partition("-v1")
-    scaling = named_recipe("default").encoder.scaling
+    scaling = named_recipe("quick").encoder.scaling
     model, card = shared.frozen_model(encoder, weights, classes=source.classes, scaling=scaling)
     if first:
         stride_first(model.encoder)
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("what", choices=["tops", "isic", "summary"])
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--loss", choices=["ce", "weighted-ce"], default="ce")
-    parser.add_argument("--encoder", default=named_recipe("default").encoder.name)
+    parser.add_argument("--encoder", default=named_recipe("quick").encoder.name)
     parser.add_argument("--weights", default="embedded")
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()

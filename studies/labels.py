@@ -5,7 +5,7 @@
                                           similarity of changed copies, of one lesion and of other lesions
 
 Both add to studies/records/labels.json. ``flips`` computes out-of-fold probabilities as ``lopsided fit --folds 5`` does
-with the recipe ``default``: features of the embedded encoder, folds by lesion that are drawn from the flipped labels,
+with the recipe ``quick``: features of the embedded encoder, folds by lesion that are drawn from the flipped labels,
 and a regression whose strength inner folds choose. It counts the flipped labels among the first 40 images in
 several orders:
 
@@ -64,7 +64,7 @@ def out_of_fold(features: np.ndarray, source: Source, labels: np.ndarray, seed: 
         train, test = numbers != fold, numbers == fold
         found = fit_regression(
             features[train], labels[train], len(source.classes), groups=source.groups[train], seed=seed,
-            importance=shared.importance(named_recipe("default").encoder.name, features.shape[1]),
+            importance=shared.importance(named_recipe("quick").encoder.name, features.shape[1]),
         )  # fmt: skip
         p[test] = softmax(features[test] @ found.weight.T + found.bias, axis=1)
     return p
@@ -93,7 +93,7 @@ def orders(labels: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
 def flips(out: Path) -> None:
     """Flip labels and count how many are listed first. Each seed is added to the record; those in it are skipped."""
     source = open_source("isic2018", classes=shared.LESIONS)
-    features = shared.features_of(source, *frozen_model(source.classes, "default"))
+    features = shared.features_of(source, *frozen_model(source.classes, "quick"))
     for seed in range(SEEDS):
         lines = shared.read_json(out).get("flips", {"runs": []})["runs"]
         if any(line["seed"] == seed for line in lines):
@@ -187,13 +187,13 @@ def main() -> None:
     parser = shared.parser(__doc__)
     parser.add_argument("what", choices=("flips", "near"))
     parser.add_argument("--out", type=Path, default=RECORD, help="default: records/labels.json")
-    parser.add_argument("--recipe", default="default", choices=("default", "thorough"), help="recipe of near")
+    parser.add_argument("--recipe", default="quick", choices=("quick", "thorough"), help="recipe of near")
     parser.add_argument("--changed", type=int, default=CHANGED, help="number of images that near changes")
     options = parser.parse_args()
     if options.what == "flips":
         flips(options.out)
     else:
-        more = "" if options.recipe == "default" else f" --recipe {options.recipe}"
+        more = "" if options.recipe == "quick" else f" --recipe {options.recipe}"
         more += "" if options.changed == CHANGED else f" --changed {options.changed}"
         write(options.out, f"near{more}", near(options.recipe, options.changed))
 

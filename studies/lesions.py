@@ -3,7 +3,7 @@
     python studies/lesions.py ISIC      # a comparison over folds that `lopsided compare` made; writes the record
     python studies/lesions.py           # print the table of studies/records/lesions.json
 
-ISIC is the comparison of ``studies/arms.py --isic`` with the arms ``default`` and ``thorough``, and two repeats. An
+ISIC is the comparison of ``studies/arms.py --isic`` with the arms ``quick`` and ``thorough``, and two repeats. An
 image counts by the share of its decisions that are right, one decision per repeat. The difference of two arms in UWA
 has a 95 % interval by a bootstrap of lesions, so it says what other lesions of this kind would give to these models. It
 does not contain how models of other training images would differ, except as far as ten folds show that; the interval of
@@ -21,7 +21,7 @@ import shared
 from shared import Floats
 
 RECORD = shared.RECORDS / "lesions.json"
-RECIPES = ("thorough", "default")
+RECIPES = ("thorough", "quick")
 LOSSES = ("weighted-ce", "cl", "afcl")
 DRAWS = 10_000
 

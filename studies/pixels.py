@@ -4,7 +4,7 @@
     python studies/pixels.py summary                   # the table of studies/records/pixels.jsonl
     python studies/pixels.py gains                     # what the pixels are worth, from studies/records/study.jsonl
 
-The arms are the recipes ``default`` and ``thorough`` with several weights of the block ``pixels``; 0
+The arms are the recipes ``quick`` and ``thorough`` with several weights of the block ``pixels``; 0
 is without pixels. The data are those of ``studies/study.py``, with draws that no other record uses. A line that
 exists is not computed again.
 """
@@ -67,7 +67,7 @@ def gains() -> str:
     settings = shared.nested(shared.read(study.RECORD), ("data", "cell"), "arm", "seed")
     rows = [
         (recipe, *key, len(arms[recipe]), *shared.compared(arms[recipe], arms[recipe + study.WITHOUT], "uwa", "auroc"))
-        for recipe in ("default", "thorough")
+        for recipe in ("quick", "thorough")
         for key, arms in sorted(settings.items(), key=study.place)
     ]
     return shared.table("recipe | data | setting | draws | UWA | gain | AUROC | gain", rows)
@@ -83,7 +83,7 @@ def main() -> None:
         known = {name: study.Features(name, given.features) for name in ("isic", "tops")}
         wanted = (
             {"recipe": recipe, "data": data, "cell": cell, "seed": seed, "share": share}
-            for recipe in ("default", "thorough")
+            for recipe in ("quick", "thorough")
             for data, cell, number in CELLS
             for seed in range(FIRST, FIRST + number)
             for share in SHARES

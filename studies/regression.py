@@ -3,7 +3,7 @@
     python studies/regression.py run --features FOLDER [--rounds 3]  # FOLDER: `studies/study.py features DATA`
     python studies/regression.py summary                             # print the table of the record
 
-Each row of the record is one fit: features of ``thorough`` or ``default``, without pixels, on the first draw of ISIC
+Each row of the record is one fit: features of ``thorough`` or ``quick``, without pixels, on the first draw of ISIC
 (four of five folds by lesion, two classes) or of the long tail of Fashion-MNIST (2,000 images, ten classes). The peer
 makes the same choice with scikit-learn's LogisticRegression: the same inner folds and strengths from strong to weak,
 each fit starting from the previous one, the same end of the path, its usual tolerance, and a last fit on all rows. Both
@@ -43,7 +43,7 @@ from shared import Floats
 from study import Features, pairs
 
 RECORD = shared.RECORDS / "regression_speed.json"
-CASES = tuple((data, f"{arm} without pixels") for data in ("isic", "fashion") for arm in ("default", "thorough"))
+CASES = tuple((data, f"{arm} without pixels") for data in ("isic", "fashion") for arm in ("quick", "thorough"))
 CELLS = {"isic": "all", "fashion": "long tail 100"}
 
 

@@ -14,14 +14,14 @@ isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five fol
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No record has it yet.
 
-Arms: ``default`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
-regions (the block ``pixels``). ``plain features`` is ``default without pixels`` without the scaling of features,
-and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``default``. All of ``thorough`` take the
+Arms: ``quick`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
+regions (the block ``pixels``). ``plain features`` is ``quick without pixels`` without the scaling of features,
+and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``quick``. All of ``thorough`` take the
 views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (studies/views.py).
-``resnet50`` is ``default without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
-pixels`` is ``default`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
+``resnet50`` is ``quick without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
+pixels`` is ``quick`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
 ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` without pixels; ``+`` is their average with the regression
-(``adapter-average``). Peers, as one would write them by hand on the features of ``default``, pixels included:
+(``adapter adapter.blend=0.5``). Peers, as one would write them by hand on the features of ``quick``, pixels included:
 scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and imbalanced-learn's
 EasyEnsembleClassifier.
 
@@ -68,15 +68,15 @@ TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
 VIEWS = parse_views("flips")
 EMBEDDED = tuple(named_recipe("thorough").encoder.spec.names)
 SMALL, LARGE = 224, named_recipe("thorough").data.image_size
-"""Sides of the images for ``default`` and for ``thorough``."""
+"""Sides of the images for ``quick`` and for ``thorough``."""
 RESNET = "resnet50"
-BASE = "default"
+BASE = "quick"
 WITHOUT = " without pixels"
 PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
-COLOURED = ("default", "thorough", f"{RESNET} + pixels", f"thorough + {RESNET}", *PEERS)
+COLOURED = ("quick", "thorough", f"{RESNET} + pixels", f"thorough + {RESNET}", *PEERS)
 """Arms with the features of the block ``pixels``."""
 CHEAP = (
-    "default", "thorough", f"default{WITHOUT}", f"thorough{WITHOUT}", "thorough with root", "plain features",
+    "quick", "thorough", f"default{WITHOUT}", f"thorough{WITHOUT}", "thorough with root", "plain features",
     "resnet50", "resnet50 + pixels", "thorough + resnet50", "class_weight", "SMOTE",
 )  # fmt: skip
 HEADS = ("CE", "CL", "ACL", "AFCL")
@@ -153,7 +153,7 @@ class Features:
         views = VIEWS if arm.startswith("thorough") else VIEWS[:1]
         parts = [np.mean([self._files[key][view] for view in views], axis=0) for key in keys]
         features = np.concatenate(parts, axis=1)
-        recipe = named_recipe("thorough" if arm.startswith("thorough") else "default")
+        recipe = named_recipe("thorough" if arm.startswith("thorough") else "quick")
         how = {"plain features": "none", "thorough with root": "root"}.get(arm, recipe.encoder.scaling)
         found = scaled(torch.from_numpy(features), how).numpy()
         return np.concatenate([found, self._pixels], axis=1) if arm in COLOURED else found
@@ -199,7 +199,7 @@ def fit_arm(
         with threadpool_limits(1):
             found = np.log(np.maximum(peer(arm, seed).fit(x, labels).predict_proba(inputs), 1e-12))
         return {arm: (found, np.full(num, 1 / num))}
-    weights = shared.importance(named_recipe("default").encoder.name, x.shape[1]) if arm in COLOURED else None
+    weights = shared.importance(named_recipe("quick").encoder.name, x.shape[1]) if arm in COLOURED else None
     fitted = fit_regression(x, labels, num, groups=groups, seed=seed, importance=weights)
     return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
 
@@ -266,20 +266,20 @@ def usual_arms(data: str, cell: str) -> list[str]:
 
 
 def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: True) -> str:
-    """Return the mean of each arm, and its paired difference to ``default`` with a 95 % interval over the draws."""
+    """Return the mean of each arm, and its paired difference to ``quick`` with a 95 % interval over the draws."""
     rows = []
     for key, arms in shared.nested(filter(keep, shared.read(path)), ("data", "cell"), "arm", "seed").items():
         for arm, runs in arms.items():
             cells = shared.compared(runs, arms.get(BASE, {}), "uwa", "plain", "auroc")
             seconds = statistics.median(line["seconds"] for line in runs.values())
             rows.append((*key, arm, len(runs), *cells, f"{seconds:.1f}"))
-    head = "data | setting | arm | runs | UWA | minus default | plain | AUROC | minus default | seconds"
+    head = "data | setting | arm | runs | UWA | minus quick | plain | AUROC | minus quick | seconds"
     return shared.table(head, rows)
 
 
 RARE_TOPS = {"70:30": 210, "90:10": 70, "95:5": 35, "98:2": 14}
 """Training images of the rare class, of 700."""
-SHORT = ("thorough", "default", "class_weight", "SMOTE")
+SHORT = ("thorough", "quick", "class_weight", "SMOTE")
 
 
 def short(path: Path) -> str:

@@ -5,7 +5,7 @@
     python studies/views.py summary                           # print its table
     python studies/views.py thresholds                        # what other values of the threshold would choose
 
-The features are those of the recipe ``default`` without pixels: one embedded encoder at 224 pixels, scaled. Data:
+The features are those of the recipe ``quick`` without pixels: one embedded encoder at 224 pixels, scaled. Data:
 
 tops     Fashion-MNIST tops at 90:10 and 98:2: 700 training images, six draws; held-out images are evaluated.
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA), five folds by lesion.

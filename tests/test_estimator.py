@@ -117,14 +117,14 @@ def test_images_go_through_a_network_of_timm_and_are_resized() -> None:
 
 def test_the_parameters_are_changes_of_the_recipe() -> None:
     settings = {"encoder_training.views": 2, "encoder_training.loss.temperature": 0.2}
-    chosen = {"loss": {"name": "acl", "eta": 0.1}, "recipe": "demo", "batch_size": 16, "settings": settings}
-    recipe, demo = TwoStageClassifier(**chosen)._recipe("image"), named_recipe("demo")
+    chosen = {"loss": {"name": "acl", "eta": 0.1}, "recipe": "from-scratch", "batch_size": 16, "settings": settings}
+    recipe, scratch = TwoStageClassifier(**chosen)._recipe("image"), named_recipe("from-scratch")
     loss = {"name": "acl", "eta": 0.1, "eta_unit": "parity", "temperature": 0.2, "normalization": "paper"}
     assert recipe.encoder_training.loss.model_dump() == loss
     assert recipe.encoder_training.views == 2
     assert recipe.encoder_training.batch_size == recipe.classifier.batch_size == 16
-    assert recipe.encoder_training.epochs == demo.encoder_training.epochs
-    assert recipe.classifier == demo.classifier.model_copy(update={"batch_size": 16})
+    assert recipe.encoder_training.epochs == scratch.encoder_training.epochs
+    assert recipe.classifier == scratch.classifier.model_copy(update={"batch_size": 16})
     assert (recipe.data.source, recipe.data.scenario, recipe.data.test) == (None, None, 0.0)
 
 
@@ -276,7 +276,7 @@ def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         ({"loss": "cl", "eta": 1.0}, r"encoder_training\.loss \"cl\" has no parameter 'eta'"),
         ({"eta": -1.0}, r"encoder_training\.loss\.eta must be a finite number >= 0, got -1\.0\."),
         ({"settings": {"encoder_training.vews": 2}}, r"no field 'encoder_training\.vews'\. Did you mean encoder_train"),
-        ({"recipe": "defualt"}, r"a named recipe must be one of .*Did you mean default\?"),
+        ({"recipe": "quik"}, r"a named recipe must be one of .*Did you mean quick\?"),
         ({"epochs": 0}, r"encoder_training\.epochs must be an integer >= 1"),
         ({"val": 1.5}, r"data\.val must be"),
         ({"device": "cuda:99"}, r"device must be available on this machine"),
@@ -342,7 +342,7 @@ def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> N
     expected = make_pipeline(StandardScaler(), LogisticRegression(C=0.1)).fit(x, y)
     assert_allclose(model.predict_proba(x), expected.predict_proba(x), atol=1e-3)
     assert (model.card_.encoder, model.card_.features) == ("identity", 6)
-    same = TwoStageClassifier(recipe="default", settings={"regression.strength": 0.1}, random_state=0)
+    same = TwoStageClassifier(recipe="quick", settings={"regression.strength": 0.1}, random_state=0)
     assert_array_equal(same.fit(x, y).predict_proba(x), model.predict_proba(x))
     views = LopsidedClassifier("thorough", settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
     assert_array_equal(views.predict_proba(x), model.predict_proba(x))  # Encoders and views are for images.

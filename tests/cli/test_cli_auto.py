@@ -65,7 +65,7 @@ def test_a_cluster_is_connected_to_once(photos: Path, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--auto", "--recipe", "default"), "--recipe chooses what to train and cannot be used with --auto."),
+        (("--auto", "--recipe", "quick"), "--recipe chooses what to train and cannot be used with --auto."),
         (("--auto", "--loss", "cl"), "--loss chooses what to train and cannot be used with --auto."),
         (("--auto", "--folds", "1"), "--folds 1 trains one split and cannot be used with --auto."),
         (("--auto", "--test", "0.2"), "--test is a share of one split and cannot be used with --auto."),

@@ -181,10 +181,9 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
         (("--val", "0.2", "--set", "data.val=unset"), "--val 0.2 and --set data.val=unset set the same field"),
         (("--set", "data.source=others"), '/photos and --set data.source="others" set the same field'),
         (
-            ("--recipe", "baseline-ce", "--loss", "cl"),
+            ("--recipe", "from-scratch", "--set", "method=end-to-end", "--loss", "cl"),
             '--loss cannot be cl with method "end-to-end". Use one of ce, weighted-ce, focal, logit-adjusted, '
-            "class-balanced, label-aware-smoothing, ldam, bcl. To use "
-            'cl, start from a recipe with method "two-stage", such as default, or add --set method=two-stage.',
+            "class-balanced, label-aware-smoothing, ldam, bcl, or method=two-stage.",
         ),
         (("--set", "augment.rotation=much"), "augment.rotation must be a finite number >= 0 and <= 180, got 'much'."),
         (("--set", "seed=" + "9" * 5000), "seed must be an integer >= 0 and <= 9223372036854775807, got '999"),

@@ -98,7 +98,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 
 
 def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
-    arms = ("--arms", "ce,afcl:eta=0.1,gamma=7", "--arms", "baseline-focal")
+    arms = ("--arms", "ce,afcl:eta=0.1,gamma=7", "--arms", "from-scratch:encoder_training.loss=focal")
     scenarios = ("--scenario", "90:10,total=20,50:50", "--scenario", "long-tail:10,step")
     ended = call(
         "compare", photos, *arms, *scenarios, "--seeds", "2", "--set", "data.test=0.3", "--out", tmp_path / "CMP"
@@ -106,7 +106,7 @@ def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained:
     assert ended.code == 0, ended.err
     assert {(cell.arm, cell.recipe.data.scenario, cell.recipe.seed, cell.recipe.data.test) for cell in trained} == {
         (arm, scenario, seed, 0.3)
-        for arm in ("ce", "afcl:eta=0.1,gamma=7", "baseline-focal")
+        for arm in ("ce", "afcl:eta=0.1,gamma=7", "from-scratch:encoder_training.loss=focal")
         for scenario in ("90:10,total=20", "50:50", "long-tail:10,step")
         for seed in (0, 1)
     }
@@ -196,7 +196,7 @@ def test_a_folder_whose_settings_lack_a_field_is_refused(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     out = tmp_path / "CMP"
-    command = ("compare", photos, "--arms", "cl,default", "--seeds", "1", "--out", out)
+    command = ("compare", photos, "--arms", "cl,quick", "--seeds", "1", "--out", out)
     assert call(*command).code == 0
     forget(out / "sweep.json", "encoder_training.ema")
     told = f"{out} has runs with other settings: encoder_training.ema was unset and is now 0.0."
@@ -259,7 +259,7 @@ def test_failed_cells_are_named_and_the_code_is_1(
             ("--arms", "cl", "--set", "encoder.nam=mlp"),
             "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
         ),
-        (("--arms", "cl", "--recipe", "defalt"), "Did you mean default?"),
+        (("--arms", "cl", "--recipe", "quik"), "Did you mean quick?"),
         (("--arms", "cl", "--set", "data.source=x"), 'photos and --set data.source="x" set the same field to'),
         (
             ("--arms", "cl", "--scenario", "90:10", "--set", "data.scenario=50:50"),

@@ -17,7 +17,7 @@ PHOTOS = {"cat": 30, "dog": 12}
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     run = tmp_path_factory.mktemp("frozen") / "run"
-    small = ["--recipe", "default", "--quiet", "--test", "0.3", "--device", "cpu"]
+    small = ["--recipe", "quick", "--quiet", "--test", "0.3", "--device", "cpu"]
     assert cli.run(["fit", str(photos), "--out", str(run), *small]) == 0
     return run
 
@@ -83,7 +83,7 @@ def test_an_option_that_trains_an_encoder_selects_the_recipe_from_scratch(
 def test_a_named_recipe_needs_no_reason_and_refuses_options_without_an_effect(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "default", "--epochs", "3")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "quick", "--epochs", "3")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
         'lopsided: --epochs has no effect with method "frozen". Use another recipe, such as '

@@ -27,7 +27,7 @@ PHOTOS = {"cat": 30, "dog": 8}
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     run = tmp_path_factory.mktemp("frozen") / "run"
-    small = ["--recipe", "default", "--quiet", "--folds", "1", "--device", "cpu"]
+    small = ["--recipe", "quick", "--quiet", "--folds", "1", "--device", "cpu"]
     assert cli.run(["fit", str(photos), "--out", str(run), *small]) == 0
     return run
 
@@ -129,16 +129,16 @@ def test_a_model_without_its_run_searches_and_says_what_it_cannot_do(
 def test_features_are_made_ahead_of_a_run_here_or_elsewhere(
     call: Call, frozen: Path, photos: Path, tmp_path: Path
 ) -> None:
-    told = json.loads(call("cache", "--fill", photos, "--recipe", "default", "--json").out)
-    assert (told["images"], told["computed"], told["recipe"]) == (38, 0, "default"), "The run has cached the features."
+    told = json.loads(call("cache", "--fill", photos, "--recipe", "quick", "--json").out)
+    assert (told["images"], told["computed"], told["recipe"]) == (38, 0, "quick"), "The run has cached the features."
     other = write_photos(tmp_path / "other", {"cat": 6, "dog": 4}, start=700)
 
     def cluster(folder: Path) -> AbstractContextManager[Mapper]:
         content = {name: (folder / name).read_bytes() for name in ("model.json", "model.safetensors")}
         return nullcontext(make_scorer(content, None, True).map)
 
-    assert fill_cache(named_recipe("default"), str(other), cluster=cluster) == (10, 10)
-    assert fill_cache(named_recipe("default"), str(other)) == (10, 0)
+    assert fill_cache(named_recipe("quick"), str(other), cluster=cluster) == (10, 10)
+    assert fill_cache(named_recipe("quick"), str(other)) == (10, 0)
     ended = call("cache", "--fill", photos, "--recipe", "from-scratch")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert 'Only features of a frozen encoder are cached, but the method is "two-stage".' in ended.err
@@ -150,7 +150,7 @@ def test_fit_takes_the_marks_as_further_training_images(call: Call, photos: Path
     rows = [(pool / "dog" / f"{i}.png", "dog", "yes") for i in (300, 301)]
     rows += [(pool / "cat" / "300.png", "cat", "no"), (pool / "cat" / "301.png", "", "skip")]
     marks.write_text("path,label,mark\n" + "".join(f"{path},{label},{mark}\n" for path, label, mark in rows))
-    arguments = ("fit", photos, "--recipe", "default", "--more", marks, "--folds", "2", "--device", "cpu")
+    arguments = ("fit", photos, "--recipe", "quick", "--more", marks, "--folds", "2", "--device", "cpu")
     ended = call(*arguments, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "paths must stay below the folder of the table" in ended.err

@@ -321,23 +321,19 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
 def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_as_they_are(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lopsided.recipe import named_recipe
     from lopsided.runs import demo
 
-    small = {"encoder.name": "mlp", "encoder_training.epochs": 1, "classifier.epochs": 1, "data.scenario": None}
-    small["data.scenario"] = "90:10,total=200"
-    monkeypatch.setattr(
-        demo, "named_recipe", lambda name: named_recipe(name).override(**small if name == "demo" else {})
-    )
+    small = {"encoder.name": "mlp", "encoder_training.epochs": 1, "classifier.epochs": 1}
+    monkeypatch.setattr(demo, "SMALL", demo.SMALL | small | {"data.scenario": "90:10,total=200"})
     out = tmp_path / "demo"
     ended = call("demo", "--out", out)
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "Trained on 99 T-shirt/top, 11 Shirt; tested on 54 T-shirt/top, 6 Shirt."
-    rows = [line for line in ended.out.splitlines() if line.startswith(("CE ", "CL ", "AFCL ", "default ", "always "))]
+    rows = [line for line in ended.out.splitlines() if line.startswith(("CE ", "CL ", "AFCL ", "quick ", "always "))]
     assert len(rows) == 5
     assert rows[4].split() == ["always", "T-shirt/top", "0.500", "0.900"]
     assert all(row.count("[") == 2 for row in rows[:4])
-    assert json.loads((out / "default" / "metrics.json").read_text())["method"] == "frozen"
+    assert json.loads((out / "quick" / "metrics.json").read_text())["method"] == "frozen"
     assert f"Written to {out}" in ended.out
     assert [json.loads((out / loss / "metrics.json").read_text())["loss"] for loss in ("ce", "cl", "afcl")] == [
         "ce",
@@ -347,7 +343,7 @@ def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_
     assert Run.open(out / "ce").recipe.encoder_training.epochs == 2
     written = {name: (out / name).stat().st_mtime_ns for name in names_below(out) if name != "summary.json"}
     again = call("demo", "--out", out, "--json")
-    assert [run["loss"] for run in json.loads(again.out)["runs"]] == ["ce", "cl", "afcl", "default"]
+    assert [run["loss"] for run in json.loads(again.out)["runs"]] == ["ce", "cl", "afcl", "quick"]
     assert json.loads(again.out)["majority"] == {"label": "T-shirt/top", "accuracy": 0.9, "uwa": 0.5}
     assert {name: (out / name).stat().st_mtime_ns for name in written} == written
 
@@ -362,10 +358,10 @@ def test_the_demo_holds_the_images_and_the_budget_equal() -> None:
     from lopsided.runs.demo import demo_recipes
 
     recipes = demo_recipes(4)
-    assert list(recipes) == ["ce", "cl", "afcl", "default"]
+    assert list(recipes) == ["ce", "cl", "afcl", "quick"]
     assert {recipe.data for recipe in recipes.values()} == {recipes["ce"].data}
     assert {recipe.seed for recipe in recipes.values()} == {4}
-    assert recipes.pop("default").method == "frozen"
+    assert recipes.pop("quick").method == "frozen"
     budgets = {
         recipe.encoder_training.epochs + (recipe.classifier.epochs if recipe.method == "two-stage" else 0)
         for recipe in recipes.values()

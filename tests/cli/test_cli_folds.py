@@ -28,7 +28,7 @@ SMALL = (
 
 
 FROZEN = ("--device", "cpu", "--image-size", "32", "--set", "regression.strength=0.1")
-"""The recipe default without the choice of the strength, which costs most of the time."""
+"""The recipe quick without the choice of the strength, which costs most of the time."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_g
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["test"]["num_images"] == 27
     kinds = [fact.kind for fact in Run.open(tmp_path / "run").facts()]
-    assert kinds[:3] == ["default_by_encoder", "folds_by_default", "folds"]
+    assert kinds[:3] == ["quick_by_encoder", "folds_by_default", "folds"]
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 def test_cells_are_arms_by_folds_and_a_recipe_keeps_its_own_validation_share(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
-    ended = call("compare", photos, "--folds", "3", "--repeats", "2", "--arms", "default,ce", "--out", tmp_path / "CMP")
+    ended = call("compare", photos, "--folds", "3", "--repeats", "2", "--arms", "quick,ce", "--out", tmp_path / "CMP")
     assert ended.code == 0, ended.err
     assert {(cell.arm, cell.recipe.data.fold, cell.recipe.data.folds, cell.recipe.seed) for cell in trained} == {
-        (arm, fold, 3, 0) for arm in ("default", "ce") for fold in range(1, 7)
+        (arm, fold, 3, 0) for arm in ("quick", "ce") for fold in range(1, 7)
     }
-    assert {(cell.arm, cell.recipe.data.val) for cell in trained} == {("default", 0.0), ("ce", 0.15)}
+    assert {(cell.arm, cell.recipe.data.val) for cell in trained} == {("quick", 0.0), ("ce", 0.15)}
     about = json.loads((tmp_path / "CMP" / "sweep.json").read_text())
-    assert about["baseline"] == "default"
+    assert about["baseline"] == "quick"
     assert ended.out.count("On all images, ") == 1
 
 
@@ -133,16 +133,16 @@ def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tm
 def test_a_field_that_is_set_for_all_arms_holds_for_recipes_too(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
-    flags = ("--folds", "3", "--arms", "default,ce", "--set", "data.val=0.1")
+    flags = ("--folds", "3", "--arms", "quick,ce", "--set", "data.val=0.1")
     assert call("compare", photos, *flags, "--out", tmp_path / "CMP").code == 0
     assert {cell.recipe.data.val for cell in trained} == {0.1}
 
 
-def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_default(
+def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_quick(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     assert call("compare", photos, "--folds", "2", "--out", tmp_path / "CMP").code == 0
-    assert [cell.arm for cell in trained[:5]] == ["default", "ce", "weighted-ce", "cl", "afcl"]
+    assert [cell.arm for cell in trained[:5]] == ["quick", "ce", "weighted-ce", "cl", "afcl"]
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
         (("--folds", "3", "--repeats", "0"), "Invalid value for '--repeats'"),
         (("--folds", "3", "--set", "data.folds=4"), "A comparison cannot set data.folds. Use --folds and --repeats."),
         (("--folds", "3", "--set", "data.fold=1"), "A comparison cannot set data.fold. Use --folds and --repeats."),
-        (("--folds", "3", "--arms", "defalt"), "Did you mean default?"),
+        (("--folds", "3", "--arms", "quik"), "Did you mean quick?"),
         (
-            ("--folds", "3", "--arms", "default,ce", "--set", "encoder.name=mlp"),
-            "arm 'default': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
+            ("--folds", "3", "--arms", "quick,ce", "--set", "encoder.name=mlp"),
+            "arm 'quick': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
         ),
         (
             ("--folds", "7"),

@@ -66,7 +66,7 @@ def test_names_of_a_hostile_run_stay_plain_text_in_a_card(call: Call, run: Path)
 
 def test_a_hub_folder_is_loaded_by_timm(call: Call, photos: Path, tmp_path: Path) -> None:
     small = [flag if flag != "mlp" else "test_resnet" for flag in SMALL]
-    changes = ["--loss", "ce", "--set", "data.channels=1", "--set", "compare_default=false", "--quiet"]
+    changes = ["--loss", "ce", "--set", "data.channels=1", "--set", "compare_quick=false", "--quiet"]
     assert call("fit", photos, "--out", tmp_path / "run", *small, *changes).code == 0
     ended = call("export", tmp_path / "run", "--to", "hub-folder", "--json", "--quiet")
     assert ended.code == 0

@@ -132,7 +132,7 @@ def test_recipes_are_listed_and_printed_as_toml_that_reads_back(call: Call, tmp_
     assert json.loads(call("recipes", "--json").out) == named_recipes()
     for name in named_recipes():
         assert Recipe.from_toml(call("recipes", name).out) == named_recipe(name)
-    assert json.loads(call("recipes", "demo", "--json").out)["data"]["source"] == "fashion-mnist-tops"
+    assert json.loads(call("recipes", "paper-isic", "--json").out)["data"]["source"] == "isic2018"
     ended = call("recipes", "papre-isic")
     assert ended.code == 2
     assert "Did you mean paper-isic?" in ended.err

@@ -96,7 +96,7 @@ def test_folds_depend_on_seed_and_repeat_alone() -> None:
 def test_two_recipes_with_the_same_data_and_seed_are_tested_on_the_same_folds() -> None:
     source = source_of([0] * 40 + [1] * 12)
     folds = {"data.folds": 4}
-    arms = [named_recipe("default").override(**folds), Recipe().override(**folds), Recipe(**{"data": {"test": 0.4}})]
+    arms = [named_recipe("quick").override(**folds), Recipe().override(**folds), Recipe(**{"data": {"test": 0.4}})]
     arms[2] = arms[2].override(**folds, **{"encoder_training.loss": "ce"})
     for parts in zip(*map(fold_recipes, arms), strict=True):
         tests = [split_source(part, source).test.tolist() for part in parts]
@@ -117,13 +117,13 @@ def test_the_recipe_of_a_fold_does_not_depend_on_how_many_repeats_follow() -> No
 
 def test_a_recipe_with_folds_and_no_fold_is_the_model_of_all_images() -> None:
     source = source_of([0] * 40 + [1] * 12)
-    splits = split_source(named_recipe("default").override(**{"data.folds": 4}), source)
+    splits = split_source(named_recipe("quick").override(**{"data.folds": 4}), source)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (52, 0, 0)
 
 
 def test_the_note_names_the_fold() -> None:
     source = source_of([0] * 40 + [1] * 12)
-    parts = fold_recipes(named_recipe("default").override(**{"data.folds": 4, "data.repeats": 2}))
+    parts = fold_recipes(named_recipe("quick").override(**{"data.folds": 4, "data.repeats": 2}))
     assert split_note(parts[1], source) == notes.fold_of("stratified", auto=True, fold=2, folds=4, repeat=1)
     assert split_note(parts[5], source) == notes.fold_of("stratified", auto=True, fold=2, folds=4, repeat=2)
 
@@ -157,7 +157,7 @@ def test_a_fold_without_a_class_is_an_error() -> None:
 def test_folds_of_given_splits_or_of_missing_groups_are_an_error() -> None:
     source = source_of([0] * 8 + [1] * 8)
     given_splits = replace(source, splits=np.array(["train", "test"] * 8))
-    recipe = fold_recipes(named_recipe("default").override(**{"data.folds": 4}))[0]
+    recipe = fold_recipes(named_recipe("quick").override(**{"data.folds": 4}))[0]
     with pytest.raises(DataError, match=r"arrays defines its own splits, so folds cannot be drawn\. Leave out folds"):
         split_source(recipe, given_splits)
     assert len(split_source(recipe.override(**{"data.split": "stratified"}), given_splits).test) == 4

@@ -11,14 +11,14 @@ from lopsided.facts import KINDS, Fact, cautions, notes
 OTHERS = "Use --recipe fine-tune or from-scratch to train an encoder."
 WORDS = [
     (
-        notes.default_by_size(4000, 18.2),
-        "Recipe: default, because no recipe was named and thorough would take about 18 min for 4,000 images: a "
+        notes.quick_by_size(4000, 18.2),
+        "Recipe: quick, because no recipe was named and thorough would take about 18 min for 4,000 images: a "
         f"pretrained encoder that is not trained. {OTHERS}",
     ),
     (
         notes.thorough_by_size(40, 0.2),
         "Recipe: thorough, because no recipe was named: 40 images through three pretrained encoders, which takes less "
-        f"than a minute. Use --recipe default for one encoder. {OTHERS}",
+        f"than a minute. Use --recipe quick for one encoder. {OTHERS}",
     ),
     (notes.recipe_by_field("fine-tune", "fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
     (
@@ -30,8 +30,8 @@ WORDS = [
         "Recipe: from-scratch, because the encoder has no pretrained weights (--weights).",
     ),
     (
-        notes.default_by_encoder(),
-        "Recipe: default, because the fields of the encoder are given: a pretrained encoder that is not trained. Use "
+        notes.quick_by_encoder(),
+        "Recipe: quick, because the fields of the encoder are given: a pretrained encoder that is not trained. Use "
         "--recipe from-scratch to train an encoder.",
     ),
     (notes.chosen_by_comparison("ce", ["ce is best.", "Take ce."]), "ce is best. Take ce."),
@@ -273,10 +273,10 @@ WORDS = [
         "logits. An image costs as much as with one of them, because they share the encoder. Use --final refit for "
         "one model of all images.",
     ),
-    (notes.default_compared(2.0, "folds"), "The recipe default, for comparison, took 2.0 s on the same folds."),
+    (notes.quick_compared(2.0, "folds"), "The recipe quick, for comparison, took 2.0 s on the same folds."),
     (
-        notes.default_not_compared("no weights."),
-        "The recipe default could not be used for comparison: no weights.",
+        notes.quick_not_compared("no weights."),
+        "The recipe quick could not be used for comparison: no weights.",
     ),
     (
         notes.suspect_labels(2, "labels.csv"),
@@ -377,8 +377,8 @@ WORDS = [
         "-0.400]. Try another loss.",
     ),
     (
-        cautions.below_baseline("test", "default", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
-        "On the test images, the unweighted accuracy of the model (0.400) is below that of the recipe default, which "
+        cautions.below_baseline("test", "quick", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
+        "On the test images, the unweighted accuracy of the model (0.400) is below that of the recipe quick, which "
         "takes seconds (0.900). The 95 % interval of the difference is [-0.600, -0.400]. Do not tune the model on test "
         "images: hold out validation images (--val) to compare settings.",
     ),

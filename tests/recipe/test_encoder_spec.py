@@ -69,40 +69,40 @@ def test_a_block_has_its_usual_weight_or_that_of_the_recipe() -> None:
             "encoders can be joined.",
         ),
         (
-            "default",
+            "quick",
             {"encoder.name": TWO, "encoder.weights": "embedded+w.safetensors", "augment.normalisation": "half"},
             'augment.normalisation must be "weights" with joined encoders, got "half".',
         ),
         (
-            "default",
+            "quick",
             {"encoder.name": TWO, "encoder.weights": "w.safetensors"},
             "encoder.weights must name weights for each of the 2 encoders tf_efficientnet_lite0, resnet18, got "
             "'w.safetensors'. Put + between them, as in encoder.name.",
         ),
         (
-            "default",
+            "quick",
             {"encoder.name": TWO, "encoder.weights": "embedded+none"},
             "encoder.weights cannot hold \"none\" for one of several encoders, got 'embedded+none'.",
         ),
         (
-            "default",
+            "quick",
             {"encoder.weights": "embedded+embedded"},
             "encoder.weights must be those of one encoder, got 'embedded+embedded'.",
         ),
         (
-            "default",
+            "quick",
             {"encoder.name": "pixels"},
             "encoder.name must have pixels after the encoders that it is joined to, got pixels. Write it once, as in "
             "tf_efficientnet_lite0+pixels.",
         ),
         (
-            "default",
+            "quick",
             {"encoder.name": "pixels+tf_efficientnet_lite0"},
             "encoder.name must have pixels after the encoders that it is joined to, got pixels+tf_efficientnet_lite0. "
             "Write it once, as in tf_efficientnet_lite0+pixels.",
         ),
         (
-            "default",
+            "quick",
             {"encoder.name": "tf_efficientnet_lite0+pixels+pixels"},
             "encoder.name must have pixels after the encoders that it is joined to, got "
             "tf_efficientnet_lite0+pixels+pixels. Write it once, as in tf_efficientnet_lite0+pixels.",
@@ -135,8 +135,8 @@ def test_what_joined_encoders_or_scaled_features_cannot_be_is_one_sentence(
     assert str(caught.value) == text
 
 
-def test_thorough_is_default_with_more_encoders_and_views() -> None:
-    thorough, default = named_recipe("thorough"), named_recipe("default")
+def test_thorough_is_quick_with_more_encoders_and_views() -> None:
+    thorough, default = named_recipe("thorough"), named_recipe("quick")
     many, one = thorough.encoder.spec, default.encoder.spec
     assert (len(many.parts), many.passes, one.passes) == (3, 12, 1)
     assert (one.parts, one.blocks) == (many.parts[:1], many.blocks)
@@ -148,5 +148,5 @@ def test_thorough_is_default_with_more_encoders_and_views() -> None:
 def test_models_of_scaled_features_can_be_an_ensemble(normalisation: str) -> None:
     fields = {"data.folds": 3, "final": "ensemble", "encoder.name": "resnet18", "encoder.weights": "x.safetensors"}
     changed = {**fields, "encoder.scaling": "root", "augment.normalisation": normalisation}
-    for name, alone in (("default", {}), ("fine-tune", {"fine_tune.blend": 0.0})):
+    for name, alone in (("quick", {}), ("fine-tune", {"fine_tune.blend": 0.0})):
         assert named_recipe(name).override(**changed, **alone).final == "ensemble"

@@ -42,7 +42,7 @@ def test_turned_views_need_squares_and_vectors_have_no_views() -> None:
 
 
 def test_a_recipe_writes_the_views_in_one_way_and_only_other_views_change_its_hash() -> None:
-    plain = named_recipe("default")
+    plain = named_recipe("quick")
     flip = plain.override(**{"encoder.views": "hflip,identity"})
     assert flip.encoder.views == "flip"
     assert Recipe.from_toml(flip.to_toml()) == flip

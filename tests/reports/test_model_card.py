@@ -48,7 +48,7 @@ OURS = "that are part of lopsided (Apache-2.0), a port of the weights of the Ten
     ("name", "changes", "base", "expected"),
     [
         (
-            "default",
+            "quick",
             {"encoder.name": f"{LITE}1"},
             "timm/x",
             [
@@ -58,7 +58,7 @@ OURS = "that are part of lopsided (Apache-2.0), a port of the weights of the Ten
         ),
         ("fine-tune", {}, None, [f"The encoder started from the ImageNet weights of EfficientNet-Lite0 {OURS}"]),
         (
-            "default",
+            "quick",
             {"encoder.name": f"{LITE}2+resnet18+resnet34", "encoder.weights": "embedded+/home/a.safetensors+timm"},
             None,
             [

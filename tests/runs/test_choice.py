@@ -32,22 +32,22 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_images_get_the_thorough_recipe(photographs: Path) -> None:
-    name, (why,) = choose_recipe(named_recipe("default"), str(photographs))
+    name, (why,) = choose_recipe(named_recipe("quick"), str(photographs))
     assert (name, why.kind, why.values["images"]) == ("thorough", "thorough_by_size", 8)
 
 
 def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> None:
     folder = write_photographs(tmp_path / "some", 28)
     (folder / "cat" / "0.png").write_bytes(b"not an image")
-    assert choose_recipe(named_recipe("default"), str(folder))[0] == "thorough"
+    assert choose_recipe(named_recipe("quick"), str(folder))[0] == "thorough"
 
 
 def test_many_images_get_the_default_because_of_the_time(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "MANY", 7)
     monkeypatch.setattr(choice, "SECONDS", 900.0)
     monkeypatch.setattr(choice.os, "cpu_count", lambda: 2)
-    name, why = choose_recipe(named_recipe("default"), str(photographs))
-    assert (name, why) == ("default", [notes.default_by_size(8, 60.0)])
+    name, why = choose_recipe(named_recipe("quick"), str(photographs))
+    assert (name, why) == ("quick", [notes.quick_by_size(8, 60.0)])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,8 @@ def test_many_images_get_the_default_because_of_the_time(photographs: Path, monk
     [
         ([], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
         (["--test", "0.3", "--seed", "3"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
-        (["--recipe", "default"], "tf_efficientnet_lite0+pixels"),
+        (["--recipe", "default"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
+        (["--recipe", "quick"], "tf_efficientnet_lite0+pixels"),
         (["--image-size", "64"], "tf_efficientnet_lite0+pixels"),
         (["--views", "flip"], "tf_efficientnet_lite0+pixels"),
         (["--encoder", "tf_efficientnet_lite1", "--weights", "embedded"], "tf_efficientnet_lite1"),
@@ -79,7 +80,7 @@ def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
 def test_a_resumed_run_keeps_its_recipe(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     out.mkdir()
-    recipe = run.settle(named_recipe("default"), str(photographs))
+    recipe = run.settle(named_recipe("quick"), str(photographs))
     (out / "recipe.toml").write_text(recipe.to_toml())
     taken: list[Recipe] = []
 
@@ -89,4 +90,4 @@ def test_a_resumed_run_keeps_its_recipe(photographs: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(run, "run_recipe", take)
     assert cli.run(["fit", "--out", str(out), "--resume", "--quiet"]) == 2
-    assert taken[0].encoder == named_recipe("default").encoder
+    assert taken[0].encoder == named_recipe("quick").encoder

@@ -25,7 +25,7 @@ from lopsided.runs.metrics import check_metrics
 from lopsided.runs.records import Record
 from lopsided.runs.reopen import open_model, open_own_split, open_use
 from lopsided.runs.run import run_recipe
-from lopsided.training import default_run
+from lopsided.training import quick_run
 from lopsided.training.reporter import Reporter
 from tiny import write_photos
 
@@ -52,7 +52,7 @@ def recipe_of(photos: Path, **changes: Any) -> Recipe:
 def frozen_of(photos: Path, **changes: Any) -> Recipe:
     small = {"data.source": str(photos), "data.folds": 3, "data.image_size": 32, "threads": 1}
     small["regression.strength"] = 0.1  # Its choice costs most of the time, and is tested with the regression.
-    return named_recipe("default").override(**{**small, **changes})
+    return named_recipe("quick").override(**{**small, **changes})
 
 
 def rows_of(run: Run) -> dict[str, dict[str, str]]:
@@ -344,16 +344,16 @@ def test_a_frozen_encoder_is_refitted_and_its_probabilities_are_calibrated(tmp_p
 
 
 @pytest.mark.slow
-def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_quick_is_evaluated_on_the_same_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 110, "dog": 40})
     seen: list[tuple[int, int]] = []
-    original = default_run.classify_by_default
+    original = quick_run.classify_by_quick
 
     def count(recipe: Recipe, source: Any, splits: Any, *others: Any, **more: Any) -> Any:
         seen.append((len(splits.train), len(splits.test)))
         return original(recipe, source, splits, *others, **more)
 
-    monkeypatch.setattr(default_run, "classify_by_default", count)
+    monkeypatch.setattr(quick_run, "classify_by_quick", count)
     few = {"data.folds": 4, "data.val": 0.0, "encoder_training.lr": 1e-12}
     run = run_recipe(recipe_of(photos, **few), tmp_path / "run")
     assert sorted(seen) == [(112, 38), (112, 38), (113, 37), (113, 37)]
@@ -370,7 +370,7 @@ def test_the_recipe_default_is_evaluated_on_the_same_folds(tmp_path: Path, monke
     (fact,) = [fact for fact in found.facts if fact.kind == "below_baseline"]
     assert fact.values["split"] == "out-of-fold"
     log = (run.folder / "log.jsonl").read_text()
-    assert log.count("The recipe default, for comparison, took") == 1
+    assert log.count("The recipe quick, for comparison, took") == 1
 
 
 def test_without_a_cache_folds_cost_more_and_large_data_have_one_split(
@@ -378,9 +378,9 @@ def test_without_a_cache_folds_cost_more_and_large_data_have_one_split(
 ) -> None:
     lines = [f"{label}{i}.png,{label}" for label, number in (("a", 7_000), ("b", 100)) for i in range(number)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))
-    assert default_folds(named_recipe("default"), str(tmp_path / "table.csv"))[0] == 5
+    assert default_folds(named_recipe("quick"), str(tmp_path / "table.csv"))[0] == 5
     monkeypatch.setenv("LOPSIDED_CACHE_GIB", "0")
-    assert default_folds(named_recipe("default"), str(tmp_path / "table.csv"))[0] is None
+    assert default_folds(named_recipe("quick"), str(tmp_path / "table.csv"))[0] is None
 
 
 def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: Path) -> None:
@@ -396,16 +396,16 @@ def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: 
 def test_the_number_of_folds_follows_from_the_rarest_class(tmp_path: Path, rare: int, folds: int | None) -> None:
     lines = [f"{label}{i}.png,{label}" for label, number in (("a", 300), ("b", rare)) for i in range(number)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))
-    assert default_folds(named_recipe("default"), str(tmp_path / "table.csv"))[0] == folds
+    assert default_folds(named_recipe("quick"), str(tmp_path / "table.csv"))[0] == folds
 
 
 def test_given_splits_and_long_computations_have_no_folds_by_default(tmp_path: Path) -> None:
     lines = [f"{label}{i}.png,{label},{('train', 'test')[i % 2]}" for label in "ab" for i in range(40)]
     (tmp_path / "given.csv").write_text("\n".join(["path,label,split", *lines]))
-    assert default_folds(named_recipe("default"), str(tmp_path / "given.csv")) == (None, [])
+    assert default_folds(named_recipe("quick"), str(tmp_path / "given.csv")) == (None, [])
     lines = [f"{label}{i}.png,{label}" for label, number in (("a", 30_000), ("b", 100)) for i in range(number)]
     (tmp_path / "large.csv").write_text("\n".join(["path,label", *lines]))
-    folds, (why,) = default_folds(named_recipe("default"), str(tmp_path / "large.csv"))
+    folds, (why,) = default_folds(named_recipe("quick"), str(tmp_path / "large.csv"))
     assert folds is None
     assert why == notes.split_by_default("b", 100, why.values["seconds"])
 
@@ -417,7 +417,7 @@ def test_the_prior_of_folds_counts_further_labels_only_if_nothing_moves_the_prob
     write_photos(tmp_path / "pool", {"cat": 1, "dog": 8}, start=500)
     rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(tmp_path.glob("pool/*/*.png"))]
     (tmp_path / "marks.csv").write_text("\n".join(["path,label", *rows]) + "\n")
-    changes = {"data.folds": 2, "final": "refit", "encoder_training.epochs": 1, "compare_default": False}
+    changes = {"data.folds": 2, "final": "refit", "encoder_training.epochs": 1, "compare_quick": False}
     changes |= {"data.more": [str(tmp_path / "marks.csv")], "decision.calibration": calibration}
     run = run_recipe(recipe_of(photos, **changes), tmp_path / "run")
     counts = [31, 17] if calibration == "none" else [30, 9]

@@ -15,8 +15,15 @@ BASE = Recipe().override(
 
 
 def test_a_list_with_commas_is_told_from_the_commas_between_parameters() -> None:
-    arms = parse_arms(["ce, afcl:eta=300,eta_unit=absolute,gamma=7 ,cl:temperature=0.5", "baseline-focal"])
-    names = ["ce", "afcl:eta=300,eta_unit=absolute,gamma=7", "cl:temperature=0.5", "baseline-focal"]
+    arms = parse_arms(
+        ["ce, afcl:eta=300,eta_unit=absolute,gamma=7 ,cl:temperature=0.5", "from-scratch:encoder_training.loss=focal"]
+    )
+    names = [
+        "ce",
+        "afcl:eta=300,eta_unit=absolute,gamma=7",
+        "cl:temperature=0.5",
+        "from-scratch:encoder_training.loss=focal",
+    ]
     assert [arm.name for arm in arms] == names
     assert [arm.label(BASE) for arm in arms] == [
         "CE",
@@ -56,20 +63,20 @@ def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Pat
 
 def test_the_default_is_an_arm_with_the_data_of_the_base_and_the_pixels_of_its_weights() -> None:
     sets = {"encoder_training.epochs": 3, "fast": False}
-    arm = parse_arm("default", sets).applied(BASE.override(**sets))
+    arm = parse_arm("quick", sets).applied(BASE.override(**sets))
     assert (arm.method, arm.encoder.weights, arm.fast) == ("frozen", "embedded", False)
     assert (arm.data.source, arm.data.test, arm.data.image_size) == ("fashion-mnist-tops", 0.3, None)
     assert arm.seed == 5
     method, loss, _, _ = treatment_of(arm)
     assert (method, loss.name, arm.spec.epochs(arm)) == ("frozen", "ce", ())
-    assert parse_arm("default").label(BASE) == "CE"
+    assert parse_arm("quick").label(BASE) == "CE"
 
 
 def test_a_loss_is_no_change_of_a_frozen_base() -> None:
     with pytest.raises(
         InputError, match=r"^arm 'cl': encoder_training\.loss has no effect with method \"frozen\"\. Use"
     ):
-        check_arms(parse_arms(["cl"]), named_recipe("default"))
+        check_arms(parse_arms(["cl"]), named_recipe("quick"))
 
 
 def test_arms_made_in_python_are_changes_by_dotted_names() -> None:

@@ -52,10 +52,10 @@ def chosen(folder: Path, arms: str = "ce,weighted-ce,cl", **changes: Any) -> Cho
 
 def test_arms_are_tried_in_the_order_of_their_estimated_cost() -> None:
     base = named_recipe("from-scratch").override(**{"data.source": "photos", "data.folds": 3})
-    order = cheapest_first(parse_arms(["afcl:encoder_training.views=2,ce,thorough,default"]), base)
-    assert [arm.name for arm in order] == ["default", "thorough", "ce", "afcl:encoder_training.views=2"]
+    order = cheapest_first(parse_arms(["afcl:encoder_training.views=2,ce,thorough,quick"]), base)
+    assert [arm.name for arm in order] == ["quick", "thorough", "ce", "afcl:encoder_training.views=2"]
     assert work_of(base.override(**{"data.image_size": 112})) == pytest.approx(work_of(base) / 4)
-    assert {"default", "thorough", "ce", "cl", "afcl"} <= set(usual_arms())
+    assert {"quick", "thorough", "ce", "cl", "afcl"} <= set(usual_arms())
 
 
 def test_with_enough_time_all_arms_are_compared_and_the_best_is_taken(tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ def test_without_time_the_cheapest_arm_that_does_not_fail_is_trained(
 
 def test_an_arm_that_cannot_have_a_setting_of_all_arms_is_named_before_training(tmp_path: Path) -> None:
     base = Recipe().override(**{"data.source": "photos", "data.folds": 3, "encoder.name": "mlp"})
-    arms = parse_arms(["default,ce"], {"encoder.name": "mlp"})
+    arms = parse_arms(["quick,ce"], {"encoder.name": "mlp"})
     choice = choose(arms, base, tmp_path / "CMP", engine=lambda: Pretending(slots=1), clock=lambda: 0.0, minutes=0.0)
     assert {arm for arm, _ in Pretending.trained} == {"ce"}
     assert choice.answer.chosen == "ce"
-    assert choice.sentences()[-1].startswith("default failed: encoder.name must be one of tf_efficientnet_lite0, ")
+    assert choice.sentences()[-1].startswith("quick failed: encoder.name must be one of tf_efficientnet_lite0, ")
 
 
 def test_a_scenario_is_compared_like_all_images(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def engine(cluster: Any) -> Iterator[tuple[str, ...]]:
 class TestCommands:
     """Commands on the cluster. They share a connection, and so the workers, whose imports take seconds."""
 
-    FLAGS = ("--encoder", "mlp", "--batch-size", "8", "--device", "cpu", "--set", "compare_default=false")
+    FLAGS = ("--encoder", "mlp", "--batch-size", "8", "--device", "cpu", "--set", "compare_quick=false")
 
     def test_folds_have_the_results_of_one_process_even_if_a_worker_dies(
         self, engine: tuple[str, ...], photos: Path, tmp_path: Path

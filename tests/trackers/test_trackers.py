@@ -36,7 +36,7 @@ SMALL = {
     "encoder_training.batch_size": 8,
     "classifier.epochs": 2,
     "threads": 1,
-    "compare_default": False,
+    "compare_quick": False,
 }
 STEPS = {"encoder": [1, 2, 3], "classifier": [4, 5]}
 

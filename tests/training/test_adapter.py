@@ -29,6 +29,7 @@ from training.ranks import together
 PHOTOS = {"cat": 30, "dog": 9}
 SMALL = "test_resnet"
 LIGHT = {"adapter.heads": 3, "adapter.hidden": 8, "adapter.out": 4, "encoder_training.epochs": 2}
+BLEND = {"adapter.blend": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def light(weights: Path, name: str = "adapter-average", **changes: Any) -> Recipe:
+def light(weights: Path, **changes: Any) -> Recipe:
     fields = {"encoder.name": SMALL, "encoder.weights": str(weights), "device": "cpu", "threads": 1, "data.test": 0.3}
-    return named_recipe(name).override(**fields | LIGHT | changes)
+    return named_recipe("adapter").override(**fields | LIGHT | BLEND | changes)
 
 
 def blobs(seed: int = 0, columns: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +107,7 @@ def test_without_folds_every_head_gets_all_rows() -> None:
 
 def test_the_calibrated_regression_ranks_rows_as_the_plain_one() -> None:
     x, y = blobs(2)
-    recipe = named_recipe("adapter-average").override(**{"encoder.name": "tf_efficientnet_lite0"})
+    recipe = named_recipe("adapter").override(**{"encoder.name": "tf_efficientnet_lite0"}, **BLEND)
     linear, fitted = fit_plain(Rows(x.astype(np.float32), y, None, 2), recipe)
     before, after = (x @ w.T + b for w, b in ((fitted.weight, fitted.bias), (linear.weight, linear.bias)))
     order = [np.argsort(logits[:, 1] - logits[:, 0]).tolist() for logits in (before, after)]
@@ -122,14 +123,14 @@ def test_the_prior_of_heads_is_that_of_their_regression(loss: str, prior: tuple[
     assert rows.prior(recipe) == pytest.approx(prior)
 
 
-@pytest.mark.parametrize("name", ["adapter", "adapter-average"])
+@pytest.mark.parametrize("blend", [0.0, 0.5])
 @pytest.mark.parametrize("loss", ["cl", "fcl", "acl", "afcl"])
-def test_vectors_are_learnt_with_every_contrastive_loss(name: str, loss: str) -> None:
+def test_vectors_are_learnt_with_every_contrastive_loss(blend: float, loss: str) -> None:
     (x, y), (new, truth) = blobs(0), blobs(1)
-    settings = LIGHT | {"encoder_training.epochs": 5, "encoder_training.loss": loss}
-    model = LopsidedClassifier(recipe=name, settings=settings, random_state=0).fit(x, y)
+    settings = LIGHT | {"encoder_training.epochs": 5, "encoder_training.loss": loss, "adapter.blend": blend}
+    model = LopsidedClassifier(recipe="adapter", settings=settings, random_state=0).fit(x, y)
     assert model.score(new, truth) > 0.9
-    assert model.transform(new).shape == (len(new), 12 if name == "adapter" else 18)
+    assert model.transform(new).shape == (len(new), 18 if blend else 12)
     assert len(model.get_feature_names_out()) == model.transform(new).shape[1]
     assert [line["stage"] for line in model.history_] == ["adapter"] * 5
 
@@ -152,7 +153,7 @@ def test_heads_do_not_depend_on_each_other_and_differ_by_seed() -> None:
 def test_an_estimator_with_heads_survives_saving(tmp_path: Path) -> None:
     x, y = blobs()
     names = np.array(["many", "few"])[y]
-    model = LopsidedClassifier(recipe="adapter-average", settings=LIGHT, random_state=0).fit(x, names)
+    model = LopsidedClassifier(recipe="adapter", settings=LIGHT | BLEND, random_state=0).fit(x, names)
     model.save(tmp_path / "model")
     again = LopsidedClassifier.load(tmp_path / "model", device="cpu")
     np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
@@ -194,7 +195,7 @@ def test_a_second_arm_on_the_same_images_does_not_run_the_encoder(
     monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "cache"))
     encoded, right = [], Engine.encode
     monkeypatch.setattr(Engine, "encode", lambda self, batch: encoded.append(len(batch)) or right(self, batch))
-    first = named_recipe("default").override(**{
+    first = named_recipe("quick").override(**{
         "encoder.name": SMALL, "encoder.weights": str(weights), "device": "cpu", "threads": 1, "data.test": 0.3
     })  # fmt: skip
     run(first, photos)
@@ -225,8 +226,8 @@ def _on_a_rank(ranks: Ranks, weights: Path, photos: Path, folder: Path, cache: P
 
 def test_validation_images_calibrate_heads_and_fit_a_rule() -> None:
     x, y = blobs()
-    settings = LIGHT | {"data.val": 0.3, "decision.rule": "tuned"}
-    model = LopsidedClassifier(recipe="adapter-average", settings=settings, random_state=0).fit(x, y)
+    settings = LIGHT | BLEND | {"data.val": 0.3, "decision.rule": "tuned"}
+    model = LopsidedClassifier(recipe="adapter", settings=settings, random_state=0).fit(x, y)
     assert model.card_.calibrated_on == 29
     assert model.card_.decision.rule == "tuned"
 
@@ -275,14 +276,14 @@ def test_fields_out_of_range_or_without_effect_are_refused(changes: dict[str, An
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["default", "from-scratch", "baseline-ce"])
+@pytest.mark.parametrize("name", ["quick", "from-scratch", "fine-tune"])
 def test_settings_of_heads_are_refused_without_heads(name: str) -> None:
     with pytest.raises(InputError, match=r"^adapter\.heads has no effect with method .*Use a recipe with heads"):
         named_recipe(name).override(**{"adapter.heads": 3})
 
 
 def test_a_comparison_leaves_out_settings_that_an_arm_cannot_use() -> None:
-    heads, plain, scratch = (named_recipe(name) for name in ("adapter", "default", "from-scratch"))
+    heads, plain, scratch = (named_recipe(name) for name in ("adapter", "quick", "from-scratch"))
     assert [recipe.unused("adapter.heads") is not None for recipe in (heads, plain, scratch)] == [False, True, True]
     assert [recipe.unused("encoder_training.lr") is not None for recipe in (heads, plain, scratch)] == [
         False,
@@ -293,7 +294,7 @@ def test_a_comparison_leaves_out_settings_that_an_arm_cannot_use() -> None:
 
 
 def test_settings_of_heads_count_only_for_their_method() -> None:
-    for name in ("default", "from-scratch", "paper-isic"):
+    for name in ("quick", "from-scratch", "paper-isic"):
         recipe = named_recipe(name)
         changed = Recipe(**recipe.model_dump() | {"adapter": {"heads": 3}})
         assert changed.content_hash() == recipe.content_hash()
@@ -301,10 +302,3 @@ def test_settings_of_heads_count_only_for_their_method() -> None:
     heads = named_recipe("adapter")
     assert heads.override(**{"adapter.heads": 3}).content_hash() != heads.content_hash()
     assert heads.override(**{"regression.folds": 3}).content_hash() != heads.content_hash()
-
-
-def test_the_average_is_the_recipe_of_the_heads_with_a_blend() -> None:
-    heads, average = named_recipe("adapter"), named_recipe("adapter-average")
-    changes = {"adapter.blend": average.adapter.blend, "description": average.description}
-    assert heads.override(**changes) == average
-    assert (heads.adapter.blend, average.adapter.blend) == (0.0, 0.5)

@@ -18,10 +18,10 @@ from lopsided.facts import notes
 from lopsided.inference.small import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
-from lopsided.training import baseline, default_run, frozen
+from lopsided.training import baseline, frozen, quick_run
 from lopsided.training import fit as fitting
 from lopsided.training.baseline import Compared, compare, compare_answers
-from lopsided.training.default_run import classify_by_default, is_default
+from lopsided.training.quick_run import classify_by_quick, is_quick
 from lopsided.training.reporter import Log
 from training.conftest import tiny
 
@@ -30,12 +30,12 @@ ADVICE = named_recipe("from-scratch").spec.advice
 
 @pytest.fixture(autouse=True)
 def small_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe default enlarges images to 224 pixels, which takes long. These tests need no good features."""
+    """The recipe quick enlarges images to 224 pixels, which takes long. These tests need no good features."""
 
     def smaller(encoder: str, weights: str) -> Preprocessing:
         return replace(preprocessing_of(encoder, weights), image_size=64)
 
-    monkeypatch.setattr(default_run, "preprocessing_of", smaller)
+    monkeypatch.setattr(quick_run, "preprocessing_of", smaller)
 
 
 def part(counts: tuple[int, ...], seed: int, size: int = 20) -> Part:
@@ -147,7 +147,7 @@ def test_small_images_that_are_no_multiple_of_the_side_are_shrunk_by_means() -> 
 
 
 @pytest.mark.parametrize(("val", "split"), [(0.3, "validation"), (0.05, "test"), (0.0, "test")])
-def test_a_run_below_the_recipe_default_keeps_the_warning_the_figures_and_the_same_model(
+def test_a_run_below_the_recipe_quick_keeps_the_warning_the_figures_and_the_same_model(
     val: float, split: str, tmp_path: Path
 ) -> None:
     train = part((200, 100), 0, 8)
@@ -156,9 +156,9 @@ def test_a_run_below_the_recipe_default_keeps_the_warning_the_figures_and_the_sa
     recipe = tiny(encoder_training__lr=1e-12, classifier__lr=1e-12, data__test=0.3, data__val=val)
     found = fitting.fit(recipe, source, tmp_path / "with")
     (fact,) = [fact for fact in found.cautions if fact.kind == "below_baseline"]
-    assert (fact.values["baseline"], fact.values["split"]) == ("default", split)
+    assert (fact.values["baseline"], fact.values["split"]) == ("quick", split)
     assert found.baseline is not None
-    assert found.baseline["recipe"] == "default"
+    assert found.baseline["recipe"] == "quick"
     assert set(found.baseline["splits"]) == ({"val", "test"} if val == 0.3 else {"test"})
     figures = found.baseline["splits"]["test"]
     assert found.test is not None
@@ -169,27 +169,27 @@ def test_a_run_below_the_recipe_default_keeps_the_warning_the_figures_and_the_sa
     assert figures["uwa"]["value"] > 0.95, "The classes differ in brightness, which every encoder sees."
     assert figures["difference"]["value"] == pytest.approx(figures["model_uwa"] - figures["uwa"]["value"])
     assert figures["difference"]["high"] < 0
-    without = fitting.fit(recipe.override(compare_default=False), source, tmp_path / "without")
+    without = fitting.fit(recipe.override(compare_quick=False), source, tmp_path / "without")
     assert without.baseline is None
     assert "below_baseline" not in [fact.kind for fact in without.cautions]
     model = "model.safetensors"
     assert (tmp_path / "with" / model).read_bytes() == (tmp_path / "without" / model).read_bytes()
 
 
-def test_only_the_recipe_default_itself_is_compared_with_small_images() -> None:
-    default = named_recipe("default")
-    assert is_default(default.override(seed=3, **{"decision.rule": "plain", "data.val": 0.1}))
+def test_only_the_recipe_quick_itself_is_compared_with_small_images() -> None:
+    default = named_recipe("quick")
+    assert is_quick(default.override(seed=3, **{"decision.rule": "plain", "data.val": 0.1}))
     for change in (
         {"regression.strength": 1.0},
         {"classifier.loss": "weighted-ce"},
         {"data.image_size": 64},
         {"encoder.weights": "other.safetensors"},
     ):
-        assert not is_default(default.override(**change)), change
-    assert not is_default(tiny())
+        assert not is_quick(default.override(**change)), change
+    assert not is_quick(tiny())
 
 
-def test_the_recipe_default_trains_on_the_training_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_quick_trains_on_the_training_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     images = part((150, 60), 0, 8)
     assert isinstance(images.inputs, MemoryInputs)
     source = source_from_arrays(images.inputs.tensor, images.labels, classes=["many", "few"])
@@ -201,7 +201,7 @@ def test_the_recipe_default_trains_on_the_training_images_alone(monkeypatch: pyt
         frozen, "fit_regression", lambda x, y, *a, **k: seen.extend(y.tolist()) or original(x, y, *a, **k)
     )
     digests = source.images.digest(np.arange(len(source)))
-    found = classify_by_default(tiny(), source, splits, digests, torch.device("cpu"), Log(None, None))
+    found = classify_by_quick(tiny(), source, splits, digests, torch.device("cpu"), Log(None, None))
     assert seen == source.labels[splits.train].tolist()
     assert list(found) == ["test"], "20 validation images are too few."
     assert found["test"].labels.tolist() == source.labels[splits.test].tolist()
@@ -216,13 +216,13 @@ def test_a_problem_of_the_comparison_does_not_end_the_run(monkeypatch: pytest.Mo
     def fail(*_: object, **__: object) -> None:
         raise RunError("no weights.")
 
-    monkeypatch.setattr(default_run, "preprocessing_of", fail)
+    monkeypatch.setattr(quick_run, "preprocessing_of", fail)
     rows = np.arange(len(images))
     log = Log(None, None)
     digests = source.images.digest(rows)
     splits = Splits(rows[::2], rows[:0], rows[1::2])
-    assert classify_by_default(tiny(), source, splits, digests, torch.device("cpu"), log) == {}
-    assert log.facts == [notes.default_not_compared("no weights.")]
+    assert classify_by_quick(tiny(), source, splits, digests, torch.device("cpu"), log) == {}
+    assert log.facts == [notes.quick_not_compared("no weights.")]
 
 
 def test_a_class_without_evaluated_images_leaves_a_comparison_but_no_warning() -> None:
@@ -230,6 +230,6 @@ def test_a_class_without_evaluated_images_leaves_a_comparison_but_no_warning() -
     found = compare_answers(labels, np.zeros_like(labels), labels, 3)
     assert not found.enough
     assert found.difference.high < 0
-    assert found.cautions("validation", "default") == []
-    (fact,) = compare_answers(labels, np.zeros_like(labels), labels, 2).cautions("validation", "default")
-    assert fact.values["advice"] == "Use the recipe default (--recipe default), or change this recipe."
+    assert found.cautions("validation", "quick") == []
+    (fact,) = compare_answers(labels, np.zeros_like(labels), labels, 2).cautions("validation", "quick")
+    assert fact.values["advice"] == "Use the recipe quick (--recipe quick), or change this recipe."

@@ -183,7 +183,7 @@ def test_further_images_do_not_move_the_prior_of_the_model(tmp_path: Path) -> No
     marks = tmp_path / "marks.csv"
     marks.write_text("path,label\n" + "".join(f"pool/dog/{i:03d}.png,dog\n" for i in range(50, 59)))
     changes = {"data.source": str(photos), "data.val": 0.0, "data.test": 0.0, "data.more": [str(marks)]}
-    recipe = named_recipe("default").override(**changes, device="cpu")
+    recipe = named_recipe("quick").override(**changes, device="cpu")
     source, _ = Sources().open(recipe)
     fitted = fit(recipe, source)
     assert len(fitted.splits.train) == 25

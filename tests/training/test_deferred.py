@@ -239,7 +239,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     monkeypatch.setattr(checkpoint, "TIMES_AS_LONG", 0.0)  # Every epoch is saved.
     settings = {f"encoder_training__{name}": value for name, value in RUNS[kind].items()}
     recipe = tiny(
-        method="end-to-end", encoder__name="test_resnet", compare_default=False, selection__metric="uwa",
+        method="end-to-end", encoder__name="test_resnet", compare_quick=False, selection__metric="uwa",
         data__val=0.0 if "without" in kind else 0.15, **settings,
     )  # fmt: skip
     source = stripes({"many": 40, "few": 12})
@@ -264,7 +264,7 @@ def test_the_statistics_of_an_equal_average_are_computed_only_where_they_are_use
     monkeypatch.setattr(Loop, "_recompute_statistics", lambda _, index: seen.append(index))
     recipe = tiny(
         method="end-to-end", encoder_training__loss="ce", encoder_training__epochs=4, encoder_training__swa_from=0.0,
-        compare_default=False, data__val=val, selection__metric="uwa",
+        compare_quick=False, data__val=val, selection__metric="uwa",
     )  # fmt: skip
     fit(recipe, stripes({"many": 20, "few": 8}))
     assert len(seen) == passes
@@ -273,7 +273,7 @@ def test_the_statistics_of_an_equal_average_are_computed_only_where_they_are_use
 def test_a_run_says_what_is_on(tmp_path: Path) -> None:
     settings = {f"encoder_training__{name}": value for name, value in ALL_ON.items()}
     recipe = tiny(
-        method="end-to-end", encoder_training__loss="ce", encoder_training__epochs=1, compare_default=False, **settings
+        method="end-to-end", encoder_training__loss="ce", encoder_training__epochs=1, compare_quick=False, **settings
     )
     fit(recipe, stripes({"many": 20, "few": 8}), tmp_path / "run")
     said = {event["kind"]: event["values"] for event in events(tmp_path / "run", "note")}

@@ -292,14 +292,14 @@ def test_any_kind_of_loss_gives_an_ordinary_model(
 
 
 def test_the_first_classifier_is_the_regression_of_the_default(photos: Path, weights: Path) -> None:
-    """With a rate of almost zero, the model is that of the recipe default, whatever the batches are."""
+    """With a rate of almost zero, the model is that of the recipe quick, whatever the batches are."""
     common = {
         "encoder.name": SMALL,
         "encoder.weights": str(weights),
         "threads": 1,
         "data.test": 0.3,
     }
-    default = fit(named_recipe("default").override(**common, **{"regression.strength": 0.01}), open_source(photos))
+    default = fit(named_recipe("quick").override(**common, **{"regression.strength": 0.01}), open_source(photos))
     assert default.test is not None
     for sampler, blend in (("plain", 0.0), ("balanced", 0.0), ("balanced", 0.3)):
         changes = {"encoder_training.sampler": sampler, "fine_tune.blend": blend}
@@ -604,7 +604,7 @@ def test_what_a_fine_tuning_cannot_use_is_refused(changes: dict[str, Any], text:
 
 
 def test_other_methods_refuse_and_do_not_hash_the_section() -> None:
-    for name, method in (("default", "frozen"), ("from-scratch", "two-stage")):
+    for name, method in (("quick", "frozen"), ("from-scratch", "two-stage")):
         recipe = named_recipe(name)
         with pytest.raises(InputError) as caught:
             recipe.override(**{"fine_tune.steps": 3})

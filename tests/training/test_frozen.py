@@ -49,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def small(weights: Path, **changes: Any) -> Recipe:
     fields = {"encoder.name": SMALL, "encoder.weights": str(weights), "device": "cpu", "threads": 1, "data.test": 0.3}
-    return named_recipe("default").override(**fields | changes)
+    return named_recipe("quick").override(**fields | changes)
 
 
 class Counts(Reporter):
@@ -114,7 +114,7 @@ def test_another_run_on_the_same_images_encodes_none(photos: Path, weights: Path
 def test_a_run_on_cached_features_makes_no_layers_and_writes_the_same_bytes(
     photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = named_recipe("default").override(**{"device": "cpu", "threads": 1, "data.image_size": 32})
+    recipe = named_recipe("quick").override(**{"device": "cpu", "threads": 1, "data.image_size": 32})
     told = Counts()
     first = fit(recipe, source_of(photos), tmp_path / "1", reporter=told)
     assert told.images == 39
@@ -215,7 +215,7 @@ def test_the_embedded_encoder_takes_one_pixel(cache: Path, tmp_path: Path) -> No
     pixels = np.array([[[0]], [[255]]] * 6, dtype=np.uint8)
     source = source_from_arrays(pixels, [0, 1] * 6, classes=["black", "white"])
     changes = {"device": "cpu", "threads": 1, "data.test": 0.3}
-    fitted = fit(named_recipe("default").override(**changes), source, tmp_path / "run")
+    fitted = fit(named_recipe("quick").override(**changes), source, tmp_path / "run")
     assert fitted.card.shape == (3, 224, 224)
     assert fitted.test is not None
     assert (fitted.test.probabilities.argmax(axis=1) == fitted.test.y_true).all()

@@ -133,12 +133,17 @@ def test_vectors_can_be_mixed_but_have_no_boxes() -> None:
 
     y = np.repeat([0, 1], [30, 12])
     x = np.random.default_rng(0).normal(size=(42, 5)) + 3 * y[:, None]
-    settings = {"encoder.name": "mlp-16", "encoder_training.epochs": 20, "encoder_training.lr": 0.02}
+    settings = {
+        "encoder_training.loss": "ce",
+        "encoder.name": "mlp-16",
+        "encoder_training.epochs": 20,
+        "encoder_training.lr": 0.02,
+    }
     mixed = {**settings, "encoder_training.batch_size": 8, "encoder_training.mixup": 0.5}
-    model = LopsidedClassifier(recipe="baseline-ce", settings=mixed, random_state=0).fit(x, y)
+    model = LopsidedClassifier(recipe="from-scratch", settings=mixed, random_state=0).fit(x, y)
     assert (model.predict(x) == y).mean() > 0.9
     with pytest.raises(InputError) as caught:
-        LopsidedClassifier(recipe="baseline-ce", settings={**settings, "encoder_training.cutmix": 0.5}).fit(x, y)
+        LopsidedClassifier(recipe="from-scratch", settings={**settings, "encoder_training.cutmix": 0.5}).fit(x, y)
     assert str(caught.value) == (
         "encoder_training.cutmix must be 0 for vectors, which have no boxes, got 0.5. Use encoder_training.mixup."
     )

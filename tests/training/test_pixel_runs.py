@@ -32,7 +32,7 @@ def source(photos: Path) -> Source:
 
 
 def default(**changes: Any) -> Recipe:
-    return named_recipe("default").override(**{"data.image_size": 32, "data.test": 0.0, "device": "cpu", **changes})
+    return named_recipe("quick").override(**{"data.image_size": 32, "data.test": 0.0, "device": "cpu", **changes})
 
 
 def features_of(model: Any, source: Source) -> np.ndarray:
@@ -65,7 +65,9 @@ def test_the_regression_beside_heads_weighs_the_colours_too() -> None:
     generator = np.random.default_rng(0)
     labels = np.repeat([0, 1], [40, 20])
     features = generator.normal(size=(60, 200 + WIDTH)).astype(np.float32) + 0.2 * labels[:, None].astype(np.float32)
-    recipe = named_recipe("adapter-average").override(**{"encoder.name": NAME, "regression.strength": 0.01})
+    recipe = named_recipe("adapter").override(
+        **{"encoder.name": NAME, "regression.strength": 0.01, "adapter.blend": 0.5}
+    )
     weights = np.repeat([1.0, 0.8], [200, WIDTH])
     _, fitted = fit_plain(Rows(features, labels, None, 2, weights), recipe)
     own = fit_regression(features, labels, 2, strength=0.01, importance=weights)

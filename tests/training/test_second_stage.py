@@ -26,7 +26,7 @@ from training.conftest import stripes, tiny
 
 COUNTS = {"many": 50, "some": 24, "few": 12}
 SHARES = np.array([50, 24, 12]) / 86
-RAW = {"decision__calibration": "none", "compare_default": False, "data__test": 0.2, "data__val": 0.3}
+RAW = {"decision__calibration": "none", "compare_quick": False, "data__test": 0.2, "data__val": 0.3}
 """Without calibration, the classifier of the model is the trained one."""
 
 
@@ -222,7 +222,7 @@ def test_a_fine_tuned_encoder_gets_a_second_stage(tmp_path: Path, kind: str) -> 
     changes = {"encoder.name": "test_resnet", "encoder.weights": str(path), "augment.normalisation": "half",
                "encoder_training.loss": "ce", "fine_tune.steps": 1, "encoder_training.batch_size": 16,
                "fine_tune.blocks": 1, "fine_tune.blend": 0.0, "data.image_size": 16, "threads": 1,
-               "compare_default": False}  # fmt: skip
+               "compare_quick": False}  # fmt: skip
     images = stripes({"many": 30, "few": 12}, size=16)
     base = named_recipe("fine-tune").override(**changes)
     made = base.override(**{"classifier.kind": kind, "data.val": 0.3})
@@ -275,7 +275,7 @@ def test_second_stages_that_cannot_be_are_refused(changes: dict[str, Any], messa
 
 
 def test_other_methods_have_no_second_stage() -> None:
-    text = named_recipe("default").to_toml().replace('kind = "linear"', 'kind = "crt"')
+    text = named_recipe("quick").to_toml().replace('kind = "linear"', 'kind = "crt"')
     message = r'^classifier\.kind cannot be "crt" with method "frozen", whose classifier is a logistic regression\. Use'
     with pytest.raises(InputError, match=message):
         Recipe.from_toml(text)

@@ -106,9 +106,9 @@ def test_each_view_is_encoded_once_and_cached_on_its_own(
 
 def frozen(weights: Path, **changes: Any) -> Recipe:
     fields = {"encoder.name": SMALL, "encoder.weights": str(weights), "augment.normalisation": "half",
-              "data.image_size": SIDE, "data.channels": 3, "threads": 1, "compare_default": False,
+              "data.image_size": SIDE, "data.channels": 3, "threads": 1, "compare_quick": False,
               "regression.strength": 0.1, "decision.calibration": "none", "encoder.scaling": "none"}  # fmt: skip
-    return named_recipe("default").override(**fields | changes)
+    return named_recipe("quick").override(**fields | changes)
 
 
 def test_the_regression_of_a_frozen_run_is_fitted_on_mean_features(weights: Path) -> None:
@@ -218,7 +218,7 @@ def test_classes_that_a_view_exchanges_are_warned_about(
     for image, label in zip(images, labels, strict=True):
         half = image[: SIDE // 2] if label else image[SIDE // 2 :]  # One class is bright at the top.
         half += 100
-    recipe = named_recipe("default").override(
+    recipe = named_recipe("quick").override(
         **{"encoder.name": SMALL, "encoder.weights": str(weights), "encoder.views": views, "data.image_size": SIDE}
     )
     found = fit(recipe, source_from_arrays(images, labels))
@@ -231,7 +231,7 @@ def test_a_fine_tuned_encoder_is_not_advised_to_choose_views(weights: Path) -> N
     recipe = named_recipe("fine-tune").override(
         **{"encoder.name": SMALL, "encoder.weights": str(weights), "encoder.views": "identity,vflip",
            "data.image_size": SIDE, "fine_tune.blocks": 1, "fine_tune.views": 1, "fine_tune.steps": 1,
-           "compare_default": False}
+           "compare_quick": False}
     )  # fmt: skip
     (fact,) = [fact for fact in fit(recipe, halves(side=False)).cautions if fact.kind == "directed_classes"]
     assert fact.values["advice"] == "--views none"

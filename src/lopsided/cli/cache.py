@@ -112,7 +112,7 @@ def _fill(
     from lopsided.data.prepare import Sources
     from lopsided.progress import counter
     from lopsided.recipe import find_recipe
-    from lopsided.runs.choice import DEFAULT, choose_recipe
+    from lopsided.runs.choice import QUICK, choose_recipe
     from lopsided.runs.features import fill_cache
 
     def cluster(model: Path) -> AbstractContextManager[Mapper]:
@@ -123,7 +123,7 @@ def _fill(
     far = cluster_mapper(engine, address, Path()) is not None  # Checks the options before images are read.
     changes, sources = {"data.allow_outside": True} if allow_outside else {}, Sources()
     if recipe is None:
-        recipe, _ = choose_recipe(find_recipe(DEFAULT).override(**changes), data, sources)
+        recipe, _ = choose_recipe(find_recipe(QUICK).override(**changes), data, sources)
     chosen = find_recipe(recipe).override(**changes)
     with counter("features", quiet=quiet) as progress:
         images, computed = fill_cache(

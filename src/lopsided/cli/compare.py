@@ -32,7 +32,7 @@ KIND = "compare"
 """The kind of these sweeps in ``sweep.json``."""
 SEEDS = 3
 """The default number of runs of each arm without folds."""
-BASELINE = "default"
+BASELINE = "quick"
 """The arm that is the baseline by default, if it is one of the arms."""
 
 
@@ -116,7 +116,7 @@ def compare(
 
     \b
     Examples:
-      lopsided compare photos --arms default,ce,cl,afcl --folds 5 --repeats 3 --out CMP
+      lopsided compare photos --arms quick,ce,cl,afcl --folds 5 --repeats 3 --out CMP
       lopsided compare photos --arms ce,weighted-ce,cl,afcl --out CMP
       lopsided compare photos --arms cl,afcl:gamma=7 --seeds 5 --out CMP
       lopsided compare photos --arms cl,mine.toml --baseline cl --out CMP
@@ -134,7 +134,7 @@ def compare(
     given |= {"track": track} if track else {}
     given |= _fold_fields(folds, repeats, seeds, sets)
     base, late = _read_base(recipe, sets, given, quiet=quiet)
-    usual = "ce,weighted-ce,cl,afcl" if folds is None else "default,ce,weighted-ce,cl,afcl"
+    usual = "ce,weighted-ce,cl,afcl" if folds is None else "quick,ce,weighted-ce,cl,afcl"
     chosen = parse_arms(arms or [usual], sets, late)
     recipes = check_arms(chosen, base)
     check_encoders(recipes)

@@ -19,10 +19,10 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare CE, CL, AFCL and the default recipe on included images.
+    """Compare CE, CL, AFCL and the recipe quick on included images.
 
     90 % of the images are T-shirts, 10 % are shirts. CE, CL and AFCL train an
-    encoder from scratch. The default recipe uses the embedded encoder.
+    encoder from scratch. The recipe quick uses the embedded encoder.
 
     The demo takes a few minutes on two cores. After an interruption, the same
     command continues the demo.
@@ -55,7 +55,7 @@ def _demo_words(summary: Mapping[str, Any], out: Path) -> str:
     test = ", ".join(f"{number} {name}" for name, number in counts["test"].items())
     rows = [
         [
-            run["loss"] if run["loss"] == "default" else run["loss"].upper(),
+            run["loss"] if run["loss"] == "quick" else run["loss"].upper(),
             interval(run["uwa"]),
             interval(run["accuracy"]),
             f"{run['seconds']:.0f} s",
@@ -67,7 +67,7 @@ def _demo_words(summary: Mapping[str, Any], out: Path) -> str:
         [
             f"Trained on {train}; tested on {test}.",
             table(["loss or recipe", "unweighted accuracy [95 %]", "accuracy [95 %]", "time"], rows),
-            f"Written to {out}: one run folder per row, and summary.json. See the mistakes of the default with "
-            f"lopsided report {shlex.quote(str(out / 'default'))}.",
+            f"Written to {out}: one run folder per row, and summary.json. See the mistakes of quick with "
+            f"lopsided report {shlex.quote(str(out / 'quick'))}.",
         ]
     )

@@ -130,7 +130,7 @@ Folds = Annotated[
     option(
         DATA,
         "Test every image: train this many models, each tested on one fold. 1: one split. Default: 5 with the "
-        "recipes default and thorough, if a class has fewer than 200 images.",
+        "recipes quick and thorough, if a class has fewer than 200 images.",
         min=1,
     ),
 ]

@@ -100,7 +100,7 @@ def train_recipe(
 
         name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
         chosen = named_recipe(name).override(**changes)
-    if recipe in (None, "default", "thorough") and not continues:
+    if recipe in (None, "quick", "thorough") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
     if parallel is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
@@ -195,7 +195,7 @@ def _choose(
 ) -> tuple[str, list[Fact]]:
     """Return a recipe as TOML, and the reason for it; none if the user named the recipe.
 
-    This is the named recipe, the recipe of the run to resume, or ``default``. If an option has an effect only on the
+    This is the named recipe, the recipe of the run to resume, or ``quick``. If an option has an effect only on the
     training of an encoder, it is ``from-scratch``.
     """
     from lopsided.recipe import find_recipe, methods
@@ -211,7 +211,7 @@ def _choose(
         return loaded.to_toml(), []
     chosen = ((methods.find(name), path) for path in changes for name in methods.names())
     method, by = next(((each, path) for each, path in chosen if each.chosen_by(path)), (None, "method"))
-    method = method or methods.find(str(changes.get("method", find_recipe("default").method)))
+    method = method or methods.find(str(changes.get("method", find_recipe("quick").method)))
     if method.trains_encoder and method.pretrained:
         return find_recipe(method.example).to_toml(), [notes.recipe_by_field(method.example, by)]
     training = next((path for path in changes if method.is_idle(path)), None)
@@ -228,4 +228,4 @@ def _choose(
         training = "method"
     if training is not None:
         return find_recipe("from-scratch").to_toml(), [notes.from_scratch_by_field(training)]
-    return find_recipe("default").to_toml(), [notes.default_by_encoder()]
+    return find_recipe("quick").to_toml(), [notes.quick_by_encoder()]

@@ -38,7 +38,7 @@ def recipes(
     Examples:
       lopsided recipes
       lopsided recipes paper-fmnist
-      lopsided recipes default > mine.toml
+      lopsided recipes quick > mine.toml
     """
     from lopsided.recipe import find_recipe, named_recipes
 

@@ -75,7 +75,7 @@ def fit(
     logistic regression on the features is fitted. This takes seconds to
     minutes and needs no network. Up to 3,000 images go through three
     encoders, mirrored and turned as well where that does not confuse the
-    classes (the recipe thorough), more images through one (default).
+    classes (the recipe thorough), more images through one (quick).
 
     With --loss or --recipe from-scratch, an encoder is trained: first with a
     contrastive loss, then a linear classifier on top. The epoch with the
@@ -110,6 +110,7 @@ def fit(
     """
     given = locals() | {"decide": rules.read_rule(decide), "folds": None if folds == 1 else folds}
     fields = options.fields_of(given)
+    recipe = None if recipe == "default" else recipe
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
     flags = [(flag_of(name), name, value) for name, value in fields.items()]

@@ -24,13 +24,13 @@ def fold_recipes(recipe: Recipe) -> list[Recipe]:
     [1, 2, 3, 4]
     """
     number = (recipe.data.folds or 0) * recipe.data.repeats
-    same = {"data.repeats": 1, "final": "auto", "compare_default": False, "decision.rule": plain_rule(recipe)}
+    same = {"data.repeats": 1, "final": "auto", "compare_quick": False, "decision.rule": plain_rule(recipe)}
     return [recipe.vouched({"data.fold": fold, **same}) for fold in range(1, number + 1)]
 
 
 def whole_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe of the model that is trained on all images, without a test split."""
-    changes = {"data.folds": None, "data.repeats": 1, "data.test": 0.0, "final": "auto", "compare_default": False}
+    changes = {"data.folds": None, "data.repeats": 1, "data.test": 0.0, "final": "auto", "compare_quick": False}
     return recipe.vouched({**changes, "decision.rule": plain_rule(recipe)})
 
 

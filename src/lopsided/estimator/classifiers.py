@@ -379,7 +379,7 @@ class LopsidedClassifier(TwoStageClassifier):
 
     def __init__(
         self,
-        recipe: str | os.PathLike[str] = "default",
+        recipe: str | os.PathLike[str] = "quick",
         *,
         decide: str | None = None,
         views: str | None = None,

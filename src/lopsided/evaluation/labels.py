@@ -31,7 +31,7 @@ NEAR = 0.86
 """Images with at least this cosine of their standardised features count as near-duplicates.
 
 Hardly any photographs of different lesions in ISIC 2018 reach it, and most copies of other size or quality do, with
-the features of the recipe ``default`` (``studies/labels.py near``).
+the features of the recipe ``quick`` (``studies/labels.py near``).
 """
 BLOCK = 1024
 """Rows of the similarity matrix that are held in memory at once."""

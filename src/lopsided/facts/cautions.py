@@ -151,12 +151,12 @@ def directed_classes(alone: float, averaged: float, advice: str) -> str:
 def below_baseline(
     split: str, baseline: str, model_uwa: float, baseline_uwa: float, low: float, high: float, level: float, advice: str
 ) -> str:
-    """The model is worse than a baseline: the recipe "default", or a linear classifier on "small-images" of 16 pixels.
+    """The model is worse than a baseline: the recipe "quick", or a linear classifier on "small-images" of 16 pixels.
 
     Test images must not choose settings, so the caution about them gives no advice to change settings.
     """
     what = {
-        "default": "the recipe default, which takes seconds",
+        "quick": "the recipe quick, which takes seconds",
         "small-images": "a simple baseline, a linear classifier on images of 16 x 16 pixels",
     }[baseline]
     if split == "test":

@@ -22,10 +22,10 @@ _OTHER_RECIPES = "Use --recipe fine-tune or from-scratch to train an encoder."
 
 
 @note("run")
-def default_by_size(images: int, minutes: float) -> str:
-    """The recipe default was taken, because thorough takes long for so many images."""
+def quick_by_size(images: int, minutes: float) -> str:
+    """The recipe quick was taken, because thorough takes long for so many images."""
     return (
-        f"Recipe: default, because no recipe was named and thorough would take {_minutes(minutes)} for {images:,} "
+        f"Recipe: quick, because no recipe was named and thorough would take {_minutes(minutes)} for {images:,} "
         f"images: a pretrained encoder that is not trained. {_OTHER_RECIPES}"
     )
 
@@ -35,7 +35,7 @@ def thorough_by_size(images: int, minutes: float) -> str:
     """The recipe thorough was taken, because there are few images."""
     return (
         f"Recipe: thorough, because no recipe was named: {images:,} images through three pretrained encoders, which "
-        f"takes {_minutes(minutes)}. Use --recipe default for one encoder. {_OTHER_RECIPES}"
+        f"takes {_minutes(minutes)}. Use --recipe quick for one encoder. {_OTHER_RECIPES}"
     )
 
 
@@ -54,10 +54,10 @@ def from_scratch_by_field(field: str) -> str:
 
 
 @note("run")
-def default_by_encoder() -> str:
-    """The recipe default was taken, because the encoder was given."""
+def quick_by_encoder() -> str:
+    """The recipe quick was taken, because the encoder was given."""
     return (
-        "Recipe: default, because the fields of the encoder are given: a pretrained encoder that is not trained. "
+        "Recipe: quick, because the fields of the encoder are given: a pretrained encoder that is not trained. "
         "Use --recipe from-scratch to train an encoder."
     )
 
@@ -485,15 +485,15 @@ def model(models: int, members: int, parameters: int, megabytes: float) -> str:
 
 
 @note("run")
-def default_compared(seconds: float, on: str) -> str:
-    """The recipe default was evaluated on the same split or on the same folds."""
-    return f"The recipe default, for comparison, took {seconds:.1f} s on the same {on}."
+def quick_compared(seconds: float, on: str) -> str:
+    """The recipe quick was evaluated on the same split or on the same folds."""
+    return f"The recipe quick, for comparison, took {seconds:.1f} s on the same {on}."
 
 
 @note("run")
-def default_not_compared(error: str) -> str:
-    """The recipe default cannot be used on these images."""
-    return f"The recipe default could not be used for comparison: {error}"
+def quick_not_compared(error: str) -> str:
+    """The recipe quick cannot be used on these images."""
+    return f"The recipe quick could not be used for comparison: {error}"
 
 
 @note("run")

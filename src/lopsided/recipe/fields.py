@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RUNTIME_FIELDS = frozenset(
-    {"description", "device", "threads", "fast", "compile", "compare_default", "track"}
+    {"description", "device", "threads", "fast", "compile", "compare_quick", "track"}
     | {"data.cache", "data.allow_outside"}
 )
 """Fields that do not change the result of a run."""

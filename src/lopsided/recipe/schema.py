@@ -94,8 +94,8 @@ class Recipe(Section):
     precision: Literal["float32", "bf16", "fp16"] = described(
         "float32", "Precision of the encoder in training; weights and losses are always float32."
     )
-    compare_default: bool = described(
-        True, "After training, also evaluate the recipe default on the same split, for comparison."
+    compare_quick: bool = described(
+        True, "After training, also evaluate the recipe quick on the same split, for comparison."
     )
     track: TrackerTexts = described(
         (),

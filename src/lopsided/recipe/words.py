@@ -107,7 +107,7 @@ def unknown(path: str, model: type[BaseModel], value: object = None) -> str:
     sections = list(dict.fromkeys(name.rpartition(".")[0] for name in fields if "." in name))
     section = next(iter(difflib.get_close_matches(path[:200], sections, n=1)), "")
     close = section if section and isinstance(value, dict) else _similar(path[:200], fields)
-    do = f"Did you mean {close}?" if close else "`lopsided recipes default` shows all fields."
+    do = f"Did you mean {close}?" if close else "`lopsided recipes quick` shows all fields."
     if section and not close:
         first = next(name for name in fields if name.rpartition(".")[0] == section)
         do = f"{section} is a section with fields such as {first}."

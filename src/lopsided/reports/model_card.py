@@ -215,7 +215,7 @@ def _results(facts: Facts) -> Iterator[str]:
     if baseline is not None:
         gap = baseline.difference
         yield (
-            f"The recipe `default` of lopsided has an unweighted accuracy of {number(baseline.uwa.value)} "
+            f"The recipe `quick` of lopsided has an unweighted accuracy of {number(baseline.uwa.value)} "
             f"{interval(baseline.uwa)} on the same images; the difference of this model to it is "
             f"{number(gap.value)} {interval(gap)}."
         )

@@ -237,7 +237,7 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
         {
             "name": "UWA, the mean recall of all classes",
             "figure": figures.figures.uwa,
-            "note": f"{always}: {majority.uwa:.3f}{_by_default(facts)}",
+            "note": f"{always}: {majority.uwa:.3f}{_beside_quick(facts)}",
             "reference": majority.uwa,
         },
         {
@@ -257,7 +257,7 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
     return items
 
 
-def _by_default(facts: Facts) -> str:
+def _beside_quick(facts: Facts) -> str:
     """Return the UWA of the recipe to which the run is compared, as the end of a note."""
     baseline = facts.metrics.baseline
     found = None if baseline is None else baseline.splits.get(facts.split or "")

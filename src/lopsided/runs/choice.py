@@ -1,4 +1,4 @@
-"""Which recipe ``lopsided fit`` takes if none is named: ``thorough``, or ``default`` if there are many images."""
+"""Which recipe ``lopsided fit`` takes if none is named: ``thorough``, or ``quick`` if there are many images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
 
-DEFAULT, THOROUGH = "default", "thorough"
+QUICK, THOROUGH = "quick", "thorough"
 MANY = 3000
 """With more images, ``thorough`` takes too long to be started without a question."""
 SECONDS = 0.27
@@ -25,5 +25,5 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     num = len((sources or Sources()).drawn(runs.settle(base, data)))
     minutes = SECONDS * num / (os.cpu_count() or 1) / 60
     if num > MANY:
-        return DEFAULT, [notes.default_by_size(num, minutes)]
+        return QUICK, [notes.quick_by_size(num, minutes)]
     return THOROUGH, [notes.thorough_by_size(num, minutes)]

@@ -47,7 +47,7 @@ def fill_cache(
     Return the number of images, and of those that were computed. ``cluster`` computes them on other machines.
     """
     if recipe.spec.trains_encoder:
-        do = "Use the recipe default, thorough, adapter or adapter-average."
+        do = "Use the recipe quick, thorough or adapter."
         raise InputError(f'Only features of a frozen encoder are cached, but the method is "{recipe.method}". {do}')
     recipe = settle(recipe, data)
     source, _ = (sources or Sources()).open(recipe, known=ReadableImages())

@@ -171,12 +171,12 @@ class FoldResults:
         return _Scored(held, numbers, joined)
 
     def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[Fact]]:
-        """Compare the model with the recipe ``default`` on the same folds. Also return a caution if it is worse."""
+        """Compare the model with the recipe ``quick`` on the same folds. Also return a caution if it is worse."""
         from lopsided.models.machine import pick_device
         from lopsided.training.baseline import compare_answers
-        from lopsided.training.default_run import Answers, classify_by_default, figures_of, is_default
+        from lopsided.training.quick_run import Answers, classify_by_quick, figures_of, is_quick
 
-        if not self.recipe.compare_default or is_default(self.recipe):
+        if not self.recipe.compare_quick or is_quick(self.recipe):
             return None, []
         found: list[tuple[Codes, Answers]] = []
         begin = perf_counter()
@@ -185,11 +185,11 @@ class FoldResults:
             own, splits = training_source(self.source, splits)
             alone = Splits(splits.train, splits.val[:0], splits.test)
             device = pick_device(self.recipe.device)
-            by_default = classify_by_default(part, own, alone, self.trained_digests, device, self.log, told=False)
-            if (answers := by_default.get("test")) is None:
+            by_quick = classify_by_quick(part, own, alone, self.trained_digests, device, self.log, told=False)
+            if (answers := by_quick.get("test")) is None:
                 return None, []
             found.append((splits.test[answers.rows], answers))
-        self.log.fact(notes.default_compared(perf_counter() - begin, "folds"))
+        self.log.fact(notes.quick_compared(perf_counter() - begin, "folds"))
         rows = np.concatenate([tested for tested, _ in found])
         joined = Answers(
             rows,
@@ -200,8 +200,8 @@ class FoldResults:
         compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
         groups = None if self.source.groups is None else self.source.groups[rows]
         figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
-        below = compared.cautions("out-of-fold", "default")
-        return {"recipe": "default", "splits": {"test": figures}}, below
+        below = compared.cautions("out-of-fold", "quick")
+        return {"recipe": "quick", "splits": {"test": figures}}, below
 
     def _open(self, where: str, recipe: Recipe, splits: Splits) -> Run:
         """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""

@@ -120,7 +120,7 @@ class Leaks(_Content):
 
 
 class BaselineFigures(_Content):
-    """The figures of the recipe ``default`` on images of one split, and those of the model on the same images."""
+    """The figures of the recipe ``quick`` on images of one split, and those of the model on the same images."""
 
     num_images: int
     uwa: Figure

@@ -31,7 +31,7 @@ MINUTES = 60.0
 """The default budget."""
 USUAL_SIZE = 224
 """Side of the images for which the costs of arms are estimated."""
-_RECIPES = ("default", "thorough", "adapter", "fine-tune")
+_RECIPES = ("quick", "thorough", "adapter", "fine-tune")
 _ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
 

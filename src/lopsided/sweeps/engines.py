@@ -92,7 +92,7 @@ def train_cell(recipe: str, folder: str, threads: int) -> tuple[str, str]:
     Arguments and results are text, so that the other process needs no error classes.
     """
     try:
-        run = run_recipe(Recipe.from_toml(recipe).override(threads=threads, compare_default=False), folder, resume=True)
+        run = run_recipe(Recipe.from_toml(recipe).override(threads=threads, compare_quick=False), folder, resume=True)
         return Record.from_run(run).to_json(), ""
     except LopsidedError as error:
         return "", " ".join(str(error).split())

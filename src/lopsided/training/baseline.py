@@ -1,6 +1,6 @@
-"""Comparison of a model with a baseline on the same images, and the baseline of the recipe ``default``.
+"""Comparison of a model with a baseline on the same images, and the baseline of the recipe ``quick``.
 
-The baseline of most recipes is the recipe ``default`` (see ``default_run``). The recipe ``default`` itself is compared
+The baseline of most recipes is the recipe ``quick`` (see ``quick_run``). The recipe ``quick`` itself is compared
 with linear discriminant analysis of very small images. This takes about a second. It reads a bounded number of images
 and uses its own random numbers, so it does not change the training or its results. The same run always gets the same
 baseline.
@@ -27,7 +27,7 @@ LEAST_TRAIN, LEAST_JUDGED, LEAST_PER_CLASS = 100, 60, 5
 """With fewer training images, evaluated images, or evaluated images of a class, the comparison would be noise."""
 LEVEL = 0.95
 """Level of the interval of the difference. A difference that chance can explain is no reason for a warning."""
-_TAKE_DEFAULT = "Use the recipe default (--recipe default), or change this recipe."
+_TAKE_QUICK = "Use the recipe quick (--recipe quick), or change this recipe."
 _SHRINKAGE = 0.1
 """Weight of a round covariance beside the covariance of the pixels, which few images determine badly."""
 
@@ -46,7 +46,7 @@ class Compared:
     difference: Figure
     enough: bool = True
 
-    def cautions(self, split: str, baseline: str, advice: str = _TAKE_DEFAULT) -> list[Fact]:
+    def cautions(self, split: str, baseline: str, advice: str = _TAKE_QUICK) -> list[Fact]:
         """Return a caution if the interval of the difference is below 0. See ``cautions.below_baseline``."""
         if not (self.enough and self.difference.high < 0):
             return []

@@ -69,8 +69,8 @@ from lopsided.training.baseline import compare, compare_answers
 from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
-from lopsided.training.default_run import classify_by_default, figures_of, is_default
 from lopsided.training.fine_tune import num_epochs
+from lopsided.training.quick_run import classify_by_quick, figures_of, is_quick
 from lopsided.training.reporter import Log, Reporter
 from lopsided.training.stages import Stages
 
@@ -107,7 +107,7 @@ class Fitted:
     seconds: float = 0.0
     fingerprint: str = ""
     baseline: dict[str, Any] | None = None
-    """The figures of the recipe ``default`` on the same split, as in ``metrics.json``."""
+    """The figures of the recipe ``quick`` on the same split, as in ``metrics.json``."""
 
 
 def fit(
@@ -162,7 +162,7 @@ def fit(
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
         stages = Stages(recipe, prepared, device, log, checkpoint, ranks)
-        if ranks.size == 1 and recipe.compare_default and is_default(recipe):
+        if ranks.size == 1 and recipe.compare_quick and is_quick(recipe):
             stages.small = SmallImages(prepared.shape, prepared.image_size)
         stages.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
@@ -292,16 +292,16 @@ def _baseline(
     stages: Stages,
     log: Log,
 ) -> tuple[dict[str, Any] | None, list[Fact]]:
-    """Compare the model with the recipe ``default``. Return its figures, and a caution if the model is worse.
+    """Compare the model with the recipe ``quick``. Return its figures, and a caution if the model is worse.
 
     The caution is about validation images, or about test images if there are too few validation images. The recipe
-    ``default`` itself has a baseline of small images, without figures.
+    ``quick`` itself has a baseline of small images, without figures.
     """
-    if not recipe.compare_default:
+    if not recipe.compare_quick:
         return None, []
-    if is_default(recipe):
+    if is_quick(recipe):
         return None, _below_pixels(recipe, prepared, fitted, stages.small)
-    answers = classify_by_default(recipe, source, fitted.splits, digests, stages.device, log)
+    answers = classify_by_quick(recipe, source, fitted.splits, digests, stages.device, log)
     splits: dict[str, Any] = {}
     cautions: list[Fact] | None = None
     for split, found in answers.items():
@@ -311,8 +311,8 @@ def _baseline(
         compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes))
         splits[split] = figures_of(found, compared, source.classes, groups, recipe.seed)
         if cautions is None and compared.enough:
-            cautions = compared.cautions("validation" if split == "val" else "test", "default")
-    return ({"recipe": "default", "splits": splits} if splits else None), cautions or []
+            cautions = compared.cautions("validation" if split == "val" else "test", "quick")
+    return ({"recipe": "quick", "splits": splits} if splits else None), cautions or []
 
 
 def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted, small: SmallImages | None) -> list[Fact]:

@@ -118,7 +118,7 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
         return
     losses = [_best(fitted), _best(_fit(built, alone))]
     if choose_views(losses):
-        # With --views alone, fit takes default.
+        # With encoder.views alone, fit takes quick.
         recipe = "--recipe thorough " if len(built.recipe.encoder.spec.parts) > 1 else ""
         advice = f"{recipe}--views {AUTO if built.recipe.method == 'frozen' else 'none'}"
         built.log.fact(cautions.directed_classes(losses[1], losses[0], advice))

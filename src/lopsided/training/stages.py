@@ -138,7 +138,7 @@ class Stages(Built):
         """Fit the regression and train the encoder or its last blocks. See ``regress`` for ``told``."""
         recipe, section, counts = self.recipe, self.recipe.fine_tune, self.prepared.counts()
         if self.prepared.kind == "vector":
-            raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe default or from-scratch.')
+            raise InputError('Method "fine-tune" needs images, got vectors. Use the recipe quick or from-scratch.')
         if tensors:
             own = {key.removeprefix(_ENCODER): value for key, value in tensors.items() if key.startswith(_ENCODER)}
             load_strictly(self.model.encoder, own)  # The front computes the activations with these weights.

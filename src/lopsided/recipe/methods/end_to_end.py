@@ -24,9 +24,8 @@ def unfit_loss(recipe: Recipe, kinds: tuple[str, ...], other: MethodSpec) -> str
     """Return that the method cannot have the loss of the encoder: the losses that it can have, and the other method."""
     loss = recipe.encoder_training.loss.name
     losses = ", ".join(entry.name for entry in catalogue.losses(kinds))
-    start = f'start from a recipe with method "{other.name}", such as {other.example}'
-    do = f"To use {loss}, {start}, or add --set method={other.name}."
-    return f'encoder_training.loss cannot be {loss} with method "{recipe.method}". Use one of {losses}. {do}'
+    do = f"Use one of {losses}, or method={other.name}."
+    return f'encoder_training.loss cannot be {loss} with method "{recipe.method}". {do}'
 
 
 class EndToEndSpec(MethodSpec):
@@ -34,7 +33,6 @@ class EndToEndSpec(MethodSpec):
 
     name = "end-to-end"
     trainer = "lopsided.training.methods.end_to_end:EndToEndTrainer"
-    example = "baseline-ce"
     finishers = ("linear", "crt", "lws", "tau-norm")
 
     def unused(self, path: str, recipe: Recipe) -> str | None:

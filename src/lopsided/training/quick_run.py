@@ -1,4 +1,4 @@
-"""The recipe ``default`` on the images of another run, so that its figures stand beside those of the model.
+"""The recipe ``quick`` on the images of another run, so that its figures stand beside those of the model.
 
 It trains on the training images of the run and classifies the run's validation and test images. Its features are
 cached, so only the first run on these images computes them. The number of images is bounded, and the random numbers
@@ -50,9 +50,9 @@ class Answers:
     predicted: Indices
 
 
-def is_default(recipe: Recipe) -> bool:
-    """Return whether a recipe computes the same as ``default`` on the same training images."""
-    base = named_recipe("default")
+def is_quick(recipe: Recipe) -> bool:
+    """Return whether a recipe computes the same as ``quick`` on the same training images."""
+    base = named_recipe("quick")
     return (
         recipe.method == base.method
         and recipe.encoder == base.encoder
@@ -65,7 +65,7 @@ def is_default(recipe: Recipe) -> bool:
 def figures_of(
     answers: Answers, compared: Compared, classes: Sequence[str], groups: npt.NDArray[np.str_] | None, seed: int
 ) -> dict[str, Any]:
-    """Return the figures of the recipe ``default`` on one split, as in ``metrics.json``."""
+    """Return the figures of the recipe ``quick`` on one split, as in ``metrics.json``."""
     figures = evaluate(
         answers.labels, answers.probabilities, answers.predicted, classes=classes, seed=seed, groups=groups
     ).to_dict()["figures"]
@@ -79,7 +79,7 @@ def figures_of(
     }
 
 
-def classify_by_default(
+def classify_by_quick(
     recipe: Recipe,
     source: Source,
     splits: Splits,
@@ -89,7 +89,7 @@ def classify_by_default(
     *,
     told: bool = True,
 ) -> dict[str, Answers]:
-    """Fit the recipe ``default`` on the training images. Return its classifications of the other splits.
+    """Fit the recipe ``quick`` on the training images. Return its classifications of the other splits.
 
     The result is empty if there are too few images, or if the recipe cannot be used on these images. A note gives the
     time, unless ``told`` is false.
@@ -103,7 +103,7 @@ def classify_by_default(
     if len(few["train"]) < LEAST_TRAIN or not names:
         return {}
     begin = perf_counter()
-    base = named_recipe("default").override(seed=recipe.seed, threads=recipe.threads, fast=recipe.fast)
+    base = named_recipe("quick").override(seed=recipe.seed, threads=recipe.threads, fast=recipe.fast)
     none = np.empty(0, dtype=np.int64)
     parts = {name: rows[few[name]] if name in ("train", *names) else none for name, rows in splits.parts()}
     try:
@@ -120,14 +120,14 @@ def classify_by_default(
             p = stages.engine.probabilities(stages.engine.adapt(stages.frozen_features(part, _LABEL)))
             found[name] = Answers(few[name], part.labels, p, decision.decide(p))
     except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
-        log.fact(notes.default_not_compared(str(error)))
+        log.fact(notes.quick_not_compared(str(error)))
         return {}
     if told:
-        log.fact(notes.default_compared(perf_counter() - begin, "split"))
+        log.fact(notes.quick_compared(perf_counter() - begin, "split"))
     return found
 
 
-_LABEL = "features for the recipe default, for comparison"
+_LABEL = "features for the recipe quick, for comparison"
 
 
 class _Counts(Reporter):
