@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
+from lopsided.data.inputs import MemoryInputs
+from lopsided.errors import InputError
 from lopsided.inference.engine import Engine
+from lopsided.inference.feature_cache import list_cache
+from lopsided.inference.features import Extractor
+from lopsided.models.blocks.block import FeatureBlock
 from lopsided.models.blocks.pixels import WIDTH, Pixels, areas
 from lopsided.models.encoders import build_encoder
-from lopsided.models.graph import INPUT, OUTPUT, UntranslatableError, to_onnx
+from lopsided.models.graph import INPUT, OUTPUT, Graph, UntranslatableError, to_onnx
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.late import embedded_state
 from lopsided.models.layout import Columns, Layout, scaled
 from lopsided.models.model import Model, ModelCard, load_model, save_model
+from lopsided.models.pretrained import preprocessing_of
+from lopsided.recipe import blocks as catalogue
 from lopsided.recipe.blocks import FINAL, Block, find
 from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.training.regression import fit_regression
@@ -136,7 +148,7 @@ def test_a_model_with_pixels_is_written_and_read_with_the_same_answers(tmp_path:
     encoder, width = build_encoder(NAME, channels=3, image_size=32, weights="embedded")
     known = embedded_state(EncoderSpec.parse(NAME, "embedded"))
     assert known is not None
-    assert known[1] == encoder.layout == Layout((Columns(FINAL, 1280), Columns(PIXELS, WIDTH)))
+    assert known[1] == encoder.layout == Layout((Columns(FINAL, 1280), Columns(PIXELS, WIDTH, 1)))
     assert {key: value.shape for key, value in known[0].items()} == {
         key: value.shape for key, value in encoder.state_dict().items()
     }
@@ -150,3 +162,110 @@ def test_a_model_with_pixels_is_written_and_read_with_the_same_answers(tmp_path:
     x = images(2, 32, 32)
     with torch.no_grad():
         assert torch.allclose(again(x), model(x), atol=1e-5)
+
+
+def model_of(name: str, side: int = 32, **fields: Any) -> tuple[Model, ModelCard]:
+    """A model and its card with the embedded weights, or with random ones."""
+    weights = "embedded" if name.startswith("tf_") else "none"
+    encoder, width = build_encoder(name, image_size=side, weights=weights, seed=1)
+    plain = preprocessing_of(name, weights) if weights == "embedded" else None
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain is None else (plain.mean, plain.std)
+    card = ModelCard(
+        kind="image", encoder=name, encoder_weights=weights, channels=3, image_size=side, shape=(3, side, side),
+        mean=mean, std=std, classes=("a", "b"), features=width, prior=(0.5, 0.5), **fields,
+    )  # fmt: skip
+    return Model(encoder, ClassifierHead(width, 2), mean, std, scaling=card.scaling).eval(), card
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_encoder_shares_its_cached_features_with_and_without_a_block(
+    fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = (images(5, 32, 32) * 255).to(torch.uint8)
+    digests = [hashlib.sha256(bytes([row])).hexdigest() for row in range(5)]
+    names = {"bare": "tf_efficientnet_lite0", "coloured": NAME, "other weight": f"{NAME}:2"}
+    made = {key: model_of(name) for key, name in names.items()}
+    found: dict[tuple[str, str], np.ndarray] = {}
+    for first, second in (("bare", "coloured"), ("coloured", "bare")):
+        monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / first))
+        for key in (first, second, "other weight"):
+            model, card = made[key]
+            extractor = Extractor(model, card, Engine(model, card.shape, fast=fast))
+            if (first, key) in [("coloured", "bare"), ("bare", "other weight"), ("coloured", "other weight")]:
+                monkeypatch.setattr(extractor.engine, "encode", None)  # Nothing is computed again.
+            found[first, key] = extractor.features(MemoryInputs(batch), digests)
+        entries = {(entry["encoder"], entry["images"]) for entry in list_cache(tmp_path / first)}
+        assert entries == {("tf_efficientnet_lite0", 5), ("pixels", 5)}
+    for key, expected in (("bare", found["bare", "bare"]), ("coloured", found["coloured", "coloured"])):
+        assert all(np.array_equal(found[first, key], expected) for first in ("bare", "coloured"))
+    assert np.array_equal(found["coloured", "coloured"][:, :1280], found["bare", "bare"])
+
+
+class Means(FeatureBlock):
+    """The means of two layers of a ResNet, as a package of somebody else may add them."""
+
+    taps = ("conv1", "layer2")
+
+    def __init__(self, encoder: nn.Module | None = None) -> None:
+        super().__init__()
+        assert encoder is not None
+        self._widths = encoder.get_submodule("conv1").out_channels, encoder.feature_info[2]["num_chs"]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return self._widths
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer.mean((2, 3)) for layer in inputs], dim=1)
+
+    def write(self, graph: Graph, inputs: Sequence[str]) -> str:
+        means = [graph.flatten(graph.add("GlobalAveragePool", [value])) for value in inputs]
+        return graph.add("Concat", means, axis=1)
+
+
+@pytest.fixture
+def means(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a block that reads an encoder, from an entry point."""
+    block = Block("layer-means", Means, "encoder", "the means of layers", scaling="apart")
+    point = SimpleNamespace(name=block.name, value="means:BLOCK", load=lambda: block)
+    monkeypatch.setattr(catalogue, "_added", lambda: {block.name: point})
+    return block.name
+
+
+def test_a_block_of_another_package_reads_layers_in_the_pass_of_the_encoder(
+    means: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "cache"))
+    model, card = model_of(f"resnet18+{means}+pixels", scaling="root")
+    layout = model.layout
+    assert layout is not None
+    assert [(group.block.name, group.width) for group in layout.groups] == [
+        ("final", 512), (means, 64), (means, 128), ("pixels", WIDTH),
+    ]  # fmt: skip
+    batch = (images(3, 32, 32) * 255).to(torch.uint8)
+    bare, _ = build_encoder("resnet18", image_size=32, seed=1)
+    with torch.no_grad():
+        expected = bare.eval()(batch / 255)
+        stem = bare.conv1(batch / 255).mean((2, 3))
+    for fast in (True, False):
+        engine = Engine(model, card.shape, fast=fast)
+        assert engine.is_fast == fast
+        found = engine.encode(batch)
+        assert np.abs(found[:, :512] - expected.numpy()).max() < 1e-4
+        assert np.abs(found[:, 512:576] - stem.numpy()).max() < 1e-5
+        if fast:
+            extractor = Extractor(model, card, engine)
+            extractor.features(MemoryInputs(batch), [hashlib.sha256(bytes([row])).hexdigest() for row in range(3)])
+    names = [(entry["encoder"], entry["images"]) for entry in list_cache(tmp_path / "cache")]
+    assert sorted(names) == [("pixels", 3), ("resnet18", 3), ("resnet18 layer-means", 3)]
+    save_model(tmp_path / "model", model, card)
+    again, _ = load_model(tmp_path / "model")
+    with torch.no_grad():
+        assert torch.allclose(again(batch / 255), model(batch / 255), atol=1e-5)
+
+
+def test_a_block_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = SimpleNamespace(name="broken", value="broken:BLOCK", load=lambda: "no block")
+    monkeypatch.setattr(catalogue, "_added", lambda: {"broken": point})
+    with pytest.raises(InputError, match=r"the feature block 'broken' from broken:BLOCK must be a .*got 'no block'"):
+        EncoderSpec.parse("resnet18+broken")

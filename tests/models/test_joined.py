@@ -152,13 +152,14 @@ def test_the_cache_keeps_the_features_of_joined_encoders_apart_but_not_those_of_
     plain = Model(model.encoder, model.classifier, card.mean, card.std).eval()
     engine = Engine(model, card.shape, fast=False)
 
-    def folder(net: Model, about: ModelCard) -> Path:
-        return Extractor(net, about, engine).spaces[0].folder
+    def folders(net: Model, about: ModelCard) -> list[Path]:
+        return [space.folder for space in Extractor(net, about, engine).spaces[0].spaces]
 
-    own = folder(model, card)
-    assert folder(plain, card.model_copy(update={"scaling": "none"})) == own  # Features are cached before scaling.
+    own = folders(model, card)
+    assert folders(plain, card.model_copy(update={"scaling": "none"})) == own  # Features are cached before scaling.
     model.encoder.mean[1] += 0.1  # Another normalisation of one member.
-    assert folder(model, card) != own
+    changed = folders(model, card)
+    assert (changed[0] == own[0], changed[1] == own[1]) == (True, False)
 
 
 @pytest.mark.parametrize(

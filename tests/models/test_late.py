@@ -129,10 +129,10 @@ def test_other_weights_shapes_and_normalisations_have_other_graphs() -> None:
 def test_features_of_torch_are_not_kept_as_those_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_session", lambda *_: None)
     extractor = Extractor(made_late(), card())
-    expected = extractor.spaces[0].folder
+    (expected,) = (space.folder for space in extractor.spaces[0].spaces)
     assert extractor.complete()
     assert extractor.engine.name.startswith("torch ")
-    assert extractor.spaces[0].folder != expected
+    assert extractor.spaces[0].spaces[0].folder != expected
     assert not extractor.complete()
 
 

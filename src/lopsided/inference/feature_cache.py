@@ -1,10 +1,11 @@
 """Features on disk, so that each image goes through a frozen encoder once.
 
-A feature vector is found by the SHA-256 of the image, in a folder for each combination of encoder, weights,
-preprocessing, view and engine. So runs, folds and arms share features, and a change of any of these never reads an old
-feature. A folder holds packs: safetensors files with up to ``PACK`` vectors and their keys. A pack is written under a
-temporary name, renamed, and never changed. So a kill leaves no half-written pack, and two writers do not disturb each
-other. Each pack holds a checksum; a damaged pack is removed and its features are computed again.
+A feature vector is found by the SHA-256 of the image, in a folder for each combination of encoder or feature block,
+weights, preprocessing, view and engine. So runs, folds and arms share features, an encoder shares its own with and
+without blocks, and a change of any of these never reads an old feature. A folder holds packs: safetensors files with up
+to ``PACK`` vectors and their keys. A pack is written under a temporary name, renamed, and never changed. So a kill
+leaves no half-written pack, and two writers do not disturb each other. Each pack holds a checksum; a damaged pack is
+removed and its features are computed again.
 
 The cache is in ``$LOPSIDED_CACHE``, by default the user's cache folder. If it is larger than its limit, the packs that
 were not used for the longest time are removed. A disk error never stops a run; it only disables the cache.
@@ -53,9 +54,14 @@ class Space:
         text = json.dumps({"format": FORMAT, **self.facts}, sort_keys=True)
         return self.root / f"features-{FORMAT}" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def fetch(self, digests: Sequence[str], width: int) -> tuple[Features, npt.NDArray[np.bool_]]:
-        """Return an array (n, width) with the features that are in the cache, and which rows these are."""
-        features = np.zeros((len(digests), width), dtype=np.float32)
+    def fetch(
+        self, digests: Sequence[str], width: int, into: Features | None = None
+    ) -> tuple[Features, npt.NDArray[np.bool_]]:
+        """Return an array (n, width) with the features that are in the cache, and which rows these are.
+
+        They are written into a given array of zeros, if there is one.
+        """
+        features = np.zeros((len(digests), width), dtype=np.float32) if into is None else into
         found = np.zeros(len(digests), dtype=np.bool_)
         wanted: dict[bytes, list[int]] = {}
         for row, digest in enumerate(digests):
@@ -97,6 +103,39 @@ class Space:
         data = save(content, {_KEY: json.dumps(about, sort_keys=True)})
         make_folder(self.folder)
         atomic_write(self.folder / f"{hashlib.sha256(data).hexdigest()[:32]}{_SUFFIX}", data)
+
+
+class JoinedSpace:
+    """Features of several spaces side by side, so that models share the columns that they have in common."""
+
+    def __init__(self, spaces: Sequence[Space], widths: Sequence[int]) -> None:
+        self.spaces, self._ends = tuple(spaces), np.cumsum(widths).tolist()
+        self._there: list[set[str]] = [set() for _ in spaces]
+        """Images of which each space has its columns although another space lacks its own."""
+
+    def fetch(self, digests: Sequence[str], width: int) -> tuple[Features, npt.NDArray[np.bool_]]:
+        """Return an array (n, width) with the features that are in the cache, and which rows have all of them."""
+        features = np.zeros((len(digests), width), dtype=np.float32)
+        found = np.stack(
+            [
+                space.fetch(digests, columns.shape[1], columns)[1]
+                for space, columns in zip(self.spaces, self._split(features), strict=True)
+            ]
+        )
+        whole: npt.NDArray[np.bool_] = np.all(found, axis=0)
+        for rows, there in zip(found & ~whole, self._there, strict=True):
+            there.update(digests[row] for row in np.flatnonzero(rows).tolist())
+        return features, whole
+
+    def store(self, digests: Sequence[str], features: Features) -> None:
+        """Write one pack into each space that lacks columns. Raise a RunError if the disk does not allow it."""
+        for space, there, columns in zip(self.spaces, self._there, self._split(features), strict=True):
+            lacking = [row for row, digest in enumerate(digests) if digest not in there]
+            if lacking:
+                space.store([digests[row] for row in lacking], columns[lacking])
+
+    def _split(self, features: Features) -> list[Features]:
+        return np.split(features, self._ends[:-1], axis=1)
 
 
 def cache_root() -> Path | None:
@@ -155,7 +194,9 @@ def list_cache(root: Path) -> list[dict[str, Any]]:
             number += len(keys or ())
         if number:
             names = ("encoder", "image_size", *(["view"] if "view" in about else []), "engine")
-            found.append({**{name: about.get(name) for name in names}, "images": number, "bytes": size})
+            whose = " ".join(dict.fromkeys(str(about[name]) for name in ("encoder", "block") if name in about))
+            facts = {name: about.get(name) for name in names} | {"encoder": whose}
+            found.append({**facts, "images": number, "bytes": size})
     sizes = []
     for path in root.glob(f"{GRAPHS}/*{_SUFFIX}"):
         with suppress(OSError):  # Another process may remove it.

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 import PIL
 import torch
+from torch import Tensor
 
 from lopsided.data.inputs import Indices, Inputs, row_batches
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.inference.engine import Engine, Features
-from lopsided.inference.feature_cache import PACK, Space, cache_limit, cache_root, tidy, trim
+from lopsided.inference.feature_cache import PACK, JoinedSpace, Space, cache_limit, cache_root, tidy, trim
 from lopsided.inference.probabilities import gather_rows, share_rows
 from lopsided.inference.small import SmallImages
 from lopsided.models.model import Model, ModelCard, weights_hash
 from lopsided.models.views import look
+from lopsided.recipe.blocks import FINAL
 
 Counted = Callable[[int, int], None]
 _BATCH = 64
@@ -48,17 +51,21 @@ class Extractor:
         self.width = card.features
         self.problem: str | None = None
         self.root = cache_root() if card.kind == "image" else None
-        self._facts = {} if self.root is None else _facts(model, card)
-        self.spaces: list[Space] = []
+        self._facts = [] if self.root is None else _facts(model, card)
+        self.spaces: list[JoinedSpace] = []
         self._open()
 
     def _open(self) -> None:
         """Find the place of the features in the cache, which depends on the engine."""
+        self.spaces = []
         if self.root is not None:
-            facts = {**self._facts, "engine": self.engine.name}
-            self.spaces = [Space(self.root, {**facts, **_fact_of(view)}) for view in self.engine.views]
-        for space in self.spaces:
-            tidy(space)
+            widths = [width for width, _ in self._facts]
+            for view in self.engine.views:
+                own = {"engine": self.engine.name, **_fact_of(view)}
+                spaces = [Space(self.root, {**facts, **own}) for _, facts in self._facts]
+                self.spaces.append(JoinedSpace(spaces, widths))
+                for space in spaces:
+                    tidy(space)
 
     def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
         """Return features of the encoder, (n, f), of inputs in order. Ranks share the work, and all get all rows.
@@ -161,15 +168,39 @@ def _fact_of(view: str) -> dict[str, object]:
     return {} if view == "identity" else {"view": view}
 
 
-def _facts(model: Model, card: ModelCard) -> dict[str, object]:
-    """Return all values that a feature depends on, besides the image, its view and the engine."""
-    return {
-        "encoder": card.encoder,
-        "weights": weights_hash(model),
+def _facts(model: Model, card: ModelCard) -> list[tuple[int, dict[str, object]]]:
+    """Return all values that features depend on, besides the image, its view and the engine.
+
+    Columns that other models may have, too, are kept on their own: those of each encoder, and of each block. Each comes
+    with its width.
+    """
+    common = {
         "shape": list(card.shape),
         "image_size": card.image_size,
-        "mean": list(card.mean),
-        "std": list(card.std),
         "interpolation": card.interpolation,
         "pillow": PIL.__version__,
     }
+    state, layout, spec = model.encoder.state_dict(), model.layout, card.spec
+    mean, std = (values.flatten().double().cpu() for values in (model.mean, model.std))
+    if layout is None or card.members > 1 or not spec.is_joined:
+        own = {"encoder": card.encoder, "weights": weights_hash(state), "mean": mean.tolist(), "std": std.tolist()}
+        return [(card.features, {**common, **own})]
+    found: list[tuple[int, dict[str, object]]] = []
+    for (place, block), groups in groupby(layout.groups, key=lambda group: (group.member, group.block)):
+        weights = _below(state, f"members.{place}.")
+        if block.name == FINAL.name and spec.reading("encoder"):
+            weights = _below(weights, "encoder.")  # As without the blocks that read it.
+        normalised = mean + std * state["mean"][place].double().cpu(), std * state["std"][place].double().cpu()
+        own = {
+            "encoder": spec.names[place] if place < len(spec.parts) else block.name,
+            **({} if block.name == FINAL.name else {"block": block.name}),
+            "weights": weights_hash(weights),
+            "mean": normalised[0].tolist(),
+            "std": normalised[1].tolist(),
+        }
+        found.append((sum(group.width for group in groups), {**common, **own}))
+    return found
+
+
+def _below(state: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+    return {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}

@@ -33,7 +33,7 @@ def graph_path(model: Model, shape: tuple[int, ...]) -> Path | None:
     if root is None or not isinstance(encoder, LateEncoder):
         return None
     normalised = [values.flatten().tolist() for values in (model.mean, model.std)]
-    facts = [__version__, encoder.name, weights_hash(model), *normalised, list(shape)]
+    facts = [__version__, encoder.name, weights_hash(encoder.state_dict()), *normalised, list(shape)]
     return root / GRAPHS / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.safetensors"
 
 

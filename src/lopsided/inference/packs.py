@@ -23,7 +23,7 @@ from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, deco
 from lopsided.data.images import ordered_map
 from lopsided.errors import RunError
 from lopsided.inference.engine import Engine, Features
-from lopsided.inference.feature_cache import Space
+from lopsided.inference.feature_cache import JoinedSpace
 from lopsided.inference.neighbours import Known
 from lopsided.inference.probabilities import check_finite
 from lopsided.models.model import Model, ModelCard
@@ -88,7 +88,7 @@ class Scorer:
         *,
         engine: Engine | None = None,
         known: Known | None = None,
-        spaces: Sequence[Space] = (),
+        spaces: Sequence[JoinedSpace] = (),
         keep: bool = False,
         workers: int = 0,
     ) -> None:

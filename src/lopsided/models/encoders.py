@@ -81,15 +81,15 @@ def _joined(spec: EncoderSpec, channels: int, size: tuple[int, int] | None, seed
         raise InputError(sentence("joined encoders must have images of 3 channels", f"{channels} channels"))
     members: list[nn.Module] = []
     groups: list[Columns] = []
-    for part in spec.parts:
+    for place, part in enumerate(spec.parts):
         encoder, width = build_encoder(part.name, image_size=size, weights=part.weights, seed=seed)
         inner = [(block, block.load()(encoder)) for block in spec.reading("encoder")]
         members.append(Tapped(encoder, [module for _, module in inner]) if inner else encoder)
-        groups.append(Columns(FINAL, width))
-        groups += [Columns(block, width) for block, module in inner for width in module.widths]
-    outer = [(block, block.load()()) for block in spec.reading("image")]
-    members += [module for _, module in outer]
-    groups += [Columns(block, width) for block, module in outer for width in module.widths]
+        groups.append(Columns(FINAL, width, place))
+        groups += [Columns(block, width, place) for block, module in inner for width in module.widths]
+    for place, block in enumerate(spec.reading("image"), start=len(spec.parts)):
+        members.append(module := block.load()())
+        groups += [Columns(block, width, place) for width in module.widths]
     joined = Ensemble(members, channels, Layout(tuple(groups)))
     for place, part in enumerate(spec.parts):
         if part.weights != "none":

@@ -71,11 +71,12 @@ def embedded_state(spec: EncoderSpec) -> tuple[dict[str, Tensor], Layout] | None
     if spec.reading("encoder") or any(p.weights != EMBEDDED or p.name not in EMBEDDED_SHA256 for p in spec.parts):
         return None
     members = [_read(name) for name in spec.names]
-    groups = [Columns(FINAL, member["conv_head.weight"].shape[0]) for member in members]
+    groups = [Columns(FINAL, member["conv_head.weight"].shape[0], place) for place, member in enumerate(members)]
     if not spec.is_joined:
         return members[0], Layout(tuple(groups))
     blocks = spec.reading("image")
-    groups += [Columns(block, width) for block in blocks for width in block.load()().widths]
+    for place, block in enumerate(blocks, start=len(members)):
+        groups += [Columns(block, width, place) for width in block.load()().widths]
     state = {f"members.{place}.{key}": value for place, one in enumerate(members) for key, value in one.items()}
     pixels = [preprocessing_of(name, EMBEDDED) for name in spec.names]
     mean = [*(p.mean for p in pixels), *[(0.0, 0.0, 0.0)] * len(blocks)]

@@ -25,10 +25,14 @@ _STEEP = 1e-4
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns side by side that belong to one block and are scaled and weighed together."""
+    """Columns side by side that belong to one block and are scaled and weighed together.
+
+    ``member`` is the place of the encoder or block that computes them, among those that are joined.
+    """
 
     block: Block
     width: int
+    member: int = 0
 
 
 @dataclass(frozen=True)

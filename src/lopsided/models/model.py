@@ -419,10 +419,10 @@ def _check_decision(card: ModelCard, path: Path) -> None:
         raise RunError(f"{path} holds a decision rule for another number of classes than {num}. Train the model again.")
 
 
-def weights_hash(model: Model) -> str:
-    """Return the SHA-256 of the encoder's weights."""
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the weights of an encoder."""
     digest = hashlib.sha256()
-    for key, value in sorted(model.encoder.state_dict().items()):
+    for key, value in sorted(state.items()):
         if key.endswith("num_batches_tracked"):  # A count of training steps does not change the features.
             continue
         array = value.detach().cpu().numpy()
