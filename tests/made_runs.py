@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from lopsided.evaluation.metrics import evaluate
-from lopsided.facts import cautions
+from lopsided.facts import cautions, notes
 from lopsided.recipe import Recipe
 
 SIDE = 24
@@ -150,4 +150,6 @@ def _write_log(folder: Path, *, has_val: bool) -> None:
             if has_val:  # The third epoch is the best of the first stage, the last of the second.
                 facts |= {"val_uwa": 0.9 if epoch == 3 else 0.6 + 0.01 * epoch, "val_accuracy": 0.8}
             events.append(facts)
+        if has_val:
+            events.append({"event": "note", **notes.kept_epoch(stage, 3, epochs, "uwa", 0.9).to_dict()})
     (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

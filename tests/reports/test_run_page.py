@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lopsided.errors import RunError
-from lopsided.facts import cautions
+from lopsided.facts import cautions, notes
 from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
@@ -207,19 +207,20 @@ def test_figures_on_images_that_the_scenario_left_stand_beside_the_test(tmp_path
     assert "0.654 [0.600, 0.700]" in text
 
 
-def test_the_epochs_that_were_taken_are_the_best_and_of_equals_the_later(tmp_path: Path) -> None:
+def test_the_epochs_that_were_taken_are_those_that_the_run_says(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     run, _ = open_finished(folder)
-    stages, notes = read_stages(run)
+    stages, texts = read_stages(run)
     assert [(stage.name, stage.taken, stage.picked) for stage in stages] == [
         ("encoder", 3, True),
         ("classifier", 3, True),
     ]
-    assert notes == ["A note of the run."]
-    again = {"event": "epoch", "stage": "encoder", "epoch": 4, "loss": 1.0, "val_uwa": 0.9}
-    with (folder / "log.jsonl").open("a") as log:
-        log.write(json.dumps(again) + "\n")
-    assert read_stages(run)[0][0].taken == 4, "The last line of an epoch counts, and the later of equals."
+    assert texts[0] == "A note of the run."
+    for epoch, taken in ((4, 4), (9, 4), ("4", 4), ([4], 4), (2, 2)):
+        again = {"event": "note", **notes.kept_epoch("encoder", epoch, 4, "uwa", 0.9).to_dict()}
+        with (folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(again) + "\n")
+        assert read_stages(run)[0][0].taken == taken, "The last line counts, if there is such an epoch."
     text = text_of(run_page(make_run(tmp_path / "without", val=None)))
     assert "epoch 4 of 4 of the encoder stage and epoch 3 of 3 of the classifier stage. These are the last" in text
 

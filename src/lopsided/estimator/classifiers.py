@@ -24,7 +24,7 @@ from lopsided.estimator.fitting import PREDICT_BATCH, Samples, out_of_fold, trai
 from lopsided.estimator.inputs import are_images, checked_groups, on_cpu, plain_numbers, stacked
 from lopsided.estimator.saved import DTYPES, FILE_NAME, FORMAT, plain, read_saved
 from lopsided.evaluation.calibration import HeldBack
-from lopsided.evaluation.folds import named_out_of_fold, settle_crossed, settle_scores
+from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
@@ -183,11 +183,10 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             recipe.decision.calibration,
             settled_prior(recipe, np.bincount(codes, minlength=len(names))),
         )
-        held = HeldBack(p, codes, groups)
+        held = HeldBack(p, codes, groups, "out-of-fold")
         calibrated, decided = settle_crossed(rule, kind, names, prior, held, numbers)
         change, decision = settle_scores(rule, kind, names, prior, held)
         num = 0 if kind == "none" else len(codes)
-        decision = named_out_of_fold(decision)
         stages.card = recalibrate(stages.model, stages.card, prior, change, decision, num)
         self.oof_proba_, self.oof_fold_ = calibrated.astype(np.float32), numbers
         self.oof_pred_ = classes[decided]

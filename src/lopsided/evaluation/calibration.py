@@ -26,6 +26,8 @@ class HeldBack:
     labels: Codes
     groups: NDArray[Any] | None = None
     """The group of each image, such as its lesion; images of one group are not independent."""
+    kind: str = "validation"
+    """What notes call the images: validation or out-of-fold."""
 
     def moved(self, probabilities: Floats) -> HeldBack:
         """Return the same images with other probabilities."""

@@ -239,7 +239,7 @@ def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
     weights = class_weights(held, np.full(num_classes, 1 / num_classes))
     log_scale, shift = fit_affine(held, weights, balance, SCALE_SPREAD, np.full(num_classes, OFFSET_SPREAD))
     note = (
-        f"The weights of the rule tuned are fitted to {len(held.labels):,} validation images "
+        f"The weights of the rule tuned are fitted to {len(held.labels):,} {held.kind} images "
         f"({held.counts().min():,} of the rarest class)."
     )
     offsets = _offsets(np.maximum(balance + shift, NEVER))
@@ -273,7 +273,7 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     threshold = float(np.clip(own[missed] * (1 - 1e-6), TINY, 1 - 1e-12))
     name = _short(rule.target, 40)
     note = (
-        f"The threshold {threshold:.3g} finds {np.mean(scores >= threshold):.0%} of {len(scores):,} validation images "
+        f"The threshold {threshold:.3g} finds {np.mean(scores >= threshold):.0%} of {len(scores):,} {held.kind} images "
         f"of {name}. With {num:,} {units}, the confidence that it finds at least {_percent(rule.least)} of new {units} "
         f"is {sure:.0%}."
     )

@@ -52,12 +52,6 @@ def settle_crossed(
     return p, decided
 
 
-def named_out_of_fold(decision: Decision) -> Decision:
-    """Return a decision whose notes name the images that it is fitted to: out-of-fold images."""
-    notes = tuple(note.replace("validation images", "out-of-fold images") for note in decision.notes)
-    return decision.model_copy(update={"notes": notes})
-
-
 def mean_evaluation(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean of evaluations of the same images, in the form of ``Evaluation.to_dict``.
 

@@ -12,7 +12,7 @@ from lopsided.errors import InputError
 from lopsided.recipe import words
 from lopsided.recipe.encoder_spec import ends_with_weights
 from lopsided.recipe.rules import parse_rule
-from lopsided.recipe.views import AUTO, name_views, parse_views
+from lopsided.recipe.views import AUTO, UnknownViewError, name_views, parse_views
 
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
@@ -56,12 +56,15 @@ def _rule(text: str) -> str:
 
 
 def _views(text: str) -> str:
+    if text.strip() == AUTO:
+        return AUTO
     try:
-        return AUTO if text.strip() == AUTO else name_views(parse_views(text))
+        return name_views(parse_views(text))
+    except UnknownViewError as error:
+        choice = "With a frozen encoder, auto lets inner folds choose."
+        raise words.RefusedError("", f"cannot be used. {error} {choice}") from None
     except InputError as error:
-        unknown = str(error).startswith("There is no view")
-        choice = " With a frozen encoder, auto lets inner folds choose." if unknown else ""
-        raise words.RefusedError("", f"cannot be used. {error}{choice}") from None
+        raise words.RefusedError("", f"cannot be used. {error}") from None
 
 
 AnyText = Annotated[str, AfterValidator(_utf8)]

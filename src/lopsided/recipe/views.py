@@ -29,6 +29,10 @@ CANDIDATES = (SETS["flips"], SETS["flip"], SETS["none"])
 """The sets that ``auto`` chooses from, each inside the one before."""
 
 
+class UnknownViewError(InputError):
+    """A name that is no view."""
+
+
 def parse_views(text: str) -> tuple[str, ...]:
     """Return the views that a text names, without repetitions, in the order of ``VIEWS``.
 
@@ -41,7 +45,7 @@ def parse_views(text: str) -> tuple[str, ...]:
     known = f"Use {', '.join(SETS)}, or names of views: {', '.join(VIEWS)}."
     odd = next((name for name in names if name not in VIEWS), None)
     if odd is not None:
-        raise InputError(f"There is no view {odd[:40]!r}. {known}")
+        raise UnknownViewError(f"There is no view {odd[:40]!r}. {known}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"Each view may be named once, got {twice} {names.count(twice)} times.")

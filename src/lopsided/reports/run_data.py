@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
-from lopsided.evaluation.epochs import figure_of
+from lopsided.facts import Fact
 from lopsided.inference.predict import PROBABILITY
 from lopsided.runs.folder import LOG, METRICS, PREDICTIONS, RECIPE, Run
 from lopsided.runs.metrics import Metrics, check_metrics
@@ -150,25 +150,24 @@ def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
     """Read the epochs of each stage and the notes from the log of a run. Both are empty if there is no log.
 
     If several lines have the same stage and epoch, the last one counts. A note that a resumed run repeats is returned
-    once. The kept epoch follows the rule of training: the highest validation figure, the later epoch if two tie, or
-    the last epoch without validation.
+    once.
     """
     if not (run.folder / LOG).is_file():
         return [], []
     found: dict[str, dict[int, dict[str, Any]]] = {}
     notes: dict[str, None] = {}
+    kept: dict[str, int] = {}
     for event in run.events():
         stage, epoch, text = (event.get(name) for name in ("stage", "epoch", "text"))
         if event["event"] == "epoch" and isinstance(stage, str) and isinstance(epoch, int) and is_number(epoch):
             found.setdefault(stage, {})[epoch] = event
         elif event["event"] == "note" and isinstance(text, str):
             notes[text] = None
-    metric = run.recipe.selection.metric
-    return [_stage(name, [epochs[i] for i in sorted(epochs)], metric) for name, epochs in found.items()], list(notes)
-
-
-def _stage(name: str, epochs: list[dict[str, Any]], metric: str) -> Stage:
-    known = [{key: value for key, value in row.items() if is_number(value)} for row in epochs]
-    figures = [figure_of(metric, known[: i + 1]) for i in range(len(epochs))]
-    judged = [(figure, row["epoch"]) for figure, row in zip(figures, epochs, strict=True) if figure is not None]
-    return Stage(name, epochs, int(max(judged)[1] if judged else epochs[-1]["epoch"]), picked=bool(judged))
+            fact = Fact.from_dict(event)
+            if fact is not None and fact.kind == "kept_epoch":
+                kept |= {str(fact.values["stage"]): fact.values["epoch"]}
+    stages = []
+    for name, epochs in found.items():
+        picked = kept.get(name) in list(epochs)
+        stages.append(Stage(name, [epochs[i] for i in sorted(epochs)], kept[name] if picked else max(epochs), picked))
+    return stages, list(notes)

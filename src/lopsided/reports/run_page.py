@@ -22,7 +22,7 @@ from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, fav
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import clean, duration, percent, quoted
 from lopsided.runs.folder import FEATURES, RECIPE
-from lopsided.runs.metrics import Evaluation, Metrics
+from lopsided.runs.metrics import Evaluation
 from lopsided.seeds import derive_seed
 
 MOST_IMAGES = 10_000
@@ -214,7 +214,7 @@ def _head(facts: Facts) -> dict[str, Any]:
         "count_words": many if len(rows) > FEW_CLASSES else "",
         "headline": [] if figures is None else _headline(facts, figures),
         "figures": figures,
-        "figure_columns": _figure_columns(metrics),
+        "figure_columns": _figure_columns(facts),
         "figure_names": FIGURES,
         "metrics": metrics,
         "seconds": duration(metrics.seconds),
@@ -263,14 +263,16 @@ def _beside_quick(facts: Facts) -> str:
     found = None if baseline is None else baseline.splits.get(facts.split or "")
     if baseline is None or found is None or found.uwa.value is None:
         return ""
-    return f"; recipe {clean(baseline.recipe)} on the same split: {found.uwa.value:.3f}"
+    unit = "split" if facts.metrics.folds is None else "folds"
+    return f"; recipe {clean(baseline.recipe)} on the same {unit}: {found.uwa.value:.3f}"
 
 
-def _figure_columns(metrics: Metrics) -> list[dict[str, Any]]:
+def _figure_columns(facts: Facts) -> list[dict[str, Any]]:
+    metrics = facts.metrics
     words = {
         "test": "test images" if metrics.folds is None else "all images, out-of-fold",
         "held_out": "images not drawn by the scenario",
-        "val": "validation images, which selected the model",
+        "val": f"validation images, which {run_words.val_role(facts.recipe)} the model",
     }
     return [
         {"words": text, "images": part.num_images, "figures": part.figures}
@@ -312,7 +314,7 @@ def _threshold(
     chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
     decision = facts.decision
     start = [threshold_of(decision, c, len(facts.classes)) for c in offered]
-    label, threshold = offered[0], chosen[0]
+    label, threshold, has_choice = offered[0], chosen[0], any(value is not None for value in chosen)
     areas = ("auroc", "average_precision")
     p, positive = judged.p[:, label], judged.y_true == label
     by_rule, at_half = counts_of(judged.y_pred == label, positive), counts_at(p, positive, 0.5)
@@ -351,7 +353,8 @@ def _threshold(
             facts.classes[label], judged.split, by_rule, threshold, at_chosen, spread
         ),
         "rule_words": run_words.rule_words(facts.classes[label], by_rule),
-        "threshold_advice": run_words.threshold_advice(judged.split),
+        "has_choice": has_choice,
+        "threshold_advice": run_words.threshold_advice(facts, judged.split, has_choice=has_choice),
         "no_choice": run_words.no_choice(judged.split),
         "threshold_note": f"Only the {len(offered):,} rarest classes can be selected; {left:,} more do not fit."
         if left
@@ -362,15 +365,14 @@ def _threshold(
 
 
 def _maps(first: Judged, kind: str, seed: int) -> list[FeatureMap]:
-    if _no_map(first):
+    if first.features is None or _no_map(first, ""):
         return []
     kinds = ["pca"] if kind == "pca" else [kind, "pca"]
-    return [] if first.features is None else [lay_out(first.features, each, seed) for each in kinds]
+    return [lay_out(first.features, each, seed) for each in kinds]
 
 
-def _no_map(first: Judged) -> str:
-    """Return why there is no map, or an empty text if there is one."""
-    split = run_words.SPLITS[first.split]
+def _no_map(first: Judged, split: str) -> str:
+    """Return why there is no map of the images of a split, or an empty text if there is one."""
     if first.features is None or not first.features.size:
         return f"There is no map: the run has no features of the {split} images ({FEATURES})."
     if len(first) < 2:
@@ -395,7 +397,7 @@ def _map_data(maps: Sequence[FeatureMap], colours: Sequence[int], num_classes: i
 
 def _map_context(facts: Facts, first: Judged, maps: Sequence[FeatureMap], colours: Sequence[int]) -> dict[str, Any]:
     if not maps or first.features is None:
-        return {"maps": [], "no_map": _no_map(first)}
+        return {"maps": [], "no_map": _no_map(first, facts.split_word(first.split))}
     name = facts.classes[facts.minority]
     share = neighbour_share(first.features, first.y_true, facts.minority)
     told = (
@@ -442,9 +444,7 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
             is_contrastive = "projections" in facts.recipe.encoder_training.loss.entry.needs
             diagnostics = {"words": words, "plot": plot[0], "legend": plot[1], "is_contrastive": is_contrastive}
     return {
-        "learning_words": run_words.learning_words(
-            stages, facts.recipe.selection.metric, folds=facts.metrics.folds is not None
-        ),
+        "learning_words": run_words.learning_words(stages, facts),
         "stages": [(stage.name, run_figures.learning_plots(stage)) for stage in stages],
         "diagnostics": diagnostics,
         "notes": [clean(note) for note in notes],

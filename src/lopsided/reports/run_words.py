@@ -214,8 +214,8 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
     elif facts.split != "test":
         yield Caution(
             "There is no test split",
-            "The figures below are for the validation images. These images selected the model, so the figures are too "
-            "high.",
+            f"The figures below are for the validation images. These images {val_role(facts.recipe)} the model, so the "
+            "figures are too high.",
         )
     rows = facts.figures.per_class
     name, rare = facts.classes[facts.minority], rows[facts.minority].support
@@ -274,8 +274,18 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
         )
 
 
+def val_role(recipe: Recipe) -> str:
+    """Return what validation images did to the model."""
+    return "selected" if recipe.spec.selects_epochs else "calibrated"
+
+
+def has_kind(facts: Facts, kind: str) -> bool:
+    """Return whether the run has a caution of a kind."""
+    return any(fact.kind == kind for fact in facts.metrics.facts)
+
+
 def _of_validation(facts: Facts) -> Iterator[Caution]:
-    if any(fact.kind == "no_validation_split" for fact in facts.metrics.facts):
+    if has_kind(facts, "no_validation_split"):
         yield Caution(
             "There was no validation split",
             "The run kept the weights of the last epoch, not of the best one. Without validation images, a threshold "
@@ -342,21 +352,25 @@ def no_choice(split: str) -> str:
     return "There is no validation threshold: it needs validation images of this class and of other classes."
 
 
-def threshold_advice(split: str) -> str:
-    """Return a warning about thresholds that a reader chooses on the page."""
-    text = f"If you choose a threshold by looking at {SPLITS[split]} images, the figures of these images are too high. "
+def threshold_advice(facts: Facts, split: str, *, has_choice: bool) -> str:
+    """Return a warning about thresholds that a reader chooses on the page. A choice is a validation threshold."""
+    what = facts.split_word(split)
+    text = f"If you choose a threshold by looking at {what} images, the figures of these images are too high. "
     if split == "val":
         return f"{text}Before use, evaluate the threshold on images that were not used for training or model selection."
-    return (
-        f"{text}In practice, use the rule of the model. The validation threshold has the best UWA on the validation "
-        "images, so its UWA there is too high. If you need another threshold, choose it on other images."
-    )
+    text += "In practice, use the rule of the model. "
+    if has_choice:
+        text += "The validation threshold has the best UWA on the validation images, so its UWA there is too high. "
+    return f"{text}If you need another threshold, choose it on other images."
 
 
-def learning_words(stages: Sequence[Stage], metric: str, *, folds: bool = False) -> str:
+def learning_words(stages: Sequence[Stage], facts: Facts) -> str:
     """Return which epochs the model comes from."""
-    if folds:
+    metric = facts.recipe.selection.metric
+    if facts.metrics.folds is not None:
         return "Each fold was trained by itself. The folder folds/ holds the log of each fold."
+    if not any(epochs != 0 for epochs in facts.recipe.spec.stages(facts.recipe).values()):
+        return "The encoder was not trained. The classifier was fitted to its features at once."
     if not stages:
         return "The log of the run is missing, so the course of the training is unknown."
     parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
@@ -364,8 +378,12 @@ def learning_words(stages: Sequence[Stage], metric: str, *, folds: bool = False)
     if any(stage.picked for stage in stages):
         how = "lowest" if metric.endswith("log_loss") else "highest"
         return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was {how}."
-    why = "the recipe keeps the last epoch" if metric == "last" else "there was no validation split"
-    return f"{text}. These are the last epochs, because {why}."
+    why = "No epoch was selected."
+    if has_kind(facts, "no_validation_split"):
+        why = "These are the last epochs, because there was no validation split."
+    elif metric == "last":
+        why = "These are the last epochs, because the recipe keeps the last epoch."
+    return f"{text}. {why}"
 
 
 def diagnostic_words(stage: Stage, facts: Facts) -> str:

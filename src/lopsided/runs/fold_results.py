@@ -27,7 +27,7 @@ from lopsided.errors import RunError
 from lopsided.evaluation.by_rule import figures_by_rule
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
 from lopsided.evaluation.decision import Decision
-from lopsided.evaluation.folds import mean_evaluation, named_out_of_fold, settle_crossed, settle_scores
+from lopsided.evaluation.folds import mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.inference.predict import PROBABILITY
@@ -85,7 +85,6 @@ class FoldResults:
         repeats = [self._scores(repeat) for repeat in range(len(self.numbers))]
         settled = [settle_crossed(self.rule, self.kind, self.classes, self.prior, r.held, r.folds) for r in repeats]
         change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
-        decision = named_out_of_fold(decision)
         model, card = self._model(change, decision)
         leaks = self._leaks()
         for fact in [*self._of_folds(), *self._notes(model, card), *self._cautions(leaks)]:
@@ -161,7 +160,7 @@ class FoldResults:
             numbers[splits.test] = fold
             if self.recipe.spec.shares_features and "test" in run.features():  # Other folds have other encoders.
                 features[fold] = run.features()["test"]
-        held = HeldBack(p, self.source.labels, self.source.groups)
+        held = HeldBack(p, self.source.labels, self.source.groups, "out-of-fold")
         joined = None
         if len(features) == folds:
             width = next(iter(features.values())).shape[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from lopsided.data.prepare import Sources, split_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
-from lopsided.evaluation.folds import named_out_of_fold
 from lopsided.inference.predict import PROBABILITY
 from lopsided.inference.readable import ReadableImages
 from lopsided.inference.use import Use, choose_use
@@ -95,15 +93,7 @@ def open_use(
     asked = rule or (card.decision.rule if prevalence is not None else None)
     if asked is None or not parse_rule(asked).fitted:
         return choose_use(card, rule, prevalence)
-    use = choose_use(card, rule, prevalence, held_back(Path(folder), card))
-    path = Path(folder) / RECIPE
-    is_single = not path.is_file() or _evaluated(Run.open(folder).recipe) == "val"
-    return use if is_single else replace(use, decision=named_out_of_fold(use.decision))
-
-
-def _evaluated(recipe: Recipe) -> str:
-    """Return the split of ``predictions.csv`` to which rules are fitted."""
-    return "val" if recipe.data.folds is None or recipe.data.fold is not None else "test"
+    return choose_use(card, rule, prevalence, held_back(Path(folder), card))
 
 
 def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
@@ -116,7 +106,9 @@ def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
         return None
     try:
         run = Run.open(folder)
-        rows = [row for row in run.predictions() if row["split"] == _evaluated(run.recipe)]
+        is_single = run.recipe.data.folds is None or run.recipe.data.fold is not None
+        split, kind = ("val", "validation") if is_single else ("test", "out-of-fold")
+        rows = [row for row in run.predictions() if row["split"] == split]
         places = {name: i for i, name in enumerate(card.classes)}
         p = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in card.classes] for row in rows])
         labels = np.array([places[row["label"]] for row in rows], dtype=np.int64)
@@ -124,7 +116,7 @@ def held_back(folder: Path, card: ModelCard) -> HeldBack | None:
         text = f"{path} is not a valid table of predictions ({files.reason(error)})."
         raise RunError(f"{text} Restore the file, or train the run again.") from None
     groups = np.array([row["group"] for row in rows])
-    return HeldBack(p, labels, groups if any(groups) else None) if rows else None
+    return HeldBack(p, labels, groups if any(groups) else None, kind) if rows else None
 
 
 def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> bool:
