@@ -238,9 +238,9 @@ def importance(encoder: str, width: int) -> Floats | None:
 def features_of(source: Source, model: Model, card: ModelCard, *, cached: bool = True) -> Floats:
     """Return the features of all images, as the classifier of the model gets them."""
     from lopsided.data.inputs import StreamedInputs
-    from lopsided.inference.features import Extractor
+    from lopsided.inference.scorer import Scorer
 
-    extractor = Extractor(model, card)
+    scorer = Scorer(model, card)
     digests = source.images.digest(np.arange(len(source))) if cached else None
-    features = extractor.features(StreamedInputs(source.images, card.image_size, 3, 2), digests)
-    return np.asarray(extractor.engine.scale(features))
+    features = scorer.features(StreamedInputs(source.images, card.image_size, 3, 2), digests)
+    return np.asarray(scorer.engine.scale(features))

@@ -14,8 +14,8 @@ from lopsided.data.images import FileImages
 from lopsided.errors import MissingDependencyError, RunError
 from lopsided.evaluation.decision import Decision
 from lopsided.inference import export
-from lopsided.inference.predict import predict_images
-from lopsided.inference.probabilities import predict
+from lopsided.inference.predict import answers_of
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead, CosineHead
 from lopsided.models.model import Model, ModelCard, with_views
@@ -54,7 +54,7 @@ def test_another_program_gets_the_same_probabilities_from_pixels_between_0_and_1
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
     _, found, _, label = session.run(None, {"images": pixels})
     np.testing.assert_array_equal(label, found.argmax(axis=1))  # This model decides for the most probable class.
-    np.testing.assert_allclose(found, predict(*model, images), atol=1e-5)
+    np.testing.assert_allclose(found, Scorer(*model).images(images), atol=1e-5)
     _, one, _, _ = session.run(None, {"images": pixels[:1]})
     np.testing.assert_allclose(one, found[:1], atol=1e-6)
 
@@ -188,7 +188,7 @@ def test_the_program_in_the_docs_answers_as_predict_does(
     torch.manual_seed(0)
     model = Model(network, ClassifierHead(features, len(CLASSES)), card.mean, card.std)
     paths = write_photographs(tmp_path / "photos")
-    odds = np.sort([np.log(p[1] / p[0]) for _, p in predict_images(model, card, paths)])
+    odds = np.sort([np.log(p[1] / p[0]) for _, p in answers_of(Scorer(model, card).stream(paths))])
     widest = int(np.argmax(np.diff(odds)))
     with torch.no_grad():  # Some answers are one class, some the other, and none is a draw.
         model.classifier.bias[1] -= float(odds[widest : widest + 2].mean())
@@ -200,7 +200,7 @@ def test_the_program_in_the_docs_answers_as_predict_does(
     names: dict = {}
     exec(program[1], names)
     answers = names["predict"](paths)
-    expected = dict(predict_images(model, card, paths))
+    expected = dict(answers_of(Scorer(model, card).stream(paths)))
     assert len({label for label, _ in answers}) == 2, "A model with one answer would prove nothing."
     for path, (label, row) in zip(paths, answers, strict=True):
         np.testing.assert_allclose(row, expected[path], atol=1e-4, err_msg=path.name)

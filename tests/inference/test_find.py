@@ -19,9 +19,10 @@ from lopsided.errors import DataError, InputError
 from lopsided.inference.find import Question, Result, Search, Shortlist, fused, write_found
 from lopsided.inference.journal import Row
 from lopsided.inference.neighbours import Known, spread
-from lopsided.inference.packs import Pack, Scorer, Scores, packs
+from lopsided.inference.packs import Pack, Scores, packs
 from lopsided.inference.pool import find_images
-from lopsided.inference.predict import answers_of, predict_images
+from lopsided.inference.predict import answers_of
+from lopsided.inference.scorer import Scorer
 from lopsided.runs.reopen import open_model
 from tiny import write_model, write_photos
 
@@ -228,7 +229,7 @@ def test_packs_give_the_answers_of_predict_and_list_what_is_broken(tmp_path: Pat
     photos = write_photos(tmp_path / "photos", {"cat": 5, "dog": 4})
     (photos / "cat" / "002.png").write_bytes(b"")
     paths = [*find_images([photos])[1], tmp_path / "gone.png"]
-    expected = dict(predict_images(*model, paths))
+    expected = dict(answers_of(Scorer(*model).stream(paths)))
     found = dict(answers_of(Scorer(*model).map(packs(paths, 4))))
     assert list(found) == paths
     for path, answer in found.items():

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from lopsided.data.images import FileImages
 from lopsided.errors import InputError, RunError
 from lopsided.inference import hub
-from lopsided.inference.probabilities import predict
+from lopsided.inference.scorer import Scorer
 from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import build_encoder
 from lopsided.models.ensemble import Ensemble
@@ -73,7 +73,7 @@ def test_timm_loads_the_folder_and_gives_the_same_probabilities_of_a_file(kind: 
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
     with torch.no_grad():
         found = loaded(transform(Image.open(path)).unsqueeze(0)).softmax(dim=1).numpy()
-    np.testing.assert_allclose(found, predict(model, card, FileImages([path])), atol=1e-5)
+    np.testing.assert_allclose(found, Scorer(model, card).images(FileImages([path])), atol=1e-5)
     assert tuple(loaded.pretrained_cfg["label_names"]) == CLASSES
     assert loaded.num_classes == 3
 
@@ -122,7 +122,7 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
         model.encoder, model.classifier, card.mean, card.std, views=card.views, scaling=card.scaling,
     ).eval()  # fmt: skip
     path = photo(tmp_path, "L" if card.channels == 1 else "RGB")
-    expected = predict(model, card, FileImages([path]))[0]
+    expected = Scorer(model, card).images(FileImages([path]))[0]
     names = hub.part_names(card)
     sections = list(use(card.model_dump(mode="json"), "hub", names, timm=True))
     result = hub.export_hub(model, card, tmp_path / "hub", "\n\n".join(sections))

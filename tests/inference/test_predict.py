@@ -13,12 +13,12 @@ from lopsided.data.sources.names import Patterns
 from lopsided.errors import DataError
 from lopsided.inference.pool import find_images
 from lopsided.inference.predict import (
+    answers_of,
     check_any,
-    predict_images,
     stream_predictions,
     write_predictions,
 )
-from lopsided.inference.probabilities import predict
+from lopsided.inference.scorer import Scorer
 from lopsided.runs.reopen import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos
 
@@ -79,8 +79,8 @@ def test_a_path_that_does_not_exist_and_a_folder_without_images_are_named(tmp_pa
 def test_a_stream_in_small_batches_gives_what_one_batch_gives(model: tuple, photos: Path) -> None:
     _, images = find_images([photos])
     paths = list(images)
-    expected = predict(*model, FileImages(paths), batch_size=100)
-    answers = list(predict_images(*model, paths, batch_size=2, workers=3))
+    expected = Scorer(*model, batch_size=100).images(FileImages(paths))
+    answers = list(answers_of(Scorer(*model, batch_size=2, workers=3).stream(paths)))
     assert [path for path, _ in answers] == paths
     np.testing.assert_allclose(np.stack([p for _, p in answers]), expected, atol=1e-6)
     assert len(np.unique(expected, axis=0)) == len(paths)
@@ -96,7 +96,7 @@ def test_the_images_are_taken_from_the_stream_as_they_are_needed(model: tuple, p
             taken += 1
             yield image
 
-    answers = predict_images(*model, endless(), batch_size=4, workers=2)
+    answers = answers_of(Scorer(*model, batch_size=4, workers=2).stream(endless()))
     for _ in range(10):
         next(answers)
     assert taken < 1000
@@ -108,7 +108,7 @@ def test_unreadable_images_are_listed_beside_and_the_rest_is_written(model: tupl
     text.write_text("not an image")
     number, images = find_images([photos])
     out = photos.parent / "answers.csv"
-    summary = write_predictions(predict_images(*model, images, batch_size=3), CLASSES, out, total=number)
+    summary = write_predictions(answers_of(Scorer(*model, batch_size=3).stream(images)), CLASSES, out, total=number)
     rows = rows_of(out)
     assert list(rows[0]) == ["path", "predicted", "p:cat", "p:dog"]
     assert {row["path"] for row in rows} == {str(p) for p in photos.rglob("*.png")} - {str(broken)}
@@ -126,7 +126,7 @@ def test_the_list_of_unreadable_images_of_an_earlier_call_does_not_stay(model: t
     out = photos.parent / "answers.csv"
     old = out.with_name("answers.unreadable.csv")
     old.write_text("path,reason\nsomething,else\n")
-    write_predictions(predict_images(*model, find_images([photos])[1]), CLASSES, out)
+    write_predictions(answers_of(Scorer(*model).stream(find_images([photos])[1])), CLASSES, out)
     assert not old.exists()
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_written_when_no_image_is_readable(model: tuple, tmp_path: Pa
     bad.write_bytes(b"")
     must = r"^No image is readable: 1 failed, the first .*bad\.png \(the file is empty\)\.$"
     with pytest.raises(DataError, match=must):
-        write_predictions(predict_images(*model, [bad]), CLASSES, tmp_path / "answers.csv")
+        write_predictions(answers_of(Scorer(*model).stream([bad])), CLASSES, tmp_path / "answers.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.png"]
 
 
@@ -144,7 +144,7 @@ def test_an_error_in_the_middle_leaves_the_old_file_as_it_was(model: tuple, phot
     out.write_text("old")
 
     def answers():
-        yield from predict_images(*model, find_images([photos])[1])
+        yield from answers_of(Scorer(*model).stream(find_images([photos])[1]))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +157,9 @@ def test_a_stream_of_json_has_one_object_a_line_for_readable_and_unreadable_imag
     bad = photos / "cat" / "bad.png"
     bad.write_bytes(b"")
     stream = io.StringIO()
-    summary = stream_predictions(predict_images(*model, find_images([photos])[1]), CLASSES, stream, as_json=True)
+    summary = stream_predictions(
+        answers_of(Scorer(*model).stream(find_images([photos])[1])), CLASSES, stream, as_json=True
+    )
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert len(lines) == 10
     assert [line for line in lines if "unreadable" in line] == [{"path": str(bad), "unreadable": "the file is empty"}]
@@ -172,12 +174,12 @@ def test_an_image_of_another_size_is_refused_where_the_model_does_not_resize(mod
     from PIL import Image
 
     Image.new("RGB", (20, 10)).save(large)
-    answers = dict(predict_images(network, fixed, find_images([photos])[1]))
+    answers = dict(answers_of(Scorer(network, fixed).stream(find_images([photos])[1])))
     assert answers[large].reason == f"20 x 10 pixels, but the model takes {SIZE} x {SIZE}"
     assert sum(not isinstance(answer, DataError) for answer in answers.values()) == 9
 
 
 def test_a_class_whose_name_needs_quoting_keeps_its_column(model: tuple, photos: Path) -> None:
     out = photos.parent / "answers.csv"
-    write_predictions(predict_images(*model, find_images([photos])[1]), ('path", x', "a\nb"), out)
+    write_predictions(answers_of(Scorer(*model).stream(find_images([photos])[1])), ('path", x', "a\nb"), out)
     assert list(rows_of(out)[0]) == ["path", "predicted", 'p:path", x', "p:a\nb"]

@@ -51,7 +51,7 @@ def test_images_that_are_decoded_for_another_purpose_are_shrunk_as_well(cache: P
     whole, small = part(), SmallImages((3, 40, 40), 40)
     assert whole.digests is not None
     small.keep(whole.digests, whole.inputs.batch(np.arange(6)))
-    small.flush()
+    small.shelf.flush()
     again = Part(Unreadable(), whole.labels, None, whole.digests)
     found = SmallImages((3, 40, 40), 40).of(again, np.arange(6))
     assert np.array_equal(found, SmallImages((3, 40, 40), None).of(whole, np.arange(6)))

@@ -18,7 +18,7 @@ from lopsided.data.inputs import MemoryInputs
 from lopsided.errors import InputError
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import list_cache
-from lopsided.inference.features import Extractor
+from lopsided.inference.scorer import Scorer
 from lopsided.models.blocks.block import FeatureBlock
 from lopsided.models.blocks.pixels import WIDTH, Pixels, areas
 from lopsided.models.encoders import build_encoder
@@ -190,10 +190,10 @@ def test_an_encoder_shares_its_cached_features_with_and_without_a_block(
         monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / first))
         for key in (first, second, "other weight"):
             model, card = made[key]
-            extractor = Extractor(model, card, Engine(model, card.shape, fast=fast))
+            scorer = Scorer(model, card, engine=Engine(model, card.shape, fast=fast))
             if (first, key) in [("coloured", "bare"), ("bare", "other weight"), ("coloured", "other weight")]:
-                monkeypatch.setattr(extractor.engine, "encode", None)  # Nothing is computed again.
-            found[first, key] = extractor.features(MemoryInputs(batch), digests)
+                monkeypatch.setattr(scorer.engine, "encode", None)  # Nothing is computed again.
+            found[first, key] = scorer.features(MemoryInputs(batch), digests)
         entries = {(entry["encoder"], entry["images"]) for entry in list_cache(tmp_path / first)}
         assert entries == {("tf_efficientnet_lite0", 5), ("pixels", 5)}
     for key, expected in (("bare", found["bare", "bare"]), ("coloured", found["coloured", "coloured"])):
@@ -254,8 +254,8 @@ def test_a_block_of_another_package_reads_layers_in_the_pass_of_the_encoder(
         assert np.abs(found[:, :512] - expected.numpy()).max() < 1e-4
         assert np.abs(found[:, 512:576] - stem.numpy()).max() < 1e-5
         if fast:
-            extractor = Extractor(model, card, engine)
-            extractor.features(MemoryInputs(batch), [hashlib.sha256(bytes([row])).hexdigest() for row in range(3)])
+            scorer = Scorer(model, card, engine=engine)
+            scorer.features(MemoryInputs(batch), [hashlib.sha256(bytes([row])).hexdigest() for row in range(3)])
     names = [(entry["encoder"], entry["images"]) for entry in list_cache(tmp_path / "cache")]
     assert sorted(names) == [("pixels", 3), ("resnet18", 3), ("resnet18 layer-means", 3)]
     save_model(tmp_path / "model", model, card)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from lopsided.data.augment import to_float
 from lopsided.errors import InputError, RunError
 from lopsided.inference.engine import Engine
-from lopsided.inference.features import Extractor
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead
@@ -153,7 +153,7 @@ def test_the_cache_keeps_the_features_of_joined_encoders_apart_but_not_those_of_
     engine = Engine(model, card.shape, fast=False)
 
     def folders(net: Model, about: ModelCard) -> list[Path]:
-        return [space.folder for space in Extractor(net, about, engine).spaces[0].spaces]
+        return [space.folder for space in Scorer(net, about, engine=engine).shelves[0].spaces]
 
     own = folders(model, card)
     assert folders(plain, card.model_copy(update={"scaling": "none"})) == own  # Features are cached before scaling.

@@ -12,9 +12,8 @@ from lopsided.inference import engine as engines
 from lopsided.inference import export
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import empty_cache, list_cache
-from lopsided.inference.features import Extractor
 from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
-from lopsided.inference.probabilities import predict_batch
+from lopsided.inference.scorer import Scorer
 from lopsided.models import late
 from lopsided.models.encoders import build_encoder
 from lopsided.models.fast.small_maps import SmallMapConv2d
@@ -87,7 +86,7 @@ def test_the_layers_are_made_when_a_feature_is_needed_and_not_before() -> None:
     plain = Model(encoder, model.classifier, PIXELS.mean, PIXELS.std).eval()
     assert np.array_equal(found, Engine(plain, SHAPE).features(photos(2)))
     again = pickle.loads(pickle.dumps(made_late()))  # Joblib copies estimators in this way.
-    assert np.abs(predict_batch(again, photos(1))[1] - found[:1]).max() < 1e-4 * np.abs(found).max()
+    assert np.abs(Engine(again, (), fast=False).features(photos(1)) - found[:1]).max() < 1e-4 * np.abs(found).max()
 
 
 def test_a_graph_that_was_kept_needs_no_layers_and_is_checked_again(
@@ -128,12 +127,12 @@ def test_other_weights_shapes_and_normalisations_have_other_graphs() -> None:
 
 def test_features_of_torch_are_not_kept_as_those_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_session", lambda *_: None)
-    extractor = Extractor(made_late(), card())
-    (expected,) = (space.folder for space in extractor.spaces[0].spaces)
-    assert extractor.complete()
-    assert extractor.engine.name.startswith("torch ")
-    assert extractor.spaces[0].spaces[0].folder != expected
-    assert not extractor.complete()
+    scorer = Scorer(made_late(), card())
+    (expected,) = (space.folder for space in scorer.shelves[0].spaces)
+    assert scorer.complete()
+    assert scorer.engine.name.startswith("torch ")
+    assert scorer.shelves[0].spaces[0].folder != expected
+    assert not scorer.complete()
 
 
 def test_an_export_makes_the_layers_before_it_takes_their_fast_paths_away() -> None:

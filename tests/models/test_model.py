@@ -13,13 +13,19 @@ from safetensors.torch import load_file, save_file
 
 from lopsided import files
 from lopsided.errors import DataError, RunError
-from lopsided.inference.probabilities import predict, predict_batch
+from lopsided.inference.engine import Engine
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.fast.small_maps import SmallMapConv2d
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME, Model, ModelCard, load_model, save_model
 from tiny import write_model
 from training.conftest import stripes
+
+
+def scored(model: Model, batch: torch.Tensor) -> np.ndarray:
+    engine = Engine(model, (), fast=False)
+    return engine.probabilities(engine.features(batch))
 
 
 def make(encoder: str = "test_resnet", **changes: Any) -> tuple[Model, ModelCard]:
@@ -151,33 +157,34 @@ def test_prediction_does_not_depend_on_batches_and_leaves_the_mode_alone() -> No
     model.train()
     images = stripes({"many": 5, "few": 4}).images
     seen: list[tuple[int, int]] = []
-    one = predict(model, card, images, batch_size=4, progress=lambda done, all_: seen.append((done, all_)))
-    other = predict(model, card, images, batch_size=100, workers=2)
+    scorer = Scorer(model, card, cached="none", batch_size=4)
+    one = scorer.images(images, progress=lambda done, all_: seen.append((done, all_)))
+    other = Scorer(model, card, batch_size=100, workers=2).images(images)
     assert model.training
     assert seen == [(4, 9), (8, 9), (9, 9)]
     assert one.shape == (9, 3)
     np.testing.assert_allclose(one, other, rtol=1e-5)
     np.testing.assert_allclose(one.sum(axis=1), 1, rtol=1e-12)
     batch = images.load(np.arange(9), 8, 1)
-    assert predict_batch(model, batch)[1].shape == (9, 96)
-    np.testing.assert_allclose(one, predict_batch(model, batch)[0], rtol=1e-5)
-    np.testing.assert_allclose(one, predict_batch(model, batch / 255)[0], rtol=1e-5)
+    assert Engine(model, (), fast=False).features(batch).shape == (9, 96)
+    np.testing.assert_allclose(one, scored(model, batch), rtol=1e-5)
+    np.testing.assert_allclose(one, scored(model, batch / 255), rtol=1e-5)
 
 
 def test_images_are_resized_to_the_size_of_the_training_and_others_are_refused() -> None:
     model, card = make()
     larger = stripes({"many": 2, "few": 1}, size=16).images
-    assert predict(model, card, larger).shape == (3, 3)
+    assert Scorer(model, card).images(larger).shape == (3, 3)
     oblong = card.model_copy(update={"image_size": None})
     text = r"inputs must have the shape \(1, 8, 8\) that the model was trained on, got \(1, 16, 16\)\."
     with pytest.raises(DataError, match=text):
-        predict(model, oblong, larger)
+        Scorer(model, oblong).images(larger)
 
 
 def test_no_images_have_no_predictions() -> None:
     model, card = make()
     images = stripes({"many": 2, "few": 1}).images.take(np.empty(0, dtype=np.int64))
-    assert predict(model, card, images).shape == (0, 3)
+    assert Scorer(model, card).images(images).shape == (0, 3)
 
 
 def test_a_model_that_is_read_gives_the_numbers_of_the_one_that_was_trained(tmp_path: Path) -> None:

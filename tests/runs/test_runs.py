@@ -154,11 +154,11 @@ def test_a_run_knows_what_it_was_trained_on(run: Run, photos: Path, tmp_path: Pa
 
 def test_the_probabilities_in_the_table_are_those_of_the_model_to_nine_digits(run: Run, photos: Path) -> None:
     from lopsided.data.images import FileImages
-    from lopsided.inference.probabilities import predict
+    from lopsided.inference.scorer import Scorer
 
     rows = run.predictions()
     model, card = open_model(run.folder, "cpu")
-    expected = predict(model, card, FileImages([photos / row["name"] for row in rows]))
+    expected = Scorer(model, card).images(FileImages([photos / row["name"] for row in rows]))
     found = np.array([[float(row["p:cat"]), float(row["p:dog"])] for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 

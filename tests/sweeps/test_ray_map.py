@@ -17,8 +17,9 @@ from lopsided import __version__
 from lopsided.cli import run as run_command
 from lopsided.errors import MissingDependencyError, RunError
 from lopsided.inference.neighbours import Known
-from lopsided.inference.packs import Pack, Scorer, Scores, packs
+from lopsided.inference.packs import Pack, Scores, packs
 from lopsided.inference.pool import find_images
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import named_recipe
 from lopsided.runs.reopen import open_model

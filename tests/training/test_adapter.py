@@ -17,7 +17,7 @@ from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier
 from lopsided.inference.engine import Engine
-from lopsided.inference.probabilities import predict
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
 from lopsided.recipe import Recipe, named_recipe
@@ -177,7 +177,7 @@ def test_a_run_with_heads_is_an_ordinary_model(
     assert fitted.test is not None
     assert fitted.test.features is not None
     assert fitted.test.features.shape[1] == card.width
-    p = predict(model, card, open_source(photos).images.take(fitted.splits.test))
+    p = Scorer(model, card).images(open_source(photos).images.take(fitted.splits.test))
     assert np.abs(p - fitted.test.probabilities).max() < 1e-4
     assert (fitted.test.y_pred == fitted.test.y_true).mean() > 0.9  # The classes differ in brightness.
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

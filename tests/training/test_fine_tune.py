@@ -18,7 +18,7 @@ from lopsided.data.sources import open_source
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.facts import Fact, cautions, notes
-from lopsided.inference.probabilities import predict
+from lopsided.inference.scorer import Scorer
 from lopsided.models.cut import cut_encoder
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
@@ -284,7 +284,7 @@ def test_any_kind_of_loss_gives_an_ordinary_model(
     fitted = fit(recipe, source, tmp_path / "run")
     model, card = load_model(tmp_path / "run")
     assert fitted.test is not None
-    p = predict(model, card, source.images.take(fitted.splits.test))
+    p = Scorer(model, card).images(source.images.take(fitted.splits.test))
     assert np.abs(p - fitted.test.probabilities).max() < 1e-4
     assert (fitted.test.y_pred == fitted.test.y_true).mean() > 0.8  # They differ in brightness.
     assert all(("val_uwa" in line) == bool(val) for line in fitted.history)
@@ -340,7 +340,7 @@ def test_a_blend_averages_the_regressions_on_the_pretrained_and_the_trained_enco
     log = (tmp_path / "run" / "log.jsonl").read_text()
     assert log.count('"event": "regression"') == 1  # That on the pretrained encoder is fitted twice and told once.
     assert fitted.test is not None
-    found = predict(model, card, source.images.take(fitted.splits.test))
+    found = Scorer(model, card).images(source.images.take(fitted.splits.test))
     assert np.abs(found - fitted.test.probabilities).max() < 1e-4
     # By hand: one regression on the scaled features of each encoder, both of the same strength.
     images = source.images.load(np.arange(len(source)), 32, 3)

@@ -19,13 +19,14 @@ from lopsided.data.prepare import data_seed, split_source
 from lopsided.data.sources import Source
 from lopsided.errors import InputError, RunError
 from lopsided.evaluation.metrics import unweighted_accuracy
+from lopsided.inference.scorer import Scorer
 from lopsided.losses import Objective, Samples
 from lopsided.losses.catalogue import Loss, Parameter
 from lopsided.losses.contrastive import ContrastiveObjective
 from lopsided.models.encoders import MLPEncoder
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.fit import Fitted, fit, predict
+from lopsided.training.fit import Fitted, fit
 from lopsided.training.loop import Loop
 from lopsided.training.reporter import Reporter
 from training.conftest import stripes, tiny
@@ -269,7 +270,7 @@ def test_the_minoritys_share_of_the_loss_is_that_of_its_images() -> None:
         data__test=0.0, **PLAIN,
     )  # fmt: skip
     fitted = fit(recipe, source)
-    probabilities = torch.from_numpy(predict(fitted.model, fitted.card, source.images))
+    probabilities = torch.from_numpy(Scorer(fitted.model, fitted.card).images(source.images))
     values = cross_entropy(probabilities.log(), torch.from_numpy(source.labels), reduction="none")
     assert fitted.history[0]["loss"] == pytest.approx(float(values.mean()), rel=1e-5)
     assert fitted.history[0]["minority_loss_share"] == pytest.approx(float(values[10:].sum() / values.sum()), rel=1e-5)

@@ -17,7 +17,7 @@ from lopsided.errors import InputError
 from lopsided.facts import Fact
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
-from lopsided.inference.probabilities import predict
+from lopsided.inference.scorer import Scorer
 from lopsided.models import late
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
@@ -85,7 +85,7 @@ def test_a_frozen_run_is_an_ordinary_model_with_the_preprocessing_of_its_weights
     before = build_encoder(SMALL, channels=3, weights=weights)[0].state_dict()
     assert all(torch.equal(value, before[key]) for key, value in model.encoder.state_dict().items())
     assert fitted.test is not None
-    p = predict(model, card, source.images.take(fitted.splits.test))
+    p = Scorer(model, card).images(source.images.take(fitted.splits.test))
     assert np.abs(p - fitted.test.probabilities).max() < 1e-4
     assert (fitted.test.probabilities.argmax(axis=1) == fitted.test.y_true).mean() > 0.9  # They differ in brightness.
     assert "chosen_strength" in [fact.kind for fact in told.facts]
@@ -141,8 +141,8 @@ def test_a_killed_run_is_resumed_with_the_features_that_were_cached(
             raise KeyboardInterrupt
         return compute(engine, batch)
 
-    monkeypatch.setattr("lopsided.inference.features._BATCH", 8)
-    monkeypatch.setattr("lopsided.inference.features.PACK", 8)
+    monkeypatch.setattr("lopsided.inference.scorer.BATCH", 8)
+    monkeypatch.setattr("lopsided.inference.feature_cache.PACK", 8)
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "encode", dies)
         with pytest.raises(KeyboardInterrupt):
@@ -260,7 +260,7 @@ def test_a_rule_that_is_fitted_to_validation_images_works_with_frozen_features(
     assert fitted.val is not None
     assert fitted.card.calibrated_on == len(fitted.val.names)
     model, card = load_model(tmp_path / "run")
-    p = predict(model, card, source_of(photos).images.take(fitted.splits.val))
+    p = Scorer(model, card).images(source_of(photos).images.take(fitted.splits.val))
     assert np.abs(p - fitted.val.probabilities).max() < 1e-4
 
 

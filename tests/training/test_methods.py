@@ -12,12 +12,13 @@ from scipy.optimize import minimize
 
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
+from lopsided.inference.scorer import Scorer
 from lopsided.losses import Samples, catalogue
 from lopsided.metrics import unweighted_accuracy
 from lopsided.models.heads import CosineHead
 from lopsided.models.model import load_model
 from lopsided.recipe import Recipe
-from lopsided.training.fit import fit, predict
+from lopsided.training.fit import fit
 from lopsided.training.prior import carried_prior
 from training.conftest import stripes, tiny
 
@@ -57,7 +58,7 @@ def test_a_cosine_head_is_on_the_card_and_comes_back_with_the_model(source: Sour
     assert fitted.test is not None
     names = list(source.names)
     rows = [names.index(name) for name in fitted.test.names]
-    np.testing.assert_allclose(predict(model, card, source.images)[rows], fitted.test.probabilities, atol=1e-6)
+    np.testing.assert_allclose(Scorer(model, card).images(source.images)[rows], fitted.test.probabilities, atol=1e-6)
 
 
 def test_the_first_of_two_stages_may_have_a_cosine_head_of_its_own(source: Source) -> None:

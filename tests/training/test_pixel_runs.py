@@ -13,7 +13,7 @@ import torch
 from lopsided.cli.output import fold_words
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import RunError
-from lopsided.inference.probabilities import predict
+from lopsided.inference.scorer import Scorer
 from lopsided.models.blocks.pixels import WIDTH
 from lopsided.models.ensemble import average, average_classifiers
 from lopsided.recipe import Recipe, named_recipe
@@ -84,7 +84,7 @@ def test_an_ensemble_of_folds_shares_the_frozen_encoder(source: Source, photos: 
     notes = " ".join(event["text"] for event in run.events() if event["event"] == "note")
     assert "The model is the ensemble of the 3 models of the folds" in notes
     assert "An image costs as much as with one of them, because they share the encoder." in notes
-    assert predict(model, card, source.images).shape == (42, 2)
+    assert Scorer(model, card).images(source.images).shape == (42, 2)
     assert run.metrics is not None
     assert (run.metrics["folds"]["folds"], run.metrics["folds"]["members"]) == (3, 1)
     told = fold_words(run.metrics["folds"])

@@ -21,7 +21,7 @@ from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
 from lopsided.facts import Fact, notes
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
-from lopsided.inference.features import Extractor
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard
@@ -56,14 +56,14 @@ def pixels(number: int = 11) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(1).integers(0, 256, (number, 3, SIDE, SIDE), dtype=np.uint8))
 
 
-def extractor(views: tuple[str, ...]) -> Extractor:
+def scorer(views: tuple[str, ...]) -> Scorer:
     encoder, features = build_encoder(SMALL, channels=3, image_size=SIDE, seed=7)
     card = ModelCard(
         kind="image", encoder=SMALL, channels=3, image_size=SIDE, shape=(3, SIDE, SIDE), mean=(0.5,) * 3,
         std=(0.2,) * 3, classes=("a", "b"), features=features, views=views, prior=(0.5, 0.5),
     )  # fmt: skip
     model = Model(encoder, ClassifierHead(features, 2), card.mean, card.std, views=views).eval()
-    return Extractor(model, card)
+    return Scorer(model, card)
 
 
 @pytest.fixture
@@ -83,23 +83,23 @@ def test_each_view_is_encoded_once_and_cached_on_its_own(
     encoded: list[int], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, digests = MemoryInputs(pixels()), [f"{i:064x}" for i in range(11)]
-    plain = extractor(SETS["none"]).features(inputs, digests)
+    plain = scorer(SETS["none"]).features(inputs, digests)
     assert sum(encoded) == 11
-    flips = extractor(SETS["flips"]).features(inputs, digests)
+    flips = scorer(SETS["flips"]).features(inputs, digests)
     assert sum(encoded) == 11 + 3 * 11  # The image as it is comes from the cache.
-    expected = np.mean([extractor((view,)).features(inputs, None) for view in SETS["flips"]], axis=0)
+    expected = np.mean([scorer((view,)).features(inputs, None) for view in SETS["flips"]], axis=0)
     np.testing.assert_allclose(flips, expected, rtol=1e-5, atol=1e-6)
     assert np.abs(flips - plain).max() > 1e-3
     encoded.clear()
-    assert np.array_equal(extractor(SETS["flips"]).features(inputs, digests), flips)
-    assert np.array_equal(extractor(SETS["none"]).features(inputs, digests), plain)
+    assert np.array_equal(scorer(SETS["flips"]).features(inputs, digests), flips)
+    assert np.array_equal(scorer(SETS["none"]).features(inputs, digests), plain)
     assert encoded == []
     listed = feature_cache.list_cache(cache)
     assert sorted(space.get("view", "identity") for space in listed) == sorted(SETS["flips"])
     assert [space["images"] for space in listed] == [11] * 4
-    monkeypatch.setattr("lopsided.inference.features.BLOCK", 4)  # Blocks bound the memory and change no bit.
+    monkeypatch.setattr("lopsided.inference.scorer.BLOCK", 4)  # Blocks bound the memory and change no bit.
     counts: list[tuple[int, int]] = []
-    fresh = extractor(SETS["flips"]).features(inputs, None, lambda done, total: counts.append((done, total)))
+    fresh = scorer(SETS["flips"]).features(inputs, None, lambda done, total: counts.append((done, total)))
     assert np.array_equal(fresh, flips)
     assert counts == [(4, 11), (8, 11), (11, 11)]
 
@@ -281,7 +281,7 @@ def test_the_chosen_views_do_not_depend_on_the_cache_or_on_blocks(
     source = halves(side=False)
     first = chosen(weights, source)
     monkeypatch.setenv("LOPSIDED_CACHE_GIB", "0")
-    monkeypatch.setattr("lopsided.inference.features.BLOCK", 7)
+    monkeypatch.setattr("lopsided.inference.scorer.BLOCK", 7)
     again = chosen(weights, source)
     assert first.card.views == again.card.views == SETS["flip"]
     assert torch.equal(first.model.classifier.weight, again.model.classifier.weight)

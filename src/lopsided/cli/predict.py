@@ -114,7 +114,7 @@ def predict(
         say(rule_words(use.decision, card.classes))
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with (
-        _answering(model, card, paths, use, batch_size=batch_size, elsewhere=elsewhere) as answers,
+        _answering(model, card, paths, use, total=total, batch_size=batch_size, elsewhere=elsewhere) as answers,
         counter("predicting", quiet=quiet) as progress,
     ):
         if out is None:
@@ -136,15 +136,19 @@ def _answering(
     paths: Iterable[Path],
     use: Use,
     *,
+    total: int,
     batch_size: int,
     elsewhere: Elsewhere | None,
 ) -> Iterator[Iterator[Answer]]:
     """Give the answers of this machine, or those of a cluster."""
     from lopsided.inference.packs import packs
-    from lopsided.inference.predict import answers_of, predict_images
+    from lopsided.inference.predict import answers_of
+    from lopsided.inference.scorer import Scorer
+    from lopsided.runs.find import is_cached
 
     if elsewhere is None:
-        yield predict_images(model, card, paths, batch_size=batch_size, use=use)
+        cached = "begun" if is_cached(total, len(card.views), card.features) else "none"
+        yield answers_of(Scorer(model, card, cached=cached, batch_size=batch_size).stream(paths), use)
     else:
         with elsewhere(None) as mapper:
             yield answers_of(mapper(packs(paths)), use)

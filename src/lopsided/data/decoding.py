@@ -172,6 +172,25 @@ def hash_file(path: str | os.PathLike[str]) -> FileFacts:
         return FileFacts("", error=(error.strerror or "unreadable").lower())
 
 
+def read_pixels(
+    path: str | os.PathLike[str], image_size: int | None, channels: int, known: Callable[[str], bool] | None = None
+) -> tuple[FileFacts, Pixels | None]:
+    """Read a file once: hash it and decode it, unless its digest is ``known``."""
+    facts = FileFacts("")
+    try:
+        with _opened(path) as (file, stamp):
+            facts = FileFacts(_digest(file), stamp)
+            if known is not None and known(facts.digest):
+                return facts, None
+            with Image.open(file, formats=_formats()) as image:
+                _check_pixels(path, image.size)
+                return facts, fit_image(_decoded(path, image, image_size), image_size, channels)
+    except UnreadableImageError as error:
+        return FileFacts(facts.digest, facts.stamp, error=error.reason), None
+    except Exception as error:
+        return FileFacts(facts.digest, facts.stamp, error=_reason(path, error)), None
+
+
 def decode_image(
     path: str | os.PathLike[str], image_size: int | None, channels: int, facts: FileFacts | None = None
 ) -> Pixels:

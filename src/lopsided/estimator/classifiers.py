@@ -28,7 +28,8 @@ from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
-from lopsided.inference.probabilities import check_finite, check_shape
+from lopsided.inference.probabilities import check_finite
+from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
@@ -331,13 +332,8 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         with threads(self.num_threads):
             # An engine of onnxruntime takes a moment to build, which a few images are not worth.
             engine = Engine(self.model_, self.card_.shape, fast=len(inputs) > _FEW)
-            found = []
-            for start in range(0, len(inputs), PREDICT_BATCH):
-                batch = inputs.batch(np.arange(start, min(start + PREDICT_BATCH, len(inputs))))
-                check_shape(batch, self.card_)
-                found.append(engine.features(batch))
-            features = np.concatenate(found)
-            return engine.probabilities(features), features
+            scorer = Scorer(self.model_, self.card_, engine=engine, cached="none", batch_size=PREDICT_BATCH)
+            return scorer.score(inputs)
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         """Raise if images have another size than in ``fit`` and the estimator does not resize images."""

@@ -17,7 +17,8 @@ from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import split
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.calibration import at_prevalence
-from lopsided.inference.probabilities import predict_inputs
+from lopsided.inference.engine import Engine
+from lopsided.inference.scorer import Scorer
 from lopsided.models.machine import pick_device
 from lopsided.recipe import Recipe
 from lopsided.training.checkpoint import Checkpoint, State
@@ -87,7 +88,8 @@ def _probabilities(stages: Stages, X: Any, *, images: bool) -> npt.NDArray[np.fl
         if not images
         else (StreamedInputs(source_from_arrays(X).images, card.image_size, card.channels))
     )
-    return predict_inputs(stages.model, inputs, PREDICT_BATCH, engine=stages.engine if images else None)[0]
+    engine = stages.engine if images else Engine(stages.model, (), fast=False)
+    return Scorer(stages.model, card, engine=engine, cached="none", batch_size=PREDICT_BATCH).score(inputs)[0]
 
 
 def _prepare(samples: Samples, recipe: Recipe) -> Prepared:

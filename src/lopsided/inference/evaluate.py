@@ -83,9 +83,9 @@ def evaluate_model(
     With ``fitted_to``, the source holds the images that a fitted rule was fitted to. Folds then decide for each of
     them without its label.
     """
-    from lopsided.inference.probabilities import predict
+    from lopsided.inference.scorer import Scorer
 
-    p = predict(model, card, source.images, batch_size=batch_size, progress=progress)
+    p = Scorer(model, card, cached="begun", batch_size=batch_size).images(source.images, progress=progress)
     use = use or choose_use(card)
     rules = figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, source.labels)
     p = use.probabilities(p)

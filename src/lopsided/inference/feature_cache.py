@@ -20,7 +20,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ class Space:
 
     root: Path
     facts: Mapping[str, Any]
+    _keys: dict[Path, list[bytes]] = field(default_factory=dict, compare=False, repr=False)
+    """The digests in each pack that was read. A pack never changes."""
 
     @property
     def folder(self) -> Path:
@@ -66,9 +69,8 @@ class Space:
         wanted: dict[bytes, list[int]] = {}
         for row, digest in enumerate(digests):
             wanted.setdefault(bytes.fromhex(digest), []).append(row)
-        for path in _packs(self.folder):
-            keys = _read_keys(path)
-            if keys is None or wanted.keys().isdisjoint(keys):
+        for path, keys in self.packs():
+            if wanted.keys().isdisjoint(keys):
                 continue
             pack = _read_features(path, width)
             if pack is None:
@@ -80,12 +82,20 @@ class Space:
                 os.utime(path)  # The time of the last use.
         return features, found
 
+    def packs(self) -> Iterator[tuple[Path, list[bytes]]]:
+        """Yield each pack with its digests. A pack that was read before is not read again."""
+        for path in _packs(self.folder):
+            keys = self._keys.get(path) or _read_keys(path)
+            if keys is not None:
+                self._keys[path] = keys
+                yield path, keys
+
     def everything(self, width: int) -> tuple[npt.NDArray[np.bytes_], Features]:
         """Return all digests in the cache, as sorted bytes, and their rows. This is for short rows only."""
         keys, rows = [np.empty(0, "S32")], [np.empty((0, width), dtype=np.float32)]
-        for path in _packs(self.folder):
-            found, pack = _read_keys(path), _read_features(path, width)
-            if found is not None and pack is not None:
+        for path, found in self.packs():
+            pack = _read_features(path, width)
+            if pack is not None:
                 keys.append(np.frombuffer(b"".join(found), "S32"))
                 rows.append(pack)
                 with suppress(OSError):
@@ -105,37 +115,81 @@ class Space:
         atomic_write(self.folder / f"{hashlib.sha256(data).hexdigest()[:32]}{_SUFFIX}", data)
 
 
-class JoinedSpace:
-    """Features of several spaces side by side, so that models share the columns that they have in common."""
+class Shelf:
+    """One kind of rows in the cache, by the SHA-256 of their images. Without a cache, it stays empty.
 
-    def __init__(self, spaces: Sequence[Space], widths: Sequence[int]) -> None:
-        self.spaces, self._ends = tuple(spaces), np.cumsum(widths).tolist()
-        self._there: list[set[str]] = [set() for _ in spaces]
+    ``columns`` are the widths and facts of groups of columns. Each group has a space of its own, so that models share
+    the columns that they have in common. Rows are written in packs, and ``flush`` writes the last of them. A disk error
+    is no error: ``problem`` says what happened, and nothing is written any more.
+    """
+
+    def __init__(self, columns: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        root, widths = cache_root(), [width for width, _ in columns]
+        self.root, self.problem = root, None if root is not None else "there is no cache"
+        self.width, self._ends = sum(widths), np.cumsum(widths).tolist()
+        self.spaces = [] if root is None else [Space(root, facts) for _, facts in columns]
+        self._there: list[set[str]] = [set() for _ in self.spaces]
         """Images of which each space has its columns although another space lacks its own."""
+        self._waiting: list[tuple[list[str], Features]] = []
+        for space in self.spaces:
+            tidy(space)
 
-    def fetch(self, digests: Sequence[str], width: int) -> tuple[Features, npt.NDArray[np.bool_]]:
-        """Return an array (n, width) with the features that are in the cache, and which rows have all of them."""
-        features = np.zeros((len(digests), width), dtype=np.float32)
-        found = np.stack(
-            [
-                space.fetch(digests, columns.shape[1], columns)[1]
-                for space, columns in zip(self.spaces, self._split(features), strict=True)
-            ]
-        )
-        whole: npt.NDArray[np.bool_] = np.all(found, axis=0)
-        for rows, there in zip(found & ~whole, self._there, strict=True):
-            there.update(digests[row] for row in np.flatnonzero(rows).tolist())
-        return features, whole
+    @property
+    def is_begun(self) -> bool:
+        """Whether rows were written, now or by an earlier process."""
+        return bool(self.spaces) and all(space.folder.is_dir() for space in self.spaces)
 
-    def store(self, digests: Sequence[str], features: Features) -> None:
-        """Write one pack into each space that lacks columns. Raise a RunError if the disk does not allow it."""
-        for space, there, columns in zip(self.spaces, self._there, self._split(features), strict=True):
-            lacking = [row for row, digest in enumerate(digests) if digest not in there]
-            if lacking:
-                space.store([digests[row] for row in lacking], columns[lacking])
+    @cached_property
+    def _digests(self) -> set[bytes]:
+        return set.intersection(*({key for _, keys in space.packs() for key in keys} for space in self.spaces))
 
-    def _split(self, features: Features) -> list[Features]:
-        return np.split(features, self._ends[:-1], axis=1)
+    def __contains__(self, digest: str) -> bool:
+        return bool(self.spaces) and bytes.fromhex(digest) in self._digests
+
+    def fetch(self, digests: Sequence[str]) -> tuple[Features, npt.NDArray[np.bool_]]:
+        """Return an array (n, width) with the rows that are in the cache, and which rows have all columns."""
+        rows, whole = np.zeros((len(digests), self.width), dtype=np.float32), np.zeros(len(digests), dtype=np.bool_)
+        if not self.spaces:
+            return rows, whole
+        parts = zip(self.spaces, self._split(rows), strict=True)
+        found = np.stack([space.fetch(digests, columns.shape[1], columns)[1] for space, columns in parts])
+        whole = np.logical_and.reduce(found)
+        for some, there in zip(found & ~whole, self._there, strict=True):
+            there.update(digests[row] for row in np.flatnonzero(some).tolist())
+        return rows, whole
+
+    def everything(self) -> tuple[npt.NDArray[np.bytes_], Features]:
+        """Return all digests, as sorted bytes, and their rows. This is for few and short columns of one group."""
+        if not self.spaces:
+            return np.empty(0, "S32"), np.empty((0, self.width), dtype=np.float32)
+        (space,) = self.spaces
+        return space.everything(self.width)
+
+    def _split(self, rows: Features) -> list[Features]:
+        return np.split(rows, self._ends[:-1], axis=1)
+
+    def keep(self, digests: Sequence[str], rows: Features) -> None:
+        """Add rows."""
+        if self.problem is None and len(digests):
+            self._waiting.append((list(digests), np.array(rows, dtype=np.float32)))
+            if sum(len(keys) for keys, _ in self._waiting) >= PACK:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting or self.root is None:
+            return
+        digests = [digest for keys, _ in waiting for digest in keys]
+        parts = self._split(np.concatenate([rows for _, rows in waiting]))
+        try:
+            for space, there, columns in zip(self.spaces, self._there, parts, strict=True):
+                lacking = [row for row, digest in enumerate(digests) if digest not in there]
+                if lacking:
+                    space.store([digests[row] for row in lacking], columns[lacking])
+            trim(self.root, cache_limit())
+        except RunError as error:
+            self.problem = str(error)
 
 
 def cache_root() -> Path | None:

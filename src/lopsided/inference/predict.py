@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -15,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.decoding import Pixels, UnreadableImageError
-from lopsided.data.images import ArrayImages, Progress, ordered_map
+from lopsided.data.decoding import UnreadableImageError
+from lopsided.data.images import Progress
 from lopsided.errors import DataError
 from lopsided.evaluation.decision import PLAIN, Decision
 
 if TYPE_CHECKING:
     from lopsided.inference.packs import Scores
     from lopsided.inference.use import Use
-    from lopsided.models.model import Model, ModelCard
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
 """A path with the probabilities of the classes, or with the error if the image is unreadable."""
@@ -66,39 +64,8 @@ class Summary:
         }
 
 
-def predict_images(
-    model: Model,
-    card: ModelCard,
-    images: Iterable[Path],
-    *,
-    batch_size: int = 64,
-    workers: int = 0,
-    use: Use | None = None,
-) -> Iterator[Answer]:
-    """Yield an answer for each image, in order. At most a few hundred decoded images are in memory.
-
-    ``use`` may move the probabilities to another prevalence.
-    """
-    from lopsided.inference.engine import Engine
-    from lopsided.inference.packs import decode_for
-    from lopsided.inference.probabilities import predict
-
-    engine = Engine(model, card.shape)
-
-    def decode(path: Path) -> tuple[Path, Pixels | UnreadableImageError]:
-        return path, decode_for(path, card)
-
-    decoded = ordered_map(decode, images, workers or (os.cpu_count() or 1))
-    while batch := list(islice(decoded, batch_size)):
-        readable = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImageError)]
-        stacked = ArrayImages(np.stack(readable)) if readable else None
-        p = iter(() if stacked is None else predict(model, card, stacked, batch_size=batch_size, engine=engine))
-        for path, pixels in batch:
-            yield path, pixels if isinstance(pixels, UnreadableImageError) else _moved(next(p), use)
-
-
 def answers_of(scores: Iterable[Scores], use: Use | None = None) -> Iterator[Answer]:
-    """Yield an answer for each image of packs that were scored, in order."""
+    """Yield an answer for each image that was scored, in order. ``use`` may move probabilities elsewhere."""
     for part in scores:
         for path, reason, p in zip(part.pack.paths, part.reasons, part.probabilities, strict=True):
             yield path, UnreadableImageError(path, reason) if reason else _moved(p, use)

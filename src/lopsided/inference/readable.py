@@ -12,23 +12,17 @@ import PIL
 
 from lopsided import __version__
 from lopsided.data.decoding import Header
-from lopsided.errors import RunError
-from lopsided.inference.feature_cache import Space, cache_limit, cache_root, tidy, trim
+from lopsided.inference.feature_cache import Shelf
 
 
 class ReadableImages:
     """The images that this version of Pillow can decode. A disk error is no error: the images are then checked."""
 
     def __init__(self) -> None:
-        root = cache_root()
         engine = f"pillow {PIL.__version__}, lopsided {__version__}"  # Both refuse images.
         facts = {"encoder": "readable images", "holds": "height, width, grey", "image_size": None, "engine": engine}
-        self._space = None if root is None else Space(root, facts)
-        if self._space is not None:
-            tidy(self._space)
-        self._keys, self._rows = np.empty(0, "S32"), np.empty((0, 3), np.float32)
-        if self._space is not None:
-            self._keys, self._rows = self._space.everything(3)
+        self._shelf = Shelf([(3, facts)])
+        self._keys, self._rows = self._shelf.everything()
 
     def find(self, digest: str) -> Header | None:
         """Return the header of an image that is known to be readable, otherwise None."""
@@ -42,11 +36,6 @@ class ReadableImages:
     def add(self, headers: Mapping[str, Header]) -> None:
         """Remember that the images with these digests are readable."""
         new = {digest: header for digest, header in headers.items() if self.find(digest) is None}
-        if self._space is None or not new:
-            return
-        try:
-            rows = [(*header.size, header.grey) for header in new.values()]
-            self._space.store(list(new), np.array(rows, dtype=np.float32))
-            trim(self._space.root, cache_limit())
-        except RunError:
-            self._space = None
+        rows = [(*header.size, header.grey) for header in new.values()]
+        self._shelf.keep(list(new), np.array(rows, dtype=np.float32).reshape(-1, 3))
+        self._shelf.flush()

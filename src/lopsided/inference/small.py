@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from lopsided.data.inputs import Indices, Part
-from lopsided.errors import RunError
-from lopsided.inference.feature_cache import PACK, Features, Space, cache_limit, cache_root, tidy, trim
+from lopsided.inference.feature_cache import Features, Shelf
 
 SIDE = 16
 """Side of the small images in pixels."""
@@ -20,13 +19,10 @@ _BATCH = 256
 
 
 class SmallImages:
-    """Small versions of images that are loaded in one shape, as rows of numbers from 0 to 255.
-
-    Versions that are kept are written in packs; ``flush`` writes the rest. A disk error only stops the keeping.
-    """
+    """Small versions of images that are loaded in one shape, as rows of numbers from 0 to 255."""
 
     def __init__(self, shape: tuple[int, ...], image_size: int | None) -> None:
-        root, side = cache_root(), (min(SIDE, shape[1]), min(SIDE, shape[2])) if len(shape) == 3 else (0, 0)
+        side = (min(SIDE, shape[1]), min(SIDE, shape[2])) if len(shape) == 3 else (0, 0)
         self.width, self._side = shape[0] * side[0] * side[1], side
         facts = {
             "encoder": f"{side[1]} x {side[0]} pixels",
@@ -36,18 +32,14 @@ class SmallImages:
             "engine": f"torch {torch.__version__} cpu",
             "pillow": PIL.__version__,
         }
-        self._space = None if root is None else Space(root, facts)
-        if self._space is not None:
-            tidy(self._space)
-        self._keys: list[str] = []
-        self._rows: list[Features] = []
+        self.shelf = Shelf([(self.width, facts)])
 
     def of(self, part: Part, rows: Indices) -> Features:
         """Return the small versions of some images of a split, (n, width)."""
-        found, known = np.zeros((len(rows), self.width), dtype=np.float32), np.zeros(len(rows), dtype=np.bool_)
         keys = None if part.digests is None else [part.digests[row] for row in rows]
-        if self._space is not None and keys is not None:
-            found, known = self._space.fetch(keys, self.width)
+        found, known = np.zeros((len(rows), self.width), dtype=np.float32), np.zeros(len(rows), dtype=np.bool_)
+        if keys is not None:
+            found, known = self.shelf.fetch(keys)
         missing = np.flatnonzero(~known)
         for start in range(0, len(missing), _BATCH):
             places = missing[start : start + _BATCH]
@@ -55,28 +47,12 @@ class SmallImages:
             found[places] = self._shrunk(batch)
             if keys is not None:
                 self.keep([keys[place] for place in places], batch)
-        self.flush()
+        self.shelf.flush()
         return found
 
     def keep(self, digests: Sequence[str], batch: Tensor) -> None:
         """Keep the small versions of a uint8 batch, by the SHA-256 of the images."""
-        if self._space is None:
-            return
-        self._keys += digests
-        self._rows.append(self._shrunk(batch))
-        if len(self._keys) >= PACK:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is kept and not written yet."""
-        keys, rows, self._keys, self._rows = self._keys, self._rows, [], []
-        if self._space is None or not keys:
-            return
-        try:
-            self._space.store(keys, np.concatenate(rows))
-            trim(self._space.root, cache_limit())
-        except RunError:
-            self._space = None
+        self.shelf.keep(digests, self._shrunk(batch))
 
     def _shrunk(self, batch: Tensor) -> Features:
         found: Features = adaptive_avg_pool2d(batch.to(torch.float32), self._side).flatten(1).numpy()

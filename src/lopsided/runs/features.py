@@ -15,8 +15,7 @@ from lopsided.data.inputs import StreamedInputs, prepare
 from lopsided.data.more import training_source
 from lopsided.data.prepare import Sources, split_source
 from lopsided.errors import InputError, RunError
-from lopsided.inference.feature_cache import cache_limit, trim
-from lopsided.inference.packs import Mapper, Scorer, packs
+from lopsided.inference.packs import Mapper, packs
 from lopsided.inference.readable import ReadableImages
 from lopsided.models.machine import pick_device
 from lopsided.models.model import save_model
@@ -28,7 +27,7 @@ from lopsided.training.reporter import Log
 from lopsided.training.stages import Stages
 
 if TYPE_CHECKING:
-    from lopsided.inference.features import Extractor
+    from lopsided.inference.scorer import Scorer
 
 Cluster = Callable[[Path], AbstractContextManager[Mapper]]
 """Gives the function that computes packs with features on other machines, given the folder of a model."""
@@ -57,44 +56,43 @@ def fill_cache(
     device = pick_device(recipe.device if cluster is None else "cpu")
     stages = Stages(recipe, prepared, device, Log(None, None), Checkpoint(None), None)
     stages.build()
-    extractor, card = stages.extractor, stages.card
-    if extractor.root is None:
+    scorer, card = stages.scorer, stages.card
+    if not scorer.shelves:
         raise InputError("The cache is disabled, because LOPSIDED_CACHE_GIB is 0 or there is no home folder.")
     if cluster is not None:
-        extractor.complete()  # The nodes must compute with the libraries of this machine.
+        scorer.complete()  # The nodes must compute with the libraries of this machine.
     images = source.images
-    found = [space.fetch(digests, extractor.width)[1] for space in extractor.spaces]
+    found = [shelf.fetch(digests)[1] for shelf in scorer.shelves]
     missing = np.flatnonzero(~np.all(found, axis=0))
     if cluster is None:
         inputs = StreamedInputs(images.take(missing), card.image_size, card.channels)
-        extractor.features(inputs, [digests[row] for row in missing], progress)
-        if extractor.problem is not None:
-            raise RunError(extractor.problem)
+        scorer.features(inputs, [digests[row] for row in missing], progress)
+        if scorer.problem is not None:
+            raise RunError(scorer.problem)
         return len(source), len(missing)
     if not isinstance(images, FileImages):
         raise InputError(f"--engine ray needs images in files, but those of {source.name} are arrays.")
     with tempfile.TemporaryDirectory(prefix="lopsided-") as scratch:
         save_model(Path(scratch), stages.model, card)
         with cluster(Path(scratch)) as mapper:
-            _collect(extractor, Scorer(stages.model, card, engine=extractor.engine).made_by, mapper,
-                     [images.paths[row] for row in missing], progress)  # fmt: skip
+            _collect(scorer, mapper, [images.paths[row] for row in missing], progress)
     return len(source), len(missing)
 
 
-def _collect(extractor: Extractor, made_by: str, mapper: Mapper, paths: list[Path], progress: Progress | None) -> None:
+def _collect(scorer: Scorer, mapper: Mapper, paths: list[Path], progress: Progress | None) -> None:
     """Store the features that nodes send. Raise if a node computes with other libraries than this machine."""
-    assert extractor.root is not None
     done = 0
     for scores in mapper(packs(paths)):
-        if scores.made_by != made_by:
+        if scores.made_by != scorer.made_by:
             do = "Install the same versions on every node."
-            raise RunError(f"Cached features must be made by {made_by}, but a node has {scores.made_by}. {do}")
+            raise RunError(f"Cached features must be made by {scorer.made_by}, but a node has {scores.made_by}. {do}")
         assert scores.features is not None
         good = [row for row, reason in enumerate(scores.reasons) if not reason]
-        keys, views = [scores.digests[row] for row in good], np.split(scores.features, len(extractor.spaces), axis=1)
-        for space, features in zip(extractor.spaces, views, strict=True):
-            space.store(keys, features[good])
+        for shelf, features in zip(scorer.shelves, scorer.split_views(scores.features), strict=True):
+            shelf.keep([scores.digests[row] for row in good], features[good])
+            shelf.flush()
+        if scorer.problem is not None:
+            raise RunError(scorer.problem)
         done += len(scores.reasons)
         if progress is not None:
             progress(done, len(paths))
-    trim(extractor.root, cache_limit())

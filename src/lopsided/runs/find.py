@@ -14,12 +14,12 @@ import numpy as np
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, cautions, notes
-from lopsided.inference.feature_cache import cache_limit, trim
-from lopsided.inference.features import Extractor
+from lopsided.inference.feature_cache import cache_limit
 from lopsided.inference.find import By, Question, Result, Search
 from lopsided.inference.neighbours import Features, Known
-from lopsided.inference.packs import Mapper, Scorer, packs
+from lopsided.inference.packs import Mapper
 from lopsided.inference.pool import find_images
+from lopsided.inference.scorer import Scorer
 from lopsided.models.model import ModelCard
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
 from lopsided.runs.reopen import open_model, open_use
@@ -77,15 +77,16 @@ def find_in_pool(
     use = open_use(run, card, None, prevalence)
     with counting("reading the images of the run") as count:
         labelled = labelled_images(run, count)
-    extractor = Extractor(model, card)
-    extractor.complete()
+    scorer = Scorer(model, card)
+    scorer.complete()
     known = None
     if by != "probability":
         with counting("features of known images") as count:
-            known = known_features(extractor, card, labelled, label, like, count, allow_outside=allow_outside)
+            known = known_features(scorer, labelled, label, like, count, allow_outside=allow_outside)
     named = digests_of(like, allow_outside=allow_outside)
-    spaces = extractor.spaces if is_cached(total, len(extractor.spaces), card.features) else []
-    scorer = Scorer(model, card, engine=extractor.engine, known=known, spaces=spaces)
+    scorer.known = known
+    if not is_cached(total, len(card.views), card.features):
+        scorer.shelves = []
     key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode(errors="surrogateescape"))
     search = Search(
         Question(card.classes.index(label), by, top, diverse),
@@ -98,16 +99,15 @@ def find_in_pool(
         return find_images(pool, patterns, allow_outside=allow_outside)[1]
 
     def features(paths: Sequence[Path]) -> Features:
-        keeper = Scorer(model, card, engine=extractor.engine, spaces=spaces, keep=True)
-        return keeper.means(packs(paths))
+        scorer.keep = True
+        kept = [each.features for each in scorer.stream(paths) if each.features is not None]
+        return np.concatenate([scorer.engine.average(scorer.split_views(each)) for each in kept])
 
     with (
         counting("finding") as count,
         nullcontext(scorer.map) if elsewhere is None else elsewhere(known) as mapper,
     ):
         result = search.run(listed, total, out, mapper, features=features, progress=count)
-    if spaces and extractor.root is not None:
-        trim(extractor.root, cache_limit())
     return Found(result, card, label, known, tuple(_facts(question, labelled, known, result, twins, like)))
 
 

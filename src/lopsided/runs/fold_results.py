@@ -240,12 +240,13 @@ class FoldResults:
         return model, recalibrate(model, card, self.prior, change, decision, num)
 
     def _held_out(self, model: Model, card: ModelCard) -> Any:
-        from lopsided.training.fit import Predictions, predict
+        from lopsided.inference.scorer import Scorer
+        from lopsided.training.fit import Predictions
 
         source = self.held_out
         if source is None:
             return None
-        p = predict(model, card, source.images)
+        p = Scorer(model, card, cached="begun", batch_size=256).images(source.images)
         return Predictions(source.names, card.classes, p, source.labels, source.groups, decision=card.decision)
 
     def _evaluated(self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from lopsided.inference.pool import find_images
 from lopsided.runs.folder import RECIPE, Run
 
 if TYPE_CHECKING:
-    from lopsided.inference.features import Extractor
-    from lopsided.models.model import ModelCard
+    from lopsided.inference.scorer import Scorer
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +59,7 @@ def digests_of(named: Sequence[str], *, allow_outside: bool = False) -> set[str]
 
 
 def known_features(
-    extractor: Extractor,
-    card: ModelCard,
+    scorer: Scorer,
     labelled: Labelled,
     label: str,
     like: Sequence[str] = (),
@@ -80,7 +78,7 @@ def known_features(
         why = labelled.problem or f"The run has no image of {label}."
         raise InputError(f"{why} So there are no known images of {label} to compare with. Name some with --like.")
     others = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name != label], dtype=int))
-    parts = [_features(extractor, card, each, progress) for each in (wanted, others)]
+    parts = [_features(scorer, each, progress) for each in (wanted, others)]
     if not len(parts[0]):
         raise InputError(sentence("the known images must be readable", f"none of {len(wanted):,}"))
     return Known(*parts)
@@ -95,7 +93,7 @@ def _source(folder: Path) -> Source:
     return training_source(source, every)[0]
 
 
-def _features(extractor: Extractor, card: ModelCard, images: FileImages, progress: Progress | None) -> Features:
+def _features(scorer: Scorer, images: FileImages, progress: Progress | None) -> Features:
     """Return the features of readable images, at most ``MOST`` of them, evenly over their order."""
     rows = np.arange(len(images))
     if len(rows) > MOST:
@@ -103,5 +101,5 @@ def _features(extractor: Extractor, card: ModelCard, images: FileImages, progres
     images = images.take(rows)
     broken = {index for index, _ in images.unreadable(workers=os.cpu_count() or 1)}
     images = images.take(np.array([row for row in range(len(images)) if row not in broken], dtype=np.int64))
-    inputs = StreamedInputs(images, card.image_size, card.channels, os.cpu_count() or 1)
-    return extractor.features(inputs, images.digest(np.arange(len(images))), progress)
+    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels, scorer.workers)
+    return scorer.features(inputs, images.digest(np.arange(len(images))), progress)

@@ -21,7 +21,8 @@ import numpy as np
 from lopsided import __version__
 from lopsided.errors import RunError
 from lopsided.inference.neighbours import Known
-from lopsided.inference.packs import Mapper, Pack, Scorer, Scores
+from lopsided.inference.packs import Mapper, Pack, Scores
+from lopsided.inference.scorer import Scorer
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME, load_model
 from lopsided.sweeps.ray_engine import check_installed, connect
 
@@ -161,7 +162,8 @@ def make_scorer(content: dict[str, bytes], known: tuple[Any, Any] | None, keep: 
         for name, data in content.items():
             (Path(scratch) / name).write_bytes(data)
         model, card = load_model(scratch)
-    return Scorer(model, card, known=None if known is None else Known(*known), keep=keep, workers=1)
+    near = None if known is None else Known(*known)
+    return Scorer(model, card, cached="none", known=near, keep=keep, workers=1)
 
 
 def score_row(scorer: Scorer, paths: list[bytes]) -> dict[str, Any]:

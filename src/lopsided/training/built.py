@@ -18,8 +18,8 @@ from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
 from lopsided.evaluation.decision import resolve
 from lopsided.facts import cautions
 from lopsided.inference.engine import Engine, evaluating
-from lopsided.inference.features import Extractor
 from lopsided.inference.probabilities import share_rows
+from lopsided.inference.scorer import Scorer
 from lopsided.inference.small import SmallImages
 from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import build_encoder, seeded_init
@@ -57,7 +57,7 @@ class Built:
         self.num_classes = len(prepared.classes)
         self.augment = self._choose_augment()
         self._engine: Engine | None = None
-        self._extractor: Extractor | None = None
+        self._scorer: Scorer | None = None
         self.small: SmallImages | None = None
         """Keeps small versions of the images that are decoded for their features, for another use of the run."""
         self._told = self.early = False
@@ -127,12 +127,12 @@ class Built:
 
     def replace_model(self, model: Model) -> None:
         """Continue with another model, or with the same one after it was trained."""
-        self.model, self._engine, self._extractor = model, None, None
+        self.model, self._engine, self._scorer = model, None, None
 
     def take_views(self, views: Sequence[str]) -> None:
         """Continue with some of the views of the model."""
         self.card = with_views(self.model, self.card, views)
-        self._extractor = None  # The engine asks the model for its views.
+        self._scorer = None  # The engine asks the model for its views.
 
     def head(self, loss: LossSettings, features: int) -> ClassifierHead:
         """Return a new classifier of the kind that a loss needs."""
@@ -196,11 +196,17 @@ class Built:
         return self._engine
 
     @property
-    def extractor(self) -> Extractor:
-        """Computes the features of the finished encoder. After the first use, the encoder must not change."""
-        if self._extractor is None:
-            self._extractor = Extractor(self.model, self.card, self.engine, self.ranks, self.small)
-        return self._extractor
+    def scorer(self) -> Scorer:
+        """Computes features and probabilities of the finished model. After the first use, the encoder must not change.
+
+        Its features are cached if no training changes the encoder.
+        """
+        if self._scorer is None:
+            size = self.recipe.encoder_training.batch_size
+            self._scorer = Scorer(
+                self.model, self.card, engine=self.engine, ranks=self.ranks, small=self.small, batch_size=size
+            )
+        return self._scorer
 
     def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
         """Return the features of a split through the finished encoder, from the cache if they are there."""
@@ -208,11 +214,11 @@ class Built:
 
     def frozen_means(self, part: Part, label: str, sets: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
         """Return the features of a split as ``frozen_features`` does, once for each of several sets of views."""
-        extractor = self.extractor
-        found = extractor.means(part.inputs, part.digests, sets, lambda done, total: self.log.count(label, done, total))
-        if extractor.problem is not None and not self._told:
+        scorer = self.scorer
+        found = scorer.means(part.inputs, part.digests, sets, lambda done, total: self.log.count(label, done, total))
+        if scorer.problem is not None and not self._told:
             self._told = True
-            self.log.fact(cautions.not_cached(extractor.problem))
+            self.log.fact(cautions.not_cached(scorer.problem))
         return found
 
     def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:

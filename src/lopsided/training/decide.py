@@ -14,7 +14,8 @@ from lopsided.data.inputs import Prepared
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.evaluation.decision import Decision, explain, resolve, through
 from lopsided.facts import Fact, notes
-from lopsided.inference.probabilities import predict_inputs
+from lopsided.inference.engine import Engine
+from lopsided.inference.scorer import Scorer
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
@@ -46,9 +47,12 @@ def settle(stages: Stages) -> None:
     carried, kind = carried_prior(recipe, prepared.counts()), recipe.decision.calibration
     held = None
     if prepared.val is not None:
-        size = recipe.encoder_training.batch_size
-        engine = stages.engine if recipe.spec.pretrained else None
-        probabilities, _ = predict_inputs(stages.model, prepared.val.inputs, size, stages.ranks, engine)
+        size, scorer = recipe.encoder_training.batch_size, stages.scorer
+        if not recipe.spec.pretrained:
+            plain = Engine(stages.model, (), fast=False)
+            scorer = Scorer(stages.model, stages.card, engine=plain, ranks=stages.ranks, cached="none", batch_size=size)
+        digests = None if recipe.spec.trains_encoder else prepared.val.digests
+        probabilities, _ = scorer.score(prepared.val.inputs, digests)
         held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
 
     def compute() -> dict[str, Any]:

@@ -51,14 +51,7 @@ from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts import Fact, notes
 from lopsided.files import make_folder, remove_leftovers
-from lopsided.inference.probabilities import (
-    Predictions,
-    gather_rows,
-    predict,
-    predict_batch,
-    predict_inputs,
-    share_rows,
-)
+from lopsided.inference.probabilities import Predictions
 from lopsided.inference.small import SmallImages
 from lopsided.models.ensemble import average
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
@@ -82,8 +75,6 @@ __all__ = [
     "Reporter",
     "fit",
     "load_model",
-    "predict",
-    "predict_batch",
     "save_model",
 ]
 
@@ -367,10 +358,9 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
         return None
     if not stages.recipe.spec.trains_encoder:
         features = stages.engine.adapt(stages.frozen_features(part, "features of test images"))
-        probabilities = stages.extractor.engine.probabilities(features)
+        probabilities = stages.engine.probabilities(features)
     else:
-        size = stages.recipe.encoder_training.batch_size
-        probabilities, features = predict_inputs(stages.model, part.inputs, size, stages.ranks, stages.engine)
+        probabilities, features = stages.scorer.score(part.inputs)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
@@ -385,19 +375,9 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
 def _judged(stages: Stages, source: Source | None) -> Predictions | None:
     if source is None:
         return None
-    if not stages.recipe.spec.trains_encoder:
-        digests = tuple(source.images.digest(np.arange(len(source))))
-        inputs = StreamedInputs(source.images, stages.card.image_size, stages.card.channels, os.cpu_count() or 1)
-        part = Part(inputs, source.labels, source.groups, digests)
-        return _predictions(stages, source, np.arange(len(source)), part)
-    size = stages.recipe.encoder_training.batch_size
-    own, sizes = share_rows(len(source), stages.ranks)
-    found = predict(stages.model, stages.card, source.images.take(own), batch_size=size, engine=stages.engine)
-    return Predictions(
-        names=source.names,
-        classes=source.classes,
-        probabilities=gather_rows(found, sizes, stages.ranks),
-        y_true=source.labels,
-        groups=source.groups,
-        decision=stages.card.decision,
-    )
+    rows, card, trained = np.arange(len(source)), stages.card, stages.recipe.spec.trains_encoder
+    digests = None if trained else tuple(source.images.digest(rows))
+    inputs = StreamedInputs(source.images, card.image_size, card.channels, os.cpu_count() or 1)
+    judged = _predictions(stages, source, rows, Part(inputs, source.labels, source.groups, digests))
+    assert judged is not None
+    return replace(judged, features=None) if trained else judged

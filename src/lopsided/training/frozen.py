@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lopsided.errors import RunError
 from lopsided.facts import cautions, notes
+from lopsided.inference.feature_cache import cache_root
 from lopsided.models.ensemble import average
 from lopsided.models.machine import arrange
 from lopsided.models.model import Model
@@ -190,8 +191,8 @@ def _training_features(built: Built, sets: Sequence[Sequence[str]], *, cached: b
     if not cached:
         train = replace(train, digests=None)
     elif built.prepared.kind == "image":
-        root, views, encoder = built.extractor.root, built.model.views, built.recipe.encoder
-        engine = built.extractor.engine.name.split()[0]
+        root, views, encoder = cache_root(), built.model.views, built.recipe.encoder
+        engine = built.engine.name.split()[0]
         averaged = [] if views == PLAIN else list(views)
         cache = None if root is None else str(root)
         built.log.fact(notes.features(engine, encoder.name, averaged, encoder.views == AUTO, cache))

@@ -1,0 +1,331 @@
+"""The one way from images to features and probabilities: views, cache, ranks, and onnxruntime or torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import groupby, islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+import torch
+from torch import Tensor
+
+from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
+from lopsided.data.images import Images, ordered_map
+from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
+from lopsided.distributed import Ranks
+from lopsided.inference.engine import Engine, Features
+from lopsided.inference.feature_cache import Shelf, cache_root
+from lopsided.inference.neighbours import Known
+from lopsided.inference.packs import Pack, Scores, joined
+from lopsided.inference.probabilities import Floats, check_finite, check_shape, gather_rows, share_rows
+from lopsided.inference.small import SmallImages
+from lopsided.models.model import Model, ModelCard, weights_hash
+from lopsided.models.views import look
+from lopsided.recipe.blocks import FINAL
+
+Counted = Callable[[int, int], None]
+BATCH = 64
+BLOCK = 2048
+"""Images whose features of all views are in memory at a time."""
+_Read = tuple[Path, FileFacts, Pixels | None]
+
+
+class Scorer:
+    """Scores images with one model, whose encoder must not change meanwhile.
+
+    The features of each view of an image are cached on their own, by the SHA-256 of the image, and an image is decoded
+    once for all views that are missing. ``cached`` is "all", "begun" to use only what an earlier run began to cache, or
+    "none". ``small`` also keeps a small version of each image that is decoded. ``known`` are images to compare with.
+    With ``keep``, scores of files hold the features of the encoder.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        card: ModelCard,
+        *,
+        engine: Engine | None = None,
+        ranks: Ranks | None = None,
+        cached: str = "all",
+        small: SmallImages | None = None,
+        known: Known | None = None,
+        keep: bool = False,
+        batch_size: int = BATCH,
+        workers: int = 0,
+    ) -> None:
+        self.card, self.engine, self.ranks = card, engine or Engine(model, card.shape), ranks or Ranks()
+        self.small, self.known, self.keep, self.batch_size = small, known, keep, batch_size
+        self.workers, self.width = workers or (os.cpu_count() or 1), card.features
+        self._model, self._cached = model, cached if card.kind == "image" and cache_root() is not None else "none"
+
+    @cached_property
+    def shelves(self) -> list[Shelf]:
+        """The cached features of each view; empty without a cache. Their place depends on the engine, too."""
+        if self._cached == "none":
+            return []
+        columns, engine = _facts(self._model, self.card), {"engine": self.engine.name}
+        shelves = [
+            Shelf([(width, {**facts, **engine, **_fact_of(view)}) for width, facts in columns])
+            for view in self.engine.views
+        ]
+        return shelves if self._cached == "all" or all(shelf.is_begun for shelf in shelves) else []
+
+    def complete(self) -> bool:
+        """Make the engine ready to compute features. Return whether it is another one than it was expected to be."""
+        before = self.engine.name
+        self.engine.complete()
+        if self.engine.name == before:
+            return False
+        vars(self).pop("shelves", None)
+        return True
+
+    @property
+    def problem(self) -> str | None:
+        """The first disk error, after which features are no longer cached."""
+        return next((shelf.problem for shelf in self.shelves if shelf.problem is not None), None)
+
+    @property
+    def made_by(self) -> str:
+        """The libraries that decode images and compute features, with their versions."""
+        return f"{self.engine.name}, pillow {PIL.__version__}"
+
+    def images(self, images: Images, *, progress: Counted | None = None) -> Floats:
+        """Return the probabilities (n, K) of images in the order of ``card.classes``.
+
+        Images are loaded batch by batch. An unreadable image raises an error, and so do probabilities that are not
+        finite.
+        """
+        digests = images.digest(np.arange(len(images))) if self.shelves else None
+        inputs = StreamedInputs(images, self.card.image_size, self.card.channels, self.workers)
+        probabilities, _ = self.score(inputs, digests, progress)
+        check_finite(probabilities)
+        return probabilities
+
+    def score(
+        self, inputs: Inputs, digests: Sequence[str] | None = None, count: Counted | None = None
+    ) -> tuple[Floats, Features]:
+        """Return probabilities (n, K) and the inputs of the classifier (n, f). Ranks share the work; all get all rows.
+
+        ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
+        """
+        if digests is not None:
+            adapted = self.engine.adapt(self.features(inputs, digests, count))
+            return self.engine.probabilities(adapted), adapted
+        share, sizes = share_rows(len(inputs), self.ranks)
+        features = [np.empty((0, self.card.width), dtype=np.float32)]
+        probabilities = [np.empty((0, len(self.card.classes)))]
+        done = 0
+        for rows, batch in inputs.batches(share[part] for part in row_batches(len(share), self.batch_size)):
+            check_shape(batch, self.card)
+            features.append(self.engine.features(batch))
+            probabilities.append(self.engine.probabilities(features[-1]))
+            done += len(rows)
+            if count is not None:
+                count(done, len(share))
+        parts = np.concatenate(probabilities), np.concatenate(features)
+        return gather_rows(parts[0], sizes, self.ranks), gather_rows(parts[1], sizes, self.ranks)
+
+    def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
+        """Return features of the encoder, (n, f), of inputs in order: the mean over the views of the model."""
+        return self.means(inputs, digests, [self.engine.views], count)[0]
+
+    def means(
+        self,
+        inputs: Inputs,
+        digests: Sequence[str] | None,
+        sets: Sequence[Sequence[str]],
+        count: Counted | None = None,
+    ) -> list[Features]:
+        """Return the features of ``features``, once for each of several sets of views of the model.
+
+        Each image goes through the encoder once per view, whatever the number of sets.
+        """
+        share, sizes = share_rows(len(inputs), self.ranks)
+        if len(self.engine.views) == 1:
+            (alone,) = self._block(inputs, share, digests, count)
+            assert all(tuple(views) == self.engine.views for views in sets)
+            return [gather_rows(alone, sizes, self.ranks)] * len(sets)
+        means, counted = [np.zeros((len(share), self.width), dtype=np.float32) for _ in sets], count
+        for rows in row_batches(len(share), BLOCK):
+            if count is not None and len(share) > BLOCK:  # Images in the cache count as done.
+                counted = partial(_count_rows, count, int(rows[0]), len(rows), len(share))
+            parts = dict(zip(self.engine.views, self._block(inputs, share[rows], digests, counted), strict=True))
+            for features, views in zip(means, sets, strict=True):
+                features[rows] = self.engine.average([parts[view] for view in views])
+        return [gather_rows(features, sizes, self.ranks) for features in means]
+
+    def _block(
+        self, inputs: Inputs, share: Indices, digests: Sequence[str] | None, count: Counted | None
+    ) -> list[Features]:
+        """Return the features of the inputs ``share``, once for each view of the model."""
+        views, keys = self.engine.views, None if digests is None else [digests[row] for row in share]
+        parts = self._fetch(keys, len(share))
+        if not all(found.all() for _, found in parts) and self.complete():
+            parts = self._fetch(keys, len(share))
+        missing = np.flatnonzero(~np.all([found for _, found in parts], axis=0))
+        batches = inputs.batches(share[missing[part]] for part in row_batches(len(missing), BATCH))
+        for done, (rows, batch) in zip(range(0, len(missing), BATCH), batches, strict=True):
+            check_shape(batch, self.card)
+            places = missing[done : done + BATCH]
+            if self.small is not None and keys is not None:
+                self.small.keep([keys[row] for row in places], batch)
+            for place, (view, (features, found)) in enumerate(zip(views, parts, strict=True)):
+                lacking = np.flatnonzero(~found[places])
+                if len(lacking):
+                    few = batch if len(lacking) == len(batch) else batch[torch.from_numpy(lacking)]
+                    features[places[lacking]] = self.engine.encode(look(few, view))
+                    if keys is not None:
+                        self._keep(place, [keys[row] for row in places[lacking]], features[places[lacking]])
+            if count is not None:
+                count(done + len(rows), len(missing))
+        self._flush()
+        return [features for features, _ in parts]
+
+    def _fetch(self, keys: Sequence[str] | None, num: int) -> list[tuple[Features, npt.NDArray[np.bool_]]]:
+        """Return the cached features of each view, and which rows these are."""
+        if keys is None or not self.shelves:
+            empty = np.zeros(num, dtype=np.bool_)
+            return [(np.zeros((num, self.width), dtype=np.float32), empty) for _ in self.engine.views]
+        return [shelf.fetch(keys) for shelf in self.shelves]
+
+    def _keep(self, place: int, keys: Sequence[str], features: Features) -> None:
+        if self.shelves:
+            finite = np.flatnonzero(np.isfinite(features).all(axis=1))
+            self.shelves[place].keep([keys[row] for row in finite.tolist()], features[finite])
+
+    def _flush(self) -> None:
+        for shelf in [*self.shelves, *([] if self.small is None else [self.small.shelf])]:
+            shelf.flush()
+
+    def map(self, parts: Iterable[Pack]) -> Iterator[Scores]:
+        """Score packs, one after the other."""
+        return map(self, parts)
+
+    def __call__(self, pack: Pack) -> Scores:
+        """Score the images of one pack."""
+        return joined(pack, list(self.stream(pack.paths)))
+
+    def stream(self, paths: Iterable[Path]) -> Iterator[Scores]:
+        """Score files batch by batch. At most a few hundred decoded images are in memory.
+
+        A file is read once: what is hashed is what is decoded. Unreadable files are no error.
+        """
+        self.complete()
+        read = ordered_map(self._read, paths, self.workers)
+        while batch := list(islice(read, self.batch_size)):
+            yield self._score(batch)
+        self._flush()
+
+    def _read(self, path: Path) -> _Read:
+        """Read one file, and decode it unless the features of all its views are cached."""
+        known = (lambda digest: all(digest in shelf for shelf in self.shelves)) if self.shelves else None
+        return path, *read_pixels(path, self.card.image_size, self.card.channels, known)
+
+    def _score(self, batch: Sequence[_Read]) -> Scores:
+        num, views = len(batch), self.engine.views
+        reasons = [facts.error or _misfit(pixels, self.card) for _, facts, pixels in batch]
+        digests = [facts.digest for _, facts, _ in batch]
+        features = np.full((num, len(views), self.width), np.nan, dtype=np.float32)
+        found = np.zeros((num, len(views)), dtype=np.bool_)
+        readable = [row for row in range(num) if not reasons[row]]
+        for place, (rows, there) in enumerate(self._fetch([digests[row] for row in readable], len(readable))):
+            features[readable, place], found[readable, place] = rows, there
+        decoded: dict[int, Pixels] = {}
+        for row in [row for row in readable if not found[row].all()]:
+            path, facts, pixels = batch[row]
+            try:  # A pack of the cache may have been removed meanwhile.
+                size = self.card.image_size
+                decoded[row] = decode_image(path, size, self.card.channels, facts) if pixels is None else pixels
+                reasons[row] = _misfit(decoded[row], self.card)
+            except UnreadableImageError as error:
+                reasons[row] = error.reason
+        missing = [row for row in decoded if not reasons[row]]
+        if missing:
+            stacked = torch.from_numpy(np.stack([decoded[row] for row in missing]))
+            for place, view in enumerate(views):
+                features[missing, place] = self.engine.encode(look(stacked, view))
+                self._keep(place, [digests[row] for row in missing], features[missing, place])
+        done = np.array([row for row in range(num) if not reasons[row]], dtype=np.int64)
+        probabilities = np.full((num, len(self.card.classes)), np.nan)
+        nearness = None if self.known is None else np.full(num, np.nan)
+        if len(done):
+            mean = self.engine.average(list(features[done].swapaxes(0, 1)))
+            probabilities[done] = self.engine.probabilities(self.engine.adapt(mean))
+            check_finite(probabilities[done])
+            if self.known is not None and nearness is not None:
+                nearness[done] = self.known.nearness(mean)
+        features[[row for row in range(num) if reasons[row]]] = np.nan
+        return Scores(
+            Pack(0, tuple(path for path, _, _ in batch)),
+            tuple(reasons),
+            tuple("" if reason else digest for reason, digest in zip(reasons, digests, strict=True)),
+            probabilities,
+            nearness,
+            features.reshape(num, -1) if self.keep else None,
+            self.made_by,
+        )
+
+    def split_views(self, features: Features) -> list[Features]:
+        """Return the features of each view, given those of all views side by side, as in ``Scores``."""
+        return list(features.reshape(len(features), len(self.engine.views), -1).swapaxes(0, 1))
+
+
+def _misfit(pixels: Pixels | None, card: ModelCard) -> str:
+    """Return why a decoded image does not fit a model, which is possible only if images are not resized; or ""."""
+    if pixels is None or pixels.shape == card.shape:
+        return ""
+    sizes = [f"{shape[2]} x {shape[1]}" for shape in (pixels.shape, card.shape)]
+    return f"{sizes[0]} pixels, but the model takes {sizes[1]}"
+
+
+def _count_rows(count: Counted, before: int, here: int, total: int, done: int, missing: int) -> None:
+    """Count rows of all blocks, given the number of missing rows that are done in this block."""
+    count(before + here - missing + done, total)
+
+
+def _fact_of(view: str) -> dict[str, object]:
+    """Return the fact of a view. The image as it is has none, so that older features stay valid."""
+    return {} if view == "identity" else {"view": view}
+
+
+def _facts(model: Model, card: ModelCard) -> list[tuple[int, dict[str, object]]]:
+    """Return all values that features depend on, besides the image, its view and the engine.
+
+    Columns that other models may have, too, are kept on their own: those of each encoder, and of each block. Each comes
+    with its width.
+    """
+    common = {
+        "shape": list(card.shape),
+        "image_size": card.image_size,
+        "interpolation": card.interpolation,
+        "pillow": PIL.__version__,
+    }
+    state, layout, spec = model.encoder.state_dict(), model.layout, card.spec
+    mean, std = (values.flatten().double().cpu() for values in (model.mean, model.std))
+    if layout is None or card.members > 1 or not spec.is_joined:
+        own = {"encoder": card.encoder, "weights": weights_hash(state), "mean": mean.tolist(), "std": std.tolist()}
+        return [(card.features, {**common, **own})]
+    found: list[tuple[int, dict[str, object]]] = []
+    for (place, block), groups in groupby(layout.groups, key=lambda group: (group.member, group.block)):
+        weights = _below(state, f"members.{place}.")
+        if block.name == FINAL.name and spec.reading("encoder"):
+            weights = _below(weights, "encoder.")  # As without the blocks that read it.
+        normalised = mean + std * state["mean"][place].double().cpu(), std * state["std"][place].double().cpu()
+        own = {
+            "encoder": spec.names[place] if place < len(spec.parts) else block.name,
+            **({} if block.name == FINAL.name else {"block": block.name}),
+            "weights": weights_hash(weights),
+            "mean": normalised[0].tolist(),
+            "std": normalised[1].tolist(),
+        }
+        found.append((sum(group.width for group in groups), {**common, **own}))
+    return found
+
+
+def _below(state: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+    return {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
