@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopsided.evaluation.epochs import figure_of
-from lopsided.training.selection import MAX_PROBE, Selection, balanced_log_loss, centroid_logits, figures, probe_rows
+from lopsided.training.selection import MAX_PROBE, Selection, centroid_logits, figures, probe_rows, tempered_log_loss
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
@@ -78,7 +78,7 @@ def test_the_log_loss_of_selection_weighs_classes_equally_and_ignores_the_scale(
     rng = np.random.default_rng(0)
     labels = np.repeat([0, 1], [90, 10])
     logits = np.stack([np.zeros(100), rng.normal(2.0 * labels - 1.0)], axis=1)
-    found = balanced_log_loss(logits, labels)
+    found = tempered_log_loss(logits, labels)
     doubled = np.concatenate([np.arange(90), *[np.arange(90, 100)] * 9])  # Each rare image nine times.
 
     def mean_loss(scale: float) -> float:
@@ -86,7 +86,7 @@ def test_the_log_loss_of_selection_weighs_classes_equally_and_ignores_the_scale(
         return float(np.mean(np.log(np.exp(z).sum(axis=1)) - z[np.arange(180), labels[doubled]]))
 
     assert found == pytest.approx(min(mean_loss(scale) for scale in np.linspace(0.01, 10, 2000)), abs=1e-4)
-    assert balanced_log_loss(7 * logits, labels) == pytest.approx(found, abs=1e-4)
+    assert tempered_log_loss(7 * logits, labels) == pytest.approx(found, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,24 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError, LopsidedError
+from lopsided.evaluation.metric_table import METRICS
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins
 
-FIGURES = {
-    "uwa": "unweighted accuracy",
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "g_mean": "G-mean",
-    "mcc": "Matthews correlation",
-    "auroc": "AUROC",
-    "average_precision": "average precision",
-    "brier": "Brier score",
-    "log_loss": "log loss",
-    "calibration_error": "calibration error",
-}
-"""The figures of an evaluation with their printed names, in display order."""
 WIDEST, LONGEST = 60, 390
 """Maximum characters of a class name in a table, and of a note. JSON and files contain the full text."""
 _RUN_FILES = frozenset(
@@ -193,10 +181,10 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
     majority = evaluation["majority"]
     level = f"{100 * evaluation['level']:g} % interval"
     rows = []
-    for name, words in FIGURES.items():
+    for name, metric in METRICS.items():
         if name in evaluation["figures"]:
             vote = majority.get(name)
-            rows.append([words, interval(evaluation["figures"][name]), "" if vote is None else f"{vote:.3f}"])
+            rows.append([metric.title, interval(evaluation["figures"][name]), "" if vote is None else f"{vote:.3f}"])
     classes = [
         [
             shortened(row["label"]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lopsided.evaluation.metric_table import METRICS
+
 SMOOTH_EPOCHS = 5
 """The number of epochs over which ``smooth_log_loss`` is a mean."""
 
@@ -23,4 +25,4 @@ def figure_of(metric: str, epochs: Sequence[Mapping[str, Any]]) -> float | None:
     if not values:
         return None
     mean = float(sum(values) / len(values))
-    return -mean if name == "val_log_loss" else mean
+    return mean if METRICS[name.removeprefix("val_")].higher_is_better else -mean

@@ -3,17 +3,7 @@
 UWA, macro F1, G-mean, AUROC and average precision are means over the classes that have images in the test set. A class
 without images has no recall; ``Evaluation.notes`` lists such classes.
 
-    name               what                                                   interval
-    accuracy           share of images recognised, eq. (27)                   Wilson
-    uwa                mean of the per-class recalls, eq. (28)                Price and Bonett
-    macro_f1           mean of the per-class F1                               posterior draws of the confusion
-    g_mean             geometric mean of the per-class recalls                posterior draws
-    mcc                Matthews' correlation, 0 where its denominator is 0    posterior draws
-    auroc              mean of the one-versus-rest areas                      Newcombe, combined over classes
-    average_precision  mean of the one-versus-rest average precisions         Wilson on the positives, combined
-    brier              half the squared distance to the truth, in [0, 1]      bootstrap
-    log_loss           mean of -log(probability of the true class)            bootstrap
-    calibration_error  ECE: 15 equal-width bins of the largest probability    basic bootstrap; low = 0 if due to chance
+``metric_table`` lists the metrics with their meanings and the kinds of their intervals.
 
 Posterior draws keep the class counts of the test set. With `groups`, the images of one group (a lesion, a patient) are
 treated as copies of each other, which is the cautious choice. n images in groups of m_1, m_2, ... then count as
@@ -160,7 +150,7 @@ def evaluate(
     groups: ArrayLike | None = None,
     folds: ArrayLike | None = None,
 ) -> Evaluation:
-    """Evaluate predictions. The top of this module lists the metrics and their intervals.
+    """Evaluate predictions. ``metric_table`` lists the metrics and their intervals.
 
     Labels are elements of `classes`, or indices into `classes` if the labels are integers and the classes are strings.
     The columns of `probabilities` follow `classes`. Without `y_pred`, the most probable class is the prediction; the

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lopsided.evaluation.intervals import Figure
+from lopsided.evaluation.metric_table import is_share
 from lopsided.recipe.words import amount
 from lopsided.reports import fold_page, svg
 from lopsided.reports.fold_data import read_out_of_fold
@@ -18,7 +19,7 @@ from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import clean, duration, signed
 from lopsided.runs.records import Record
 from lopsided.sweeps.answer import answer, time_text
-from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
+from lopsided.sweeps.compare import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
 from lopsided.sweeps.tables import MISSING, mean_text, shown_interval
 
 MIN_ROOM = 100_000
@@ -160,19 +161,19 @@ def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield a table of all arms for each scenario, set of images and figure."""
     for split, figure in _shown(comparison):
         means = [entry.mean for key, entry in comparison.entries.items() if key[2:] == (split, figure)]
-        is_share = figure != NATS
+        shares = is_share(figure)
         low, high = svg.padded(limit for mean in means for limit in (mean.value, *(_limits(mean, figure) or ())))
-        low, high = max(low, 0.0), min(high, 100.0) if is_share else high
+        low, high = max(low, 0.0), min(high, 100.0) if shares else high
         where = comparison.images(split)
-        unit = ", per cent" if is_share else ""
+        unit = ", per cent" if shares else ""
         for scenario in comparison.scenarios:
             yield {
                 "figure": figure,
                 "split": split,
                 "caption": f"{_scenario(scenario)}: {WORDS[figure]} on {where} images{unit}",
-                "digits": 1 if is_share else 3,
-                "low": f"{low:.0f}" if is_share else f"{low:.2f}",
-                "high": f"{high:.0f}" if is_share else f"{high:.2f}",
+                "digits": 1 if shares else 3,
+                "low": f"{low:.0f}" if shares else f"{low:.2f}",
+                "high": f"{high:.0f}" if shares else f"{high:.2f}",
                 "rows": [_mean_row(comparison, scenario, arm, split, figure, (low, high)) for arm in comparison.arms],
             }
 
@@ -199,13 +200,13 @@ def _mean_row(
 
 def _limits(mean: Figure, figure: str) -> tuple[float, float] | None:
     """Return the interval of a mean. A share lies between 0 and 100 per cent, a log loss above 0."""
-    if figure != NATS:
+    if is_share(figure):
         return shown_interval(mean)
     return None if math.isnan(mean.high) else (max(mean.low, 0.0), mean.high)
 
 
 def _interval_text(limits: tuple[float, float], figure: str) -> str:
-    digits = 3 if figure == NATS else 1
+    digits = 1 if is_share(figure) else 3
     return f"[{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]"
 
 
@@ -229,7 +230,7 @@ def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 "split": split,
                 "baseline": number,
                 "caption": f"{WORDS[figure]} on {comparison.images(split)} images, "
-                f"{'difference to' if figure == NATS else 'points above'} {clean(baseline)}",
+                f"{'points above' if is_share(figure) else 'difference to'} {clean(baseline)}",
                 "rows": [
                     (
                         clean(arm),
@@ -250,7 +251,7 @@ def _difference(
     found = comparison.difference(scenario, arm, split, figure, to=baseline)
     if found is None:
         return None
-    value, digits = found.figure, 3 if figure == NATS else 1
+    value, digits = found.figure, 1 if is_share(figure) else 3
     interval = "" if math.isnan(value.low) else f"[{signed(value.low, digits)}, {signed(value.high, digits)}]"
     return {"text": signed(value.value, digits), "interval": interval, "pairs": found.pairs, "differs": found.differs}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lopsided import __version__
 from lopsided.evaluation.decision import explain
+from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.recipe.words import amount
 from lopsided.reports.card_use import code, use
@@ -20,19 +21,6 @@ from lopsided.runs.metrics import Evaluation, Figure
 FILL_IN = "**Fill in:**"
 """Marks what only the user can say."""
 LICENCES = "https://huggingface.co/docs/hub/repositories-licenses"
-FIGURES = {
-    "uwa": ("unweighted accuracy (balanced accuracy)", "balanced_accuracy"),
-    "accuracy": ("accuracy", "accuracy"),
-    "macro_f1": ("macro F1", "f1"),
-    "g_mean": ("G-mean", "g_mean"),
-    "mcc": ("Matthews correlation", "matthews_correlation"),
-    "auroc": ("AUROC, mean over classes", "roc_auc"),
-    "average_precision": ("average precision, mean over classes", "average_precision"),
-    "brier": ("Brier score", "brier_score"),
-    "log_loss": ("log loss", "log_loss"),
-    "calibration_error": ("calibration error", "expected_calibration_error"),
-}
-"""Figures with their names in the card, and their types in its metadata."""
 _HIDDEN = RUNTIME_FIELDS | {"data.source", "data.more", "encoder.weights", "data.fold"}
 """Fields that do not change the result, or that would publish a path of this machine."""
 
@@ -81,7 +69,7 @@ def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequen
 
     results = []
     if facts.figures is not None and facts.split is not None:
-        for key, (words_, kind) in FIGURES.items():
+        for key, metric in METRICS.items():
             figure: Figure | None = getattr(facts.figures.figures, key)
             if figure is not None and figure.value is not None:
                 results.append(
@@ -90,8 +78,8 @@ def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequen
                         dataset_type="imagefolder",
                         dataset_name=source_name(facts.recipe),
                         dataset_split=facts.split_word(facts.split),
-                        metric_type=kind,
-                        metric_name=words_,
+                        metric_type=metric.hub,
+                        metric_name=metric.title,
                         metric_value=round(figure.value, 4),
                         metric_args={"low": round(figure.low or 0.0, 4), "high": round(figure.high or 0.0, 4)},
                     )
@@ -202,11 +190,11 @@ def _results(facts: Facts) -> Iterator[str]:
     level = f"{100 * figures.level:g} % interval"
     yield f"On {amount(figures.num_images, f'{facts.split_word(facts.split)} image')}, decided by the rule below:"
     rows = []
-    for key, (name, _) in FIGURES.items():
+    for key, metric in METRICS.items():
         figure: Figure | None = getattr(figures.figures, key)
         if figure is not None:
             vote = {"uwa": figures.majority.uwa, "accuracy": figures.majority.accuracy}.get(key)
-            rows.append([name, number(figure.value), interval(figure), "" if vote is None else number(vote)])
+            rows.append([metric.title, number(figure.value), interval(figure), "" if vote is None else number(vote)])
     yield _table(["figure", "value", level, f"always {_plain(figures.majority.label)}"], rows)
     yield _table(["class", "images", "recall", "precision", "F1"], _class_rows(figures))
     for note in figures.notes:

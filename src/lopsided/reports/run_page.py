@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.evaluation.decision import explain, threshold_of
+from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
@@ -38,19 +39,6 @@ MOST_NOTED = 100
 """Maximum number of unreadable images that a page lists."""
 LEAST_IMAGES = 50
 """A page always lists at least this many images, even if it exceeds the size limit."""
-FIGURES = {
-    "uwa": ("UWA", "unweighted accuracy: mean of the recalls of all classes"),
-    "accuracy": ("accuracy", "share of correct predictions"),
-    "macro_f1": ("macro F1", "mean of the F1 scores of all classes"),
-    "g_mean": ("G-mean", "geometric mean of the recalls; 0 if the recall of a class is 0"),
-    "mcc": ("MCC", "Matthews' correlation; 0 is chance, 1 is perfect"),
-    "auroc": ("AUROC", "quality of the ranking of images, independent of a threshold"),
-    "average_precision": ("average precision", "area under the precision-recall curve"),
-    "brier": ("Brier score", "squared distance between probabilities and true class; lower is better"),
-    "log_loss": ("log loss", "mean of -log(probability of the true class); lower is better"),
-    "calibration_error": ("calibration error", "mean difference between confidence and accuracy; lower is better"),
-}
-"""The figures in display order, with their names and meanings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +203,7 @@ def _head(facts: Facts) -> dict[str, Any]:
         "headline": [] if figures is None else _headline(facts, figures),
         "figures": figures,
         "figure_columns": _figure_columns(facts),
-        "figure_names": FIGURES,
+        "table_of_metrics": METRICS.values(),
         "metrics": metrics,
         "seconds": duration(metrics.seconds),
     }

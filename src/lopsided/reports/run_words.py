@@ -10,6 +10,7 @@ import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import Decision
+from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
@@ -376,8 +377,9 @@ def learning_words(stages: Sequence[Stage], facts: Facts) -> str:
     parts = [f"epoch {stage.taken} of {stage.epochs[-1]['epoch']} of the {stage.name} stage" for stage in stages]
     text = f"The model has the weights of {' and '.join(parts)}"
     if any(stage.picked for stage in stages):
-        how = "lowest" if metric.endswith("log_loss") else "highest"
-        return f"{text}, where the validation {'UWA' if metric == 'uwa' else metric.replace('_', ' ')} was {how}."
+        by = METRICS[metric.removeprefix("smooth_")]
+        how = "highest" if by.higher_is_better else "lowest"
+        return f"{text}, where the validation {'smooth ' if 'smooth' in metric else ''}{by.label} was {how}."
     why = "No epoch was selected."
     if has_kind(facts, "no_validation_split"):
         why = "These are the last epochs, because there was no validation split."

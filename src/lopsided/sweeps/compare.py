@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.evaluation.metric_table import METRICS, is_share
 from lopsided.recipe.words import listed, shown
 from lopsided.runs.keys import Treatment
 from lopsided.runs.records import ROUNDING, Record
@@ -36,19 +37,12 @@ RECALL, SECONDS = "recall:", "seconds"
 """``recall:0`` is the recall of the first class. The seconds of a run are an entry of the split ``test``."""
 
 WORDS = {
-    "uwa": "UWA",
-    "uwa_balanced": "UWA by the rule balanced",
-    "uwa_tuned": "UWA by the rule tuned",
-    "uwa_plain": "UWA by the rule plain",
-    "accuracy": "accuracy",
-    "auroc": "AUROC",
-    "log_loss": "log loss",
+    **{name: metric.label for name, metric in METRICS.items()},
+    **{name: f"{METRICS['uwa'].label} by the rule {rule}" for name, rule in BY_RULE.items()},
     "seconds": "seconds",
     "test": "test",
     "held_out": "held-out",
 }
-NATS = "log_loss"
-"""The figure that is not a share. It is in nats, and lower values are better."""
 ALPHA = 0.05
 FOLD_RULE = (
     "A difference compares folds with the same test images. Its interval is the corrected resampled t interval of "
@@ -181,7 +175,7 @@ class Comparison:
         own, other = self.entry(scenario, arm, split, figure), self.entry(scenario, to, split, figure)
         if own is None or other is None or arm == to:
             return None
-        same = ROUNDING / 100 if figure == NATS else ROUNDING
+        same = ROUNDING if is_share(figure) else ROUNDING / 100
         return own.less(other, self.level(comparisons), same)
 
     def level(self, comparisons: int = 0) -> float:
@@ -401,7 +395,7 @@ def value_of(record: Record, split: str, figure: str) -> float | None:
     figures = record.test if split == "test" else record.held_out
     if figures is None:
         return None
-    if figure == NATS:
+    if not is_share(figure):
         return figures.log_loss
     value = dict(figures.rules).get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lopsided.evaluation.intervals import Figure
+from lopsided.evaluation.metric_table import is_share
 from lopsided.sweeps.answer import answer, time_text
-from lopsided.sweeps.compare import FIGURES, NATS, RECALL, SECONDS, Comparison
+from lopsided.sweeps.compare import FIGURES, RECALL, SECONDS, Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +46,7 @@ def mean_text(mean: Figure, figure: str = "") -> str:
     >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
     ('90.0 ±5.0', '98.0 [95.5, 100.0]')
     """
-    if figure == NATS:
+    if not is_share(figure):
         return f"{mean.value:.3f}" if math.isnan(mean.high) else f"{mean.value:.3f} ±{mean.high - mean.value:.3f}"
     limits = shown_interval(mean)
     if limits is None:
@@ -60,7 +61,7 @@ def difference_text(value: Figure, figure: str = "") -> str:
     >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
     ('+1.2 ±0.8*', '-1.0 ±2.0')
     """
-    digits = 3 if figure == NATS else 1
+    digits = 1 if is_share(figure) else 3
     text = f"{value.value:+.{digits}f}"
     if math.isnan(value.high):
         return text
@@ -114,7 +115,7 @@ def blocks(comparison: Comparison) -> list[Block]:
             continue
         for figure in figures:
             columns = tuple((name or "all images", name, split, figure) for name in comparison.scenarios)
-            unit = images.removesuffix(", per cent") if figure == NATS else images
+            unit = images.removesuffix(", per cent") if not is_share(figure) else images
             found.append(Block(f"{source}: {comparison.word(figure)} on {unit}", columns))
     return found
 

@@ -32,7 +32,7 @@ from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, load_strictly
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import Log
-from lopsided.training.selection import Judged, balanced_log_loss, figures
+from lopsided.training.selection import Judged, figures, tempered_log_loss
 
 
 class Built:
@@ -243,7 +243,7 @@ class Built:
             p = fit_calibration(HeldBack(p, labels), prior, biases=kind == "affine")(p)
         found = figures(resolve(rule, self.prepared.classes, prior).decide(p), labels, self.num_classes)
         balanced = np.log(np.maximum(p, TINY)) + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
-        return found | {"log_loss": balanced_log_loss(balanced, labels)}
+        return found | {"log_loss": tempered_log_loss(balanced, labels)}
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ def figures(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], num
     return {**confusion_figures(confusion), "recall": [hits / number if number else None for hits, number in pairs]}
 
 
-def balanced_log_loss(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
-    """Return the mean over the classes of the mean log loss of a class, at the temperature with the lowest one.
+def tempered_log_loss(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
+    """Return the balanced log loss (``regression``) at the temperature at which it is lowest, which selects epochs.
 
     ``logits`` must carry a uniform prior. The temperature is free because the model is calibrated after training.
     Few rare images carry this figure better than UWA, because it changes little if one image changes.

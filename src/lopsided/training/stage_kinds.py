@@ -22,7 +22,7 @@ from lopsided.training import fine_tune
 from lopsided.training.built import Built, unchanged
 from lopsided.training.loop import Stage
 from lopsided.training.rescale import Scales
-from lopsided.training.selection import Judged, balanced_log_loss, centroid_logits, figures, probe_rows
+from lopsided.training.selection import Judged, centroid_logits, figures, probe_rows, tempered_log_loss
 from lopsided.training.step import of_loss
 
 
@@ -211,7 +211,7 @@ def _probe(built: Built, val: Part, features: Callable[..., Tensor] | None = Non
         known = features(train.inputs, rows)
         logits = centroid_logits(known, labels, features(val.inputs), built.num_classes)
         found = figures(logits.argmax(axis=1), val.labels, built.num_classes)
-        return found | {"log_loss": balanced_log_loss(logits, val.labels)}
+        return found | {"log_loss": tempered_log_loss(logits, val.labels)}
 
     return judge
 

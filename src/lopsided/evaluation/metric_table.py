@@ -1,0 +1,76 @@
+"""The metrics of an evaluation: what they are called everywhere, what they mean, and how their intervals are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by its name in files. ``hub`` is its type in the metadata of a model card."""
+
+    name: str
+    title: str
+    meaning: str
+    interval: str
+    hub: str
+    short: str = ""
+    """Its name where there is little room, if that is another one."""
+    is_share: bool = True
+    """Whether it is shown in per cent. A log loss is in nats."""
+    higher_is_better: bool = True
+
+    @property
+    def label(self) -> str:
+        """The short name."""
+        return self.short or self.title
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "uwa", "unweighted accuracy", "mean of the recalls of all classes, also called balanced accuracy",
+            "Price and Bonett", "balanced_accuracy", "UWA",
+        ),
+        Metric("accuracy", "accuracy", "share of correct predictions", "Wilson", "accuracy"),
+        Metric(
+            "macro_f1", "macro F1", "mean of the F1 scores of all classes", "posterior draws of the confusion", "f1",
+        ),
+        Metric(
+            "g_mean", "G-mean", "geometric mean of the recalls; 0 if the recall of a class is 0", "posterior draws",
+            "g_mean",
+        ),
+        Metric(
+            "mcc", "Matthews correlation", "0 is chance, 1 is perfect; 0 where its denominator is 0", "posterior draws",
+            "matthews_correlation", "MCC",
+        ),
+        Metric(
+            "auroc", "AUROC", "quality of the ranking of images, independent of a threshold; mean over classes",
+            "Newcombe, combined over classes", "roc_auc",
+        ),
+        Metric(
+            "average_precision", "average precision", "area under the precision-recall curve; mean over classes",
+            "Wilson on the positives, combined", "average_precision",
+        ),
+        Metric(
+            "brier", "Brier score", "half the squared distance between probabilities and true class; lower is better",
+            "bootstrap", "brier_score", higher_is_better=False,
+        ),
+        Metric(
+            "log_loss", "log loss", "mean of -log(probability of the true class); lower is better", "bootstrap",
+            "log_loss", is_share=False, higher_is_better=False,
+        ),
+        Metric(
+            "calibration_error", "calibration error",
+            "mean difference between confidence and accuracy in 15 bins; lower is better",
+            "basic bootstrap; low = 0 if due to chance", "expected_calibration_error", higher_is_better=False,
+        ),
+    )
+}  # fmt: skip
+"""The metrics in display order."""
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric, or a metric by another rule or of one class, is shown in per cent."""
+    return name not in METRICS or METRICS[name].is_share
