@@ -52,7 +52,7 @@ from lopsided.files import atomic_write
 RECORD = Path(__file__).parent / "records" / "kill.json"
 SOURCE = Path(__file__).parents[1] / "src"
 PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.predict", "lopsided.training.fit"]
-PRELOAD += ["lopsided.inference.predict", "lopsided.sweeps.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
+PRELOAD += ["lopsided.inference.predict", "lopsided.runs.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
 PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
 QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce", "compare")
 RANDOM, WRITES = "random moments", "every write"
@@ -157,9 +157,10 @@ def die_at_write(fatal: int, below: str) -> None:
 def sweep_here(folder: Path, recipe: str) -> int:
     """Run a sweep whose cells are trained by the driver itself, one after the other."""
     from lopsided.recipe import Recipe
+    from lopsided.runs.cell import CELLS, Cell, train_cell
+    from lopsided.runs.engines import Ended
     from lopsided.runs.records import Record
-    from lopsided.sweeps.engines import CELLS, Cell, Ended, train_cell
-    from lopsided.sweeps.sweep import run_sweep
+    from lopsided.runs.sweep import run_sweep
 
     class Here:
         slots = 1

@@ -141,7 +141,9 @@ class InProcess:
         self.cells.append(cell)
 
     def wait(self, seconds: float) -> list[Any]:
-        from lopsided.sweeps.engines import CELLS, Ended, Record, train_cell
+        from lopsided.runs.cell import CELLS, train_cell
+        from lopsided.runs.engines import Ended
+        from lopsided.runs.records import Record
 
         cells, self.cells = self.cells, []
         found = []

@@ -17,7 +17,7 @@ CONTEXT.set_forkserver_preload(
         *("torch._dynamo", "timm", "PIL.Image", "PIL.PngImagePlugin", "sklearn.metrics", "sklearn.linear_model"),
         *("lopsided.training.fit", "lopsided.evaluation.metrics", "lopsided.evaluation.labels", "lopsided.runs.run"),
         *("lopsided.runs.labels", "lopsided.runs.folds", "lopsided.runs.reopen", "lopsided.inference.predict"),
-        "lopsided.sweeps.sweep",
+        "lopsided.runs.sweep",
         *("lopsided.losses.contrastive", "lopsided.losses.classification", "lopsided.cli.train"),
     ]
 )

@@ -33,7 +33,7 @@ from lopsided.reports.run_page import run_page
 from lopsided.runs.folder import Run
 from lopsided.runs.record_files import read_failures, read_records
 from lopsided.runs.reopen import open_model
-from lopsided.sweeps.sweep import check_sweep
+from lopsided.runs.sweep import check_sweep
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME, Checkpoint, restore_training
 from made_runs import make_run
 from synthetic_records import make_records

@@ -58,11 +58,11 @@ def command_here(*arguments: str | Path, cwd: Path | None = None) -> Ended:
     """Run the command in this process, and the cells of a sweep too, which spares the imports of each process."""
     from lopsided.cli import run
     from lopsided.models.machine import threads
-    from lopsided.sweeps import engines
+    from lopsided.runs.engines import local
     from tiny_sweep import HereEngine
 
     with pytest.MonkeyPatch.context() as patch, threads(1):  # As ``command`` has it.
-        patch.setattr(engines, "LocalEngine", HereEngine)
+        patch.setattr(local, "LocalEngine", HereEngine)
         patch.setenv("COLUMNS", "100")
         patch.setenv("TERM", "dumb")
         patch.delenv("LOPSIDED_DATA", raising=False)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lopsided.recipe import Recipe
+from lopsided.runs.cell import CELLS, Cell, train_cell
+from lopsided.runs.engines import LOST, Ended
+from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.keys import proportion, treatment_of
 from lopsided.runs.records import Failure, Figures, Record
-from lopsided.sweeps.engines import CELLS, LOST, Cell, Ended, LocalEngine, train_cell
-from lopsided.sweeps.sweep import View
+from lopsided.runs.view import View
 
 
 def tiny_recipe(photos: Path, epochs: int = 1, **changes: Any) -> Recipe:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
+from lopsided.runs import auto
+from lopsided.runs.engines import ray_engine
 from lopsided.runs.folder import Run
-from lopsided.sweeps import auto, ray_engine
 from tiny_command import Call, command_here, names_below
 from tiny_sweep import HereEngine
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
+from lopsided.runs import sweep
+from lopsided.runs.cell import Cell
 from lopsided.runs.keys import LossTable
 from lopsided.runs.record_files import append_records, read_records
 from lopsided.runs.records import Failure
-from lopsided.sweeps import sweep
-from lopsided.sweeps.engines import Cell
 from made_arms import run
 from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below
@@ -85,13 +85,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     """The cells that were to be trained; each of them has a record at once."""
     cells: list[Cell] = []
 
-    def run_sweep(wanted: Iterable[Cell], out: Path, *, about: dict[str, Any], **more: object) -> sweep.SweepOutcome:
+    def run_sweep(wanted: Iterable[Cell], out: Path, *, about: dict[str, Any], **more: object) -> sweep.Outcome:
         sweep.open_sweep(out, about)
         for cell in wanted:
             cells.append(cell)
             record = record_of(cell.recipe, 0.5 + cell.recipe.seed / 10)
             append_records(out / "records.jsonl", record)
-        return sweep.SweepOutcome([], [], 0)
+        return sweep.Outcome([], [], 0)
 
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
     return cells
@@ -215,9 +215,9 @@ def test_a_folder_without_settings_continues(call: Call, photos: Path, trained: 
 def test_other_settings_may_follow_where_no_run_has_ended(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_sweep(cells: object, out: Path, *, about: dict[str, Any], **more: object) -> sweep.SweepOutcome:
+    def run_sweep(cells: object, out: Path, *, about: dict[str, Any], **more: object) -> sweep.Outcome:
         sweep.open_sweep(out, about)
-        return sweep.SweepOutcome([], [], 0)
+        return sweep.Outcome([], [], 0)
 
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
     for epochs in (5, 6):
@@ -231,7 +231,7 @@ def test_failed_cells_are_named_and_the_code_is_1(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure = Failure("0123", None, LossTable("cl"), 2, "it broke.", "mine")
-    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.Outcome([], [failure], 0))
     ended = call("compare", photos, "--arms", "cl", "--out", tmp_path / "CMP")
     assert ended.code == 1
     assert "all images mine seed 2 failed: it broke." in ended.out

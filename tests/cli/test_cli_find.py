@@ -14,10 +14,10 @@ from lopsided import cli
 from lopsided.inference.packs import Mapper
 from lopsided.recipe import named_recipe
 from lopsided.reports.find_page import find_page
+from lopsided.runs.engines.ray_map import make_scorer
 from lopsided.runs.features import fill_cache
 from lopsided.runs.find import find_in_pool, is_cached
 from lopsided.runs.folder import Run
-from lopsided.sweeps.ray_map import make_scorer
 from tiny import write_photos
 from tiny_command import Call
 

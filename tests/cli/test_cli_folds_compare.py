@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cli.test_cli_bad_input import assert_refused
+from lopsided.runs import sweep
+from lopsided.runs.cell import Cell
 from lopsided.runs.record_files import append_records, read_records
 from lopsided.runs.records import Fold
-from lopsided.sweeps import sweep
-from lopsided.sweeps.engines import Cell
 from made_arms import run
 from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below
@@ -88,7 +88,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     """The cells that were to be trained; each of them has a record at once."""
     cells: list[Cell] = []
 
-    def run_sweep(wanted: Iterable[Cell], out: Path, *, about: dict[str, Any], **more: object) -> sweep.SweepOutcome:
+    def run_sweep(wanted: Iterable[Cell], out: Path, *, about: dict[str, Any], **more: object) -> sweep.Outcome:
         sweep.open_sweep(out, about)
         for cell in wanted:
             cells.append(cell)
@@ -98,7 +98,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
             append_records(
                 out / "records.jsonl", type(record)(**{**vars(record), "fold": fold, "data": f"{data.fold}"})
             )
-        return sweep.SweepOutcome([], [], 0)
+        return sweep.Outcome([], [], 0)
 
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
     return cells

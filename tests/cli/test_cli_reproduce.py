@@ -447,12 +447,12 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
 
 
 def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lopsided.runs import sweep
     from lopsided.runs.keys import LossTable
     from lopsided.runs.records import Failure
-    from lopsided.sweeps import sweep
 
     failure = Failure("0123", "98:2", LossTable("cl"), 3, "it broke.")
-    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [failure], 0))
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.Outcome([], [failure], 0))
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--json")
     assert ended.code == 1
     named = [{"cell": "0123", "name": "98:2 CL seed 3", "error": "it broke."}]
@@ -462,13 +462,13 @@ def test_failed_cells_are_part_of_the_json(call: Call, monkeypatch: pytest.Monke
 def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from lopsided.sweeps import sweep
+    from lopsided.runs import sweep
 
     trained = []
 
-    def run_sweep(cells: list[object], out: Path, **more: object) -> sweep.SweepOutcome:
+    def run_sweep(cells: list[object], out: Path, **more: object) -> sweep.Outcome:
         trained.extend(cells)
-        return sweep.SweepOutcome([], [], 0)
+        return sweep.Outcome([], [], 0)
 
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
     ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--quick")
@@ -490,9 +490,9 @@ def test_a_quick_look_says_what_it_leaves_out_before_it_trains(
 def test_too_few_runs_for_a_verdict_are_named_before_they_are_made(
     runs: int, told: str, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from lopsided.sweeps import sweep
+    from lopsided.runs import sweep
 
-    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [], 0))
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.Outcome([], [], 0))
     flags = ("reproduce", "eta", "--out", tmp_path / "sweep", "--scenarios", "90:10", "--runs", str(runs))
     ended = call(*flags)
     assert ended.code == 0, ended.err
@@ -504,10 +504,10 @@ def test_too_few_runs_for_a_verdict_are_named_before_they_are_made(
 def test_runs_of_an_earlier_command_count_towards_a_verdict(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from lopsided.sweeps import sweep
+    from lopsided.runs import sweep
 
     out = sweep.open_sweep(tmp_path / "sweep", {"kind": "reproduce"})
     write_records(out / "records.jsonl", make_records("eta", runs=4, scenarios=["90:10"]))
-    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.SweepOutcome([], [], 0))
+    monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.Outcome([], [], 0))
     ended = call("reproduce", "eta", "--out", out, "--scenarios", "90:10", "--runs", "2")
     assert (ended.code, ended.err) == (0, "")

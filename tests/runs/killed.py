@@ -39,7 +39,7 @@ def predict(folder: Path, fatal: int = 0) -> None:
 def sweep(folder: Path, recipes: list[str], fatal: int) -> None:
     """Run a sweep whose cells are done at once, and die before a write."""
     from lopsided.recipe import Recipe
-    from lopsided.sweeps.sweep import run_sweep
+    from lopsided.runs.sweep import run_sweep
     from tiny_sweep import Scripted
 
     die_at_write(fatal, folder)

@@ -20,7 +20,7 @@ from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
 from lopsided.runs.record_files import append_records, read_records
 from lopsided.runs.run import run_recipe
-from lopsided.sweeps.sweep import run_sweep
+from lopsided.runs.sweep import run_sweep
 from lopsided.training.reporter import Reporter
 from tiny_command import names_below
 from tiny_sweep import RUN_FILES, Scripted, record_of, tiny_recipe

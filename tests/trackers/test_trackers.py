@@ -15,10 +15,12 @@ from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 from lopsided.runs import tracking
+from lopsided.runs.cell import Cell, train_cell
+from lopsided.runs.engines import Ended
 from lopsided.runs.folder import Run
+from lopsided.runs.records import Record
 from lopsided.runs.run import run_recipe, settle
-from lopsided.sweeps.engines import Cell, Ended, train_cell
-from lopsided.sweeps.sweep import Record, run_sweep
+from lopsided.runs.sweep import run_sweep
 from lopsided.trackers import TrackedRun, Tracker, catalogue
 from lopsided.trackers.mlflow import MLflow
 from lopsided.trackers.tracker import Epoch
@@ -320,7 +322,7 @@ def test_cells_of_a_sweep_are_child_runs_and_a_later_command_adds_to_the_same_pa
     base = recipe_of(photos, "tensorboard", f"mlflow:{runs}", **changes)
     cells = [Cell.of(base.override(seed=seed), "mine") for seed in (0, 1)]
     for number in (1, 2):
-        assert run_sweep(cells[:number], tmp_path / "sweep", engine=Inline(), keep="records").failed == []
+        assert run_sweep(cells[:number], tmp_path / "sweep", engine=Inline()).failed == []
     found = mlflow_runs(runs)
     parent = found.pop("sweep")
     assert parent.info.status == "FINISHED"
@@ -336,7 +338,7 @@ def test_cells_of_a_sweep_are_child_runs_and_a_later_command_adds_to_the_same_pa
     assert "uwa/mine" in parent.data.metrics
     view, late = Heard(), f"tensorboard:{tmp_path / 'late'}"
     more = [Cell.of(cell.recipe.override(track=[*cell.recipe.track, late]), "mine") for cell in cells]
-    assert run_sweep(more, tmp_path / "sweep", engine=Inline(), view=view, keep="records").skipped == 2
+    assert run_sweep(more, tmp_path / "sweep", engine=Inline(), view=view).skipped == 2
     assert view.notes == [
         f"2 finished cells are not sent to {late}: a tracker receives the cells that are trained from now on."
     ]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from lopsided.recipe import Recipe
     from lopsided.runs.folder import Run
 
-COMPARISON = "comparison"
-"""The folder of the comparison inside the run folder."""
 USUAL_FOLDS = 5
 
 
@@ -34,11 +32,12 @@ def fit_auto(
     quiet: bool,
 ) -> tuple[Run, bool]:
     """Return the finished run of the chosen arm, and whether it was already finished."""
+    from lopsided import files
     from lopsided.recipe import named_recipe
-    from lopsided.runs.folder import RECIPE, Run
-    from lopsided.runs.run import run_recipe
-    from lopsided.sweeps.arms import check_arms, fold_cells, parse_arms
-    from lopsided.sweeps.auto import MINUTES, choose, drop_models, hand_over, usual_arms
+    from lopsided.runs.auto import MINUTES, choose, usual_arms
+    from lopsided.runs.candidates import check_arms, fold_cells, parse_arms
+    from lopsided.runs.folder import COMPARISON, RECIPE, Run
+    from lopsided.runs.run import run_recipe, settle
 
     again = f"lopsided fit {shlex.quote(data or '')} --auto --out {shlex.quote(str(out))} --resume"
     folder = out / COMPARISON
@@ -59,7 +58,7 @@ def fit_auto(
             planned = fold_cells(arms, base, [None], 1)
             about = about_comparison(folder, source.name, base, recipes, planned)
             about |= {"baseline": BASELINE, "images": images}
-            from lopsided.sweeps.view import sweep_view
+            from lopsided.runs.view import sweep_view
 
             work.make()  # Wrong options are reported before a cluster is asked.
             with work.connected():
@@ -77,7 +76,7 @@ def fit_auto(
             if not quiet:
                 for text in choice.sentences():
                     say(text)
-            hand_over(choice, folder, out)
+            files.atomic_write(out / RECIPE, settle(choice.recipe).to_toml())
         already = Run.open(out).finished
         from lopsided.progress import reporter
 
@@ -86,7 +85,6 @@ def fit_auto(
             run = run_recipe(tracked, out, resume=True, reporter=watcher, why=why)
     except KeyboardInterrupt:
         raise StoppedError(f"interrupted. Continue with: {again}") from None
-    drop_models(folder)
     _write_page(folder, quiet=quiet)
     return run, already
 
@@ -107,7 +105,7 @@ def _with_possible_folds(base: Recipe, fields: Mapping[str, Any]) -> Recipe:
 
 def _write_page(folder: Path, *, quiet: bool) -> None:
     from lopsided.reports.report import write_report
-    from lopsided.sweeps.sweep import SWEEP
+    from lopsided.runs.sweep import SWEEP
 
     if not (folder / SWEEP).is_file():  # The comparison of a finished run was removed.
         return

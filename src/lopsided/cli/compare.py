@@ -23,10 +23,10 @@ from lopsided.errors import InputError, sentence
 if TYPE_CHECKING:
     from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
+    from lopsided.runs.candidates import Arm
+    from lopsided.runs.cell import Cell
+    from lopsided.runs.comparison import Comparison
     from lopsided.runs.records import Failure, Record
-    from lopsided.sweeps.arms import Arm
-    from lopsided.sweeps.compare import Comparison
-    from lopsided.sweeps.engines import Cell
 
 KIND = "compare"
 """The kind of these sweeps in ``sweep.json``."""
@@ -123,7 +123,7 @@ def compare(
       lopsided compare fashion-mnist-tops --arms ce,cl --scenario 90:10,98:2 --out CMP
       lopsided report CMP --open
     """
-    from lopsided.sweeps.arms import check_arms, parse_arms
+    from lopsided.runs.candidates import check_arms, parse_arms
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
@@ -176,7 +176,7 @@ def _read_base(
 ) -> tuple[Recipe, dict[str, Any]]:
     """Return the base recipe, and the changes that only the losses of the arms may take."""
     from lopsided.recipe import find_recipe
-    from lopsided.sweeps.arms import split_changes
+    from lopsided.runs.candidates import split_changes
 
     loaded = find_recipe(name)
     if not quiet:
@@ -217,7 +217,7 @@ def _plan(
     seeds: int | None,
 ) -> list[Cell]:
     """Return the cells of the comparison: folds if their number is given, and seeds otherwise."""
-    from lopsided.sweeps.arms import cells, fold_cells
+    from lopsided.runs.candidates import cells, fold_cells
 
     if folds is None:
         return cells(arms, base, scenarios, range(base.seed, base.seed + (seeds or SEEDS)))
@@ -251,10 +251,10 @@ def about_comparison(
 ) -> dict[str, Any]:
     """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or other settings."""
     from lopsided.recipe.words import shown
+    from lopsided.runs.candidates import LOSS
     from lopsided.runs.keys import proportion
     from lopsided.runs.record_files import read_records
-    from lopsided.sweeps.arms import LOSS
-    from lopsided.sweeps.sweep import RECORDS, about_sweep
+    from lopsided.runs.sweep import RECORDS, about_sweep
 
     there = about_sweep(out)
     records = read_records(out / RECORDS)[0] if (out / RECORDS).exists() else []
@@ -308,7 +308,7 @@ def check_images(out: Path, source: Source, base: Recipe) -> str:
     from lopsided.data.prepare import data_seed, split_rule
     from lopsided.recipe.words import shown
     from lopsided.runs.folds import check_rule
-    from lopsided.sweeps.sweep import about_sweep
+    from lopsided.runs.sweep import about_sweep
 
     check_rule(base, source)
     if base.data.scenario is None:
@@ -363,7 +363,7 @@ def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _without_loss(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that remain if an arm has another loss than the base recipe."""
-    from lopsided.sweeps.arms import LOSS
+    from lopsided.runs.candidates import LOSS
 
     return {path: value for path, value in settings.items() if not path.startswith(f"{LOSS}.")}
 
@@ -386,13 +386,13 @@ def _value(value: object) -> str:
 
 def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: str) -> Comparison:
     """Compare all runs of the requested arms and scenarios, including those of earlier commands."""
+    from lopsided.runs.comparison import compare as arranged
     from lopsided.runs.keys import proportion, treatment_of
     from lopsided.runs.record_files import read_records
-    from lopsided.sweeps import compare
-    from lopsided.sweeps.sweep import RECORDS
+    from lopsided.runs.sweep import RECORDS
 
     records = read_records(out / RECORDS)[0] if (out / RECORDS).exists() else []
-    return compare.compare(
+    return arranged(
         [record for record in records if record.source == source],
         arms={treatment_of(cell.recipe): str(cell.arm) for cell in planned},
         baseline=baseline,
@@ -403,11 +403,11 @@ def _compare(out: Path, planned: Sequence[Cell], baseline: str | None, source: s
 
 def _show(comparison: Comparison, failed: Sequence[Failure], out: Path, *, as_json: bool) -> None:
     if as_json:
-        from lopsided.sweeps.answer import to_dict
+        from lopsided.runs.answer import to_dict
 
         show_json({"out": str(out), **to_dict(comparison), "failed": sweeping.failed_dict(failed)})
         return
-    from lopsided.sweeps.tables import print_comparison
+    from lopsided.runs.comparison_tables import print_comparison
 
     print_comparison(comparison, sweeping.wide_console())
     lines = [f"{failure.name} failed: {failure.error}" for failure in failed]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lopsided.cli.output import StoppedError, say, shortened
+from lopsided.cli.output import StoppedError, shortened
 from lopsided.cli.sweeping import Work, refuse, say_trackers
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lopsided.data.prepare import Sources
     from lopsided.distributed import Ranks
     from lopsided.recipe import Recipe
+    from lopsided.runs.engines import Engine
     from lopsided.runs.folder import Run
-    from lopsided.runs.folds import Parallel
 
 V = TypeVar("V")
 
@@ -47,16 +47,14 @@ def check_auto(
         raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
 
 
-def parallel_folds(work: Work, ranks: Ranks | None, *, quiet: bool) -> Parallel | None:
-    """Return the trainer of several folds at once, or None if no option asks for it."""
+def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
+    """Return the engine that trains several folds at once, or None if no option asks for it."""
     if work == Work():
         return None
     if ranks is not None:
         given = {"--workers": work.workers, "--engine": work.engine, "--address": work.address}
         refuse(given, "trains folds at once", "torchrun")
-    from lopsided.sweeps.folds import on_engine
-
-    return on_engine(work.make(), (lambda text: None) if quiet else say)
+    return work.make()
 
 
 def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
@@ -83,7 +81,7 @@ def train_recipe(
     resume: bool,
     quiet: bool,
     ranks: Ranks | None,
-    parallel: Parallel | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
@@ -102,11 +100,12 @@ def train_recipe(
         chosen = named_recipe(name).override(**changes)
     if recipe in (None, "quick", "thorough") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
-    if parallel is not None and chosen.data.folds is None:
+    if engine is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     from lopsided.progress import reporter
     from lopsided.runs.folder import Run
     from lopsided.runs.run import run_recipe
+    from lopsided.runs.view import FoldLines, View
 
     already = _told(ranks, lambda: resume and (out / "metrics.json").exists() and Run.open(out).finished)
     try:
@@ -122,7 +121,8 @@ def train_recipe(
                 ranks=ranks,
                 why=why,
                 sources=sources,
-                parallel=parallel,
+                engine=engine,
+                view=View() if quiet else FoldLines(),
             )
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():

@@ -53,7 +53,7 @@ def report(
     """
     from lopsided.paper.page import is_of_paper, sweep_page
     from lopsided.reports.report import RunReports, write_report, write_run_reports
-    from lopsided.sweeps.sweep import SWEEP
+    from lopsided.runs.sweep import SWEEP
 
     check_out(out)
     of_paper = (folder / SWEEP).is_file() and is_of_paper(folder)

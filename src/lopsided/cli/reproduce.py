@@ -181,7 +181,7 @@ def _too_few_runs(plan: Plan, source: str, out: Path) -> str:
     from lopsided.paper.claims import FEWEST
     from lopsided.paper.protocol import SOURCES
     from lopsided.runs.record_files import read_records
-    from lopsided.sweeps.sweep import RECORDS
+    from lopsided.runs.sweep import RECORDS
 
     if plan.runs >= FEWEST or source not in SOURCES[plan.table]:
         return ""
@@ -216,7 +216,7 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
     from lopsided.runs.keys import cell_key
     from lopsided.runs.record_files import read_records
     from lopsided.runs.run import settle
-    from lopsided.sweeps.sweep import RECORDS
+    from lopsided.runs.sweep import RECORDS
 
     def is_of_plan(record: Record) -> bool:
         if (record.scenario is None) != (plan.table == "isic"):
@@ -273,7 +273,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
 
 def _with_missing(folder: Path, quiet: bool) -> Path:
     """Record the finished runs of a sweep that have no record yet, and return the file of records."""
-    from lopsided.sweeps.sweep import RECORDS, SWEEP, check_sweep, record_missing
+    from lopsided.runs.sweep import RECORDS, SWEEP, check_sweep, record_missing
 
     if not (folder / SWEEP).exists():
         raise InputError(f"{folder} contains no sweep. Give --records a file of records or the folder of a sweep.")

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
+    from lopsided.runs.cell import Cell
+    from lopsided.runs.engines import Engine
     from lopsided.runs.find import Elsewhere
     from lopsided.runs.records import Failure
-    from lopsided.sweeps.engines import Cell, Engine
 
 CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
 PLAIN_WIDTH = 160
@@ -101,7 +102,7 @@ class Work(NamedTuple):
         """Keep one connection to a cluster for all engines inside the block, because each connection takes seconds."""
         with ExitStack() as closing:
             if self.engine == "ray":
-                from lopsided.sweeps.ray_engine import connect
+                from lopsided.runs.engines.ray_engine import connect
 
                 connect(self.address or "auto", closing)
             yield
@@ -131,12 +132,12 @@ def open_data(base: Recipe) -> Source:
 def make_engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
     """Return the engine with this name."""
     if name == "local":
-        from lopsided.sweeps.engines import LocalEngine
+        from lopsided.runs.engines.local import LocalEngine
 
         refuse({"--address": address}, "is for --engine ray", "--engine local")
         return LocalEngine(workers, threads or 1)
     if name == "ray":
-        from lopsided.sweeps.ray_engine import RayEngine
+        from lopsided.runs.engines.ray_engine import RayEngine
 
         refuse({"--workers": workers}, "is for --engine local", "--engine ray")
         return RayEngine(address or "auto", threads=threads or 1)
@@ -153,7 +154,7 @@ def cluster_mapper(name: str | None, address: str | None, run: Path, *, keep: bo
         return None
     if name != "ray":
         raise InputError(sentence("--engine must be one of local, ray", repr(name)))
-    from lopsided.sweeps.ray_map import RayMap
+    from lopsided.runs.engines.ray_map import RayMap
 
     return RayMap(address or "auto", run, keep=keep).mapping
 
@@ -168,8 +169,8 @@ def train(
     quiet: bool,
 ) -> list[Failure]:
     """Train the cells that are not yet finished in a folder. Return the failed cells."""
-    from lopsided.sweeps.sweep import run_sweep
-    from lopsided.sweeps.view import sweep_view
+    from lopsided.runs.sweep import run_sweep
+    from lopsided.runs.view import sweep_view
 
     try:
         with sweep_view(quiet=quiet) as view:

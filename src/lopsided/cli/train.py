@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lopsided.cli import fit_options as options
 from lopsided.cli import rules
 from lopsided.cli.fit_fields import flag_of, naming_flags, read_changes
-from lopsided.cli.fitting import check_auto, joined_ranks, parallel_folds, train_recipe
+from lopsided.cli.fitting import check_auto, fold_engine, joined_ranks, train_recipe
 from lopsided.cli.options import Json, Quiet
 from lopsided.cli.output import (
     baseline_words,
@@ -126,10 +126,10 @@ def fit(
 
                 run, already = fit_auto(data, out, asked, work, minutes=minutes, resume=resume, quiet=quiet)
             else:
-                parallel = parallel_folds(work, ranks, quiet=quiet)
+                worker = fold_engine(work, ranks)
                 silent = quiet or not first
                 run, already = train_recipe(
-                    data, out, recipe, asked, resume=resume, quiet=silent, ranks=ranks, parallel=parallel
+                    data, out, recipe, asked, resume=resume, quiet=silent, ranks=ranks, engine=worker
                 )
         if first:
             if already and not quiet and not auto:

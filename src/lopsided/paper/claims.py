@@ -41,8 +41,8 @@ from typing import Any, Literal, TypeAlias
 
 from lopsided.evaluation.intervals import Figure, mean_interval
 from lopsided.paper.protocol import CL, Setting, published
+from lopsided.runs.comparison import ALPHA, WORDS
 from lopsided.runs.records import ROUNDING
-from lopsided.sweeps.compare import ALPHA, WORDS
 
 Key: TypeAlias = tuple[str | None, Setting, str, str]
 """Scenario, loss, split, figure."""

@@ -22,9 +22,9 @@ from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
 from lopsided.recipe import Recipe, named_recipe, named_recipes
+from lopsided.runs.comparison import SPLITS, source_of, value_of
 from lopsided.runs.keys import WITH_WEIGHTS, LossTable, family_of
 from lopsided.runs.records import ROUNDING, Record
-from lopsided.sweeps.compare import SPLITS, source_of, value_of
 
 TEMPERATURE = 0.07
 """The temperature in the paper."""

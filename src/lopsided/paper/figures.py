@@ -17,8 +17,8 @@ from lopsided.evaluation.intervals import UNDEFINED
 from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import FIGURES
 from lopsided.paper.tables import axis, column_names, title
-from lopsided.sweeps.compare import WORDS
-from lopsided.sweeps.tables import shown_interval
+from lopsided.runs.comparison import WORDS
+from lopsided.runs.comparison_tables import shown_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

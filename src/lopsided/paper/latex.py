@@ -14,8 +14,8 @@ from lopsided.paper.tables import (
     published_text,
     title,
 )
-from lopsided.sweeps.compare import WORDS
-from lopsided.sweeps.tables import is_cut, runs_text, shown_interval
+from lopsided.runs.comparison import WORDS
+from lopsided.runs.comparison_tables import is_cut, runs_text, shown_interval
 
 ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}
 """The paper's order of figures."""

@@ -21,9 +21,9 @@ from lopsided.recipe.words import amount
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import ETA, GAMMA, MINUS, clean, signed
+from lopsided.runs.comparison import WORDS, lopsidedness
 from lopsided.runs.records import Record
-from lopsided.sweeps.compare import WORDS, lopsidedness
-from lopsided.sweeps.sweep import about_sweep
+from lopsided.runs.sweep import about_sweep
 
 KIND = "reproduce"
 """The kind in ``sweep.json`` of a sweep for one of the paper's tables."""

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import Setting
 from lopsided.reports import svg
-from lopsided.sweeps.compare import WORDS
-from lopsided.sweeps.tables import runs_text, shown_interval
+from lopsided.runs.comparison import WORDS
+from lopsided.runs.comparison_tables import runs_text, shown_interval
 
 STYLES = {"test": "c0", "held_out": "c1"}
 Link = Callable[[str | None, Setting, int], str]

@@ -19,9 +19,9 @@ from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe import Recipe, find_recipe, named_recipe
 from lopsided.recipe.words import shown, suggest
+from lopsided.runs.candidates import with_scenario
 from lopsided.runs.keys import LossTable
 from lopsided.runs.records import Record
-from lopsided.sweeps.arms import with_scenario
 
 TABLES = ("eta", "gamma", "isic")
 FIGURES = ("uwa", "accuracy")

@@ -14,8 +14,8 @@ from lopsided.paper.claims import BLIND, RULE, Verdict
 from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
 from lopsided.reports.wording import clean
-from lopsided.sweeps.compare import WORDS
-from lopsided.sweeps.tables import MISSING, difference_text, markdown_table, mean_text, runs_text
+from lopsided.runs.comparison import WORDS
+from lopsided.runs.comparison_tables import MISSING, difference_text, markdown_table, mean_text, runs_text
 
 if TYPE_CHECKING:
     from rich.console import Console

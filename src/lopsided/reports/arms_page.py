@@ -17,10 +17,10 @@ from lopsided.reports.fold_data import read_out_of_fold
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import clean, duration, signed
+from lopsided.runs.answer import answer, time_text
+from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
+from lopsided.runs.comparison_tables import MISSING, mean_text, shown_interval
 from lopsided.runs.records import Record
-from lopsided.sweeps.answer import answer, time_text
-from lopsided.sweeps.compare import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
-from lopsided.sweeps.tables import MISSING, mean_text, shown_interval
 
 MIN_ROOM = 100_000
 """Pictures with a smaller budget in bytes are not tried."""

@@ -15,9 +15,9 @@ from lopsided.recipe import Recipe
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, open_finished, read_judged
 from lopsided.reports.sweep_data import is_key
+from lopsided.runs.cell import CELLS
 from lopsided.runs.keys import Treatment
 from lopsided.runs.records import Record
-from lopsided.sweeps.engines import CELLS
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]

@@ -15,9 +15,9 @@ from lopsided.reports.arms_page import arms_page
 from lopsided.reports.feature_map import check_kind
 from lopsided.reports.run_page import run_page
 from lopsided.reports.sweep_data import PAGE
+from lopsided.runs.cell import CELLS
 from lopsided.runs.folder import METRICS, RECIPE
-from lopsided.sweeps.engines import CELLS
-from lopsided.sweeps.sweep import SWEEP
+from lopsided.runs.sweep import SWEEP
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress

@@ -369,7 +369,7 @@ def learning_words(stages: Sequence[Stage], facts: Facts) -> str:
     """Return which epochs the model comes from."""
     metric = facts.recipe.selection.metric
     if facts.metrics.folds is not None:
-        return "Each fold was trained by itself. The folder folds/ holds the log of each fold."
+        return "Each fold was trained by itself. The folder of each fold holds its log."
     if not any(epochs != 0 for epochs in facts.recipe.spec.stages(facts.recipe).values()):
         return "The encoder was not trained. The classifier was fitted to its features at once."
     if not stages:

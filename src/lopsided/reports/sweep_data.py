@@ -14,10 +14,10 @@ from urllib.parse import quote
 from lopsided.errors import RunError, sentence
 from lopsided.recipe.words import amount
 from lopsided.reports.wording import clean, duration, listed
+from lopsided.runs.cell import CELLS
 from lopsided.runs.record_files import read_failures, read_records
 from lopsided.runs.records import Failure, Record
-from lopsided.sweeps.engines import CELLS
-from lopsided.sweeps.sweep import FAILURES, RECORDS, about_sweep
+from lopsided.runs.sweep import FAILURES, RECORDS, about_sweep
 
 PAGE = "report.html"
 """A page's name in the folder that it is about."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.folds import fold_recipes, whole_recipe
 from lopsided.data.more import training_source
 from lopsided.data.prepare import split_rule, split_source
 from lopsided.data.sources import Source
@@ -31,15 +29,16 @@ from lopsided.evaluation.folds import mean_evaluation, settle_crossed, settle_sc
 from lopsided.evaluation.metrics import evaluate
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.inference.predict import PROBABILITY
-from lopsided.recipe import Recipe
 from lopsided.recipe.views import AUTO
 from lopsided.runs import results
-from lopsided.runs.folder import PREDICTIONS, WHOLE, Run, place, read_metrics
+from lopsided.runs.folder import PREDICTIONS, Run, read_metrics
 from lopsided.runs.labels import write_label_check
 from lopsided.training.reporter import Log
 
 if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
+    from lopsided.runs.cell import Cell
+    from lopsided.runs.folds import FoldPlan
 
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -60,8 +59,7 @@ class FoldResults:
 
     def __init__(
         self,
-        folder: Path,
-        recipe: Recipe,
+        plan: FoldPlan,
         source: Source,
         held_out: Source | None,
         numbers: list[Codes],
@@ -69,13 +67,14 @@ class FoldResults:
         log: Log,
         num_ranks: int,
     ) -> None:
-        self.folder, self.recipe, self.source, self.held_out = folder, recipe, source, held_out
+        self.plan, self.folder, self.recipe = plan, plan.folder, plan.recipe
+        self.source, self.held_out = source, held_out
         self.numbers, self.prior, self.log, self.num_ranks = numbers, prior, log, num_ranks
         self.classes = source.classes
         self.digests = source.images.digest(np.arange(len(source)))
         more = source.more
         self.trained_digests = self.digests + ([] if more is None else more.images.digest(np.arange(len(more))))
-        self.rule, self.kind = recipe.decision.rule, recipe.decision.calibration
+        self.rule, self.kind = self.recipe.decision.rule, self.recipe.decision.calibration
         self.seconds = 0.0
 
     def write(self) -> None:
@@ -141,21 +140,20 @@ class FoldResults:
     def _scores(self, repeat: int) -> _Scored:
         """Read the scores of the folds of one repeat, and move them to the prior of all images."""
         folds = self.recipe.data.folds or 0
-        recipes = fold_recipes(self.recipe)
         p = np.full((len(self.source), len(self.classes)), np.nan)
         features: dict[int, npt.NDArray[np.float32]] = {}
         numbers = np.full(len(self.source), -1)
-        for fold in range(1 + repeat * folds, 1 + (repeat + 1) * folds):
-            splits = split_source(recipes[fold - 1], self.source)
-            run = self._open(place(fold), recipes[fold - 1], splits)
+        for fold, cell in enumerate(self.plan.folds[repeat * folds :][:folds], start=1 + repeat * folds):
+            splits = split_source(cell.recipe, self.source)
+            run = self._open(cell, splits)
             rows = [row for row in run.predictions() if row["split"] == "test"]
             if [row["name"] for row in rows] != [self.source.names[i] for i in splits.test]:
-                raise RunError(f"{run.folder / PREDICTIONS} does not fit its fold. {self._again(fold)}")
+                raise RunError(f"{run.folder / PREDICTIONS} does not fit its fold. {_again(run)}")
             try:
                 found = np.array([[float(row[f"{PROBABILITY}{name}"]) for name in self.classes] for row in rows])
             except (KeyError, ValueError, TypeError) as error:
                 text = f"{run.folder / PREDICTIONS} is not a valid table of predictions ({files.reason(error)})."
-                raise RunError(f"{text} {self._again(fold)}") from None
+                raise RunError(f"{text} {_again(run)}") from None
             p[splits.test] = at_prevalence(found, _prior_of(run), self.prior)
             numbers[splits.test] = fold
             if self.recipe.spec.shares_features and "test" in run.features():  # Other folds have other encoders.
@@ -179,12 +177,12 @@ class FoldResults:
             return None, []
         found: list[tuple[Codes, Answers]] = []
         begin = perf_counter()
-        for part in fold_recipes(self.recipe)[: self.recipe.data.folds]:
-            splits = split_source(part, self.source)
+        for cell in self.plan.folds[: self.recipe.data.folds]:
+            splits = split_source(cell.recipe, self.source)
             own, splits = training_source(self.source, splits)
             alone = Splits(splits.train, splits.val[:0], splits.test)
-            device = pick_device(self.recipe.device)
-            by_quick = classify_by_quick(part, own, alone, self.trained_digests, device, self.log, told=False)
+            of = cell.recipe, own, alone, self.trained_digests, pick_device(self.recipe.device), self.log
+            by_quick = classify_by_quick(*of, told=False)
             if (answers := by_quick.get("test")) is None:
                 return None, []
             found.append((splits.test[answers.rows], answers))
@@ -202,20 +200,17 @@ class FoldResults:
         below = compared.cautions("out-of-fold", "quick")
         return {"recipe": "quick", "splits": {"test": figures}}, below
 
-    def _open(self, where: str, recipe: Recipe, splits: Splits) -> Run:
+    def _open(self, cell: Cell, splits: Splits) -> Run:
         """Open the finished run of a fold. Raise if it saw other images, labels or folds than this run."""
         from lopsided.training.fit import fingerprint
 
-        run = self._run(where, recipe)
+        run = self._run(cell)
         source, splits = training_source(self.source, splits)
         if run.metrics is None or run.metrics.get("fingerprint") != fingerprint(source, splits, self.trained_digests):
             what = f"The images, labels or groups have changed since {run.folder} was trained"
             raise RunError(f"{what}. Restore them, or start a new run in another folder.")
         self.seconds += float(run.metrics["seconds"])
         return run
-
-    def _again(self, fold: int) -> str:
-        return f"Remove the folder {self.folder / place(fold)} and continue the run with --resume."
 
     def _model(self, change: Calibration, decision: Decision) -> tuple[Model, ModelCard]:
         """Return the model of all images, or the ensemble of the folds of the first repeat, calibrated."""
@@ -226,16 +221,15 @@ class FoldResults:
         from lopsided.training.prior import bias_between
 
         device, fast = pick_device(self.recipe.device), self.recipe.fast
-        if self.recipe.final_model == "ensemble":
-            places = [self.folder / place(fold) for fold in range(1, 1 + (self.recipe.data.folds or 0))]
-            loaded = [load_model(path, device, fast=fast) for path in places]
+        if self.plan.whole is None:
+            cells = self.plan.folds[: self.recipe.data.folds]
+            loaded = [load_model(self.folder / cell.path, device, fast=fast) for cell in cells]
             moves = [bias_between(card.prior, self.prior).tolist() for _, card in loaded]
             model, card = (average if self.recipe.spec.trains_encoder else average_classifiers)(loaded, moves)
             card = card.model_copy(update={"prior": tuple(self.prior)})  # Where the moves brought each model.
         else:
-            whole = whole_recipe(self.recipe)
-            self._open(place(WHOLE), whole, split_source(whole, self.source))
-            model, card = load_model(self.folder / place(WHOLE), device, fast=fast)
+            self._open(self.plan.whole, split_source(self.plan.whole.recipe, self.source))
+            model, card = load_model(self.folder / self.plan.whole.path, device, fast=fast)
         num = 0 if self.kind == "none" else len(self.source)
         return model, recalibrate(model, card, self.prior, change, decision, num)
 
@@ -318,16 +312,14 @@ class FoldResults:
 
     def _folds(self) -> list[Run]:
         """Return the finished runs of the folds of all repeats."""
-        return [self._run(place(fold), part) for fold, part in enumerate(fold_recipes(self.recipe), start=1)]
+        return [self._run(cell) for cell in self.plan.folds]
 
-    def _run(self, where: str, recipe: Recipe) -> Run:
-        return Run(self.folder / where, recipe, read_metrics(self.folder / where))
+    def _run(self, cell: Cell) -> Run:
+        return Run(self.folder / cell.path, cell.recipe, read_metrics(self.folder / cell.path))
 
     def _of_folds(self) -> list[Fact]:
         """Return what the facts of the folds and of the model of all images say about the run."""
-        whole = (
-            [] if self.recipe.final_model == "ensemble" else self._run(place(WHOLE), whole_recipe(self.recipe)).facts()
-        )
+        whole = [] if self.plan.whole is None else self._run(self.plan.whole).facts()
         return merge_folds([run.facts() for run in self._folds()], whole)
 
     def _leaks(self) -> Leaks:
@@ -353,6 +345,10 @@ class FoldResults:
         if few:
             yield cautions.few_images(few, FEW_TEST)
         yield from leak_cautions(leaks, "fold")
+
+
+def _again(run: Run) -> str:
+    return f"Remove the folder {run.folder} and continue the run with --resume."
 
 
 def _prior_of(run: Run) -> tuple[float, ...]:

@@ -31,6 +31,8 @@ RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predic
 FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
 FOLDS, WHOLE = "folds", "all"
 """The folder of the folds of a run, and in it the folder of the model of all images."""
+COMPARISON = "comparison"
+"""The folder of the comparison that chose the recipe of a run. Its cells are folds of the run, too."""
 MAX_TABLE = 1 << 30
 """Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
 

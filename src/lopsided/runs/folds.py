@@ -9,7 +9,7 @@ run continues inside the fold where it was. The results are computed from the fi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,16 @@ from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import cache_root
 from lopsided.recipe import Recipe
+from lopsided.runs.cell import CELLS, Cell, drop_model
+from lopsided.runs.driver import drive
+from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
-from lopsided.runs.folder import CARD, CHECKPOINT, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
+from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
+from lopsided.runs.keys import cell_key
+from lopsided.runs.plan import Plan
 from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
+from lopsided.runs.view import View
 from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
 from lopsided.training.prior import settled_prior
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
@@ -36,10 +42,6 @@ from lopsided.training.reporter import LOG_NAME, Log, Reporter
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
 
-Parts = Sequence[tuple[Recipe, str]]
-"""Recipes of folds, and the path of each run below the folder of the run with folds."""
-Parallel = Callable[[Path, Parts], None]
-"""Trains the runs of folds below a folder, several at once."""
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
 FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
@@ -77,6 +79,36 @@ def default_folds(
     return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]
 
 
+class FoldPlan(Plan):
+    """The folds of a run, and the model of all images unless the run is an ensemble of its folds.
+
+    Folds that the comparison inside the run folder has trained are read where they are.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.folds = [_fold_cell(folder, fold, part) for fold, part in enumerate(fold_recipes(recipe), start=1)]
+        self.whole = None if recipe.final_model == "ensemble" else _cell(whole_recipe(recipe), place(WHOLE))
+        super().__init__(folder, [*self.folds, *([] if self.whole is None else [self.whole])])
+
+    def unfinished(self) -> Plan:
+        """Return the plan of the cells that are not trained."""
+        return Plan(self.folder, [cell for cell in self.cells if not (self.folder / cell.path / METRICS).exists()])
+
+    def label(self, cell: Cell) -> str:
+        """Name a cell in a line of progress."""
+        return "all images" if cell is self.whole else f"fold {cell.recipe.data.fold}/{len(self.folds)}"
+
+
+def _cell(recipe: Recipe, where: str) -> Cell:
+    return Cell(cell_key(recipe), recipe, place=where)
+
+
+def _fold_cell(folder: Path, fold: int, recipe: Recipe) -> Cell:
+    compared = _cell(recipe, f"{COMPARISON}/{CELLS}/{cell_key(recipe)}")
+    return compared if (folder / compared.path / METRICS).exists() else _cell(recipe, place(fold))
+
+
 def train_folds(
     folder: Path,
     recipe: Recipe,
@@ -87,22 +119,28 @@ def train_folds(
     reporter: Reporter | None,
     ranks: Ranks | None = None,
     why: Sequence[Fact] = (),
-    parallel: Parallel | None = None,
+    engine: Engine | None = None,
+    view: View | None = None,
 ) -> None:
     """Train the folds of a recipe that are not finished, and the model, and write the results of the run.
 
-    ``parallel`` trains several folds at once. Without it, they are trained one after the other in this process. The
-    caller must hold the folder's lock.
+    ``engine`` trains several cells at once, and ``view`` receives their events. Without it, they are trained one after
+    the other in this process. The caller must hold the folder's lock.
     """
     first = ranks is None or ranks.first
-    files.check_no_links(folder / FOLDS)
+    _check_no_links(folder)
     numbers = _numbers(recipe, source)
     further = 0 if source.more is None else list(source.more.counts().values())
     prior = settled_prior(recipe, list(source.counts().values()), further)
     check_rule(recipe, source)
     log = Log(folder if first else None, reporter if first else None)
-    parts = [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
-    alone = [] if recipe.final_model == "ensemble" else [(whole_recipe(recipe), place(WHOLE))]
+    plan = FoldPlan(folder, recipe)
+
+    def train(cell: Cell) -> None:
+        below = _Part(log, plan.label(cell), first=cell is plan.folds[0])
+        opened = source, held_out
+        run_recipe(cell.recipe, folder / cell.path, resume=True, reporter=below, ranks=ranks, opened=opened)
+
     try:
         if first:
             if not resume:
@@ -112,16 +150,12 @@ def train_folds(
         with tracked(folder, recipe, reporter, first=first) as watcher:  # The folds have trackers of their own.
             if watcher is not None and first:
                 watcher.begin(source.classes, [])
-            if parallel is not None and first:
-                todo = [(part, where) for part, where in parts if not (folder / where / METRICS).exists()]
-                parallel(folder, todo)
-            for number, (part, where) in enumerate([*parts, *alone], start=1):
-                label = f"fold {number}/{len(parts)}" if number <= len(parts) else "all images"
-                below = _Part(log, label, first=number == 1)
-                run_recipe(part, folder / where, resume=True, reporter=below, ranks=ranks, opened=(source, held_out))
+            if engine is not None and first:
+                drive(plan.unfinished(), engine, view)
+            drive(plan, Here(train))
             if first:
                 size = 1 if ranks is None else ranks.size
-                FoldResults(folder, recipe, source, held_out, numbers, prior, log, size).write()
+                FoldResults(plan, source, held_out, numbers, prior, log, size).write()
         if first:
             tidy(folder)
     except Exception:
@@ -135,12 +169,16 @@ def train_folds(
 
 def tidy(folder: Path) -> None:
     """Remove models, features and checkpoints of the folds of a finished run. Their figures stay."""
-    files.check_no_links(folder / FOLDS)
+    _check_no_links(folder)
     for path in (folder / FOLDS).glob("*"):
-        shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
-        for name in ("model.safetensors", CARD, FEATURES):
-            with suppress(OSError):
-                (path / name).unlink()
+        drop_model(path, FEATURES)
+    for path in (folder / COMPARISON / CELLS).glob("*"):
+        drop_model(path)
+
+
+def _check_no_links(folder: Path) -> None:
+    for path in (folder / FOLDS, folder / COMPARISON, folder / COMPARISON / CELLS):
+        files.check_no_links(path)
 
 
 class _Part(Reporter):

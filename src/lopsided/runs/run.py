@@ -26,7 +26,8 @@ from lopsided.trackers import catalogue as trackers
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
     from lopsided.distributed import Ranks
-    from lopsided.runs.folds import Parallel
+    from lopsided.runs.engines import Engine
+    from lopsided.runs.view import View
     from lopsided.training.reporter import Reporter
 
 
@@ -42,7 +43,8 @@ def run_recipe(
     why: Sequence[Fact] = (),
     sources: Sources | None = None,
     opened: tuple[Source, Source | None] | None = None,
-    parallel: Parallel | None = None,
+    engine: Engine | None = None,
+    view: View | None = None,
 ) -> Run:
     """Train with a recipe, write the results to the folder ``out`` and return the finished run.
 
@@ -51,7 +53,7 @@ def run_recipe(
     the first checkpoint removes the folder again. ``progress`` receives the number of checked images. ``why`` are
     the reasons for the choice of the recipe; they become notes of the run. ``sources`` may have listed the images
     already. ``opened`` are the checked images of a recipe that is settled. A recipe with folds trains one run per fold
-    (see ``folds``), several at once with ``parallel``.
+    (see ``folds``), on an ``engine`` several at once; ``view`` receives their events.
 
     With several ``ranks``, each rank reads the data itself. Only the first rank uses the folder. All ranks return the
     same result.
@@ -88,7 +90,7 @@ def run_recipe(
                 watched: dict[str, Any] = {"reporter": reporter, "ranks": ranks, "why": why}
                 resumes = found == "unfinished"
                 if folds.has_folds(recipe):
-                    folds.train_folds(folder, recipe, *opened, resume=resumes, parallel=parallel, **watched)
+                    folds.train_folds(folder, recipe, *opened, resume=resumes, engine=engine, view=view, **watched)
                 else:
                     _train(folder, recipe, *opened, resume=resumes, **watched)
     elif first:

@@ -18,7 +18,9 @@ from lopsided.errors import LopsidedError, RunError
 from lopsided.facts import Fact, cautions, notes
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
+from lopsided.runs.cell import Cell
 from lopsided.runs.keys import coordinates, proportion
+from lopsided.runs.records import Record
 from lopsided.trackers import Status, TrackedRun, Tracker, catalogue
 from lopsided.trackers.tracker import Epoch
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
@@ -215,6 +217,50 @@ def finish_left(folder: Path, recipe: Recipe, reporter: Reporter | None = None) 
         tracking = Tracking(folder, recipe, reporter, texts)
         tracking.begin(_metrics(folder).get("classes", ()), _epochs_of(folder))
         tracking.finish()
+
+
+@contextmanager
+def tracked_sweep(
+    folder: Path,
+    cells: Sequence[Cell],
+    done: Mapping[str, Record | None],
+    about: Mapping[str, Any],
+    warn: Callable[[Fact], None],
+) -> Iterator[None]:
+    """Track a sweep while the block runs. At its end, ``done`` holds the records of the finished cells."""
+    texts = list(dict.fromkeys(text for cell in cells for text in cell.recipe.track))
+    if not texts:
+        yield
+        return
+    new = [text for text in texts if text not in read_keys(folder)[0]]
+    if done and new:
+        warn(cautions.cells_not_sent(len(done), new))
+    if len(done) == len(cells):
+        yield
+        return
+    trackers = Trackers(texts, folder, warn)
+    facts = {name: ", ".join(map(str, value)) for name, value in about.items() if isinstance(value, list)}
+    facts |= {name: value for name, value in about.items() if isinstance(value, str)}
+    name = folder.absolute().name
+    trackers.start(TrackedRun(name, folder, parameters={**facts, "cells": len(cells)}))
+    try:
+        yield
+    except BaseException as error:
+        trackers.end(0, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    trackers.end(0, "finished", _means(cells, done), paths=[folder / "records.jsonl"])
+
+
+def _means(cells: Sequence[Cell], done: Mapping[str, Record | None]) -> dict[str, float]:
+    """Return the mean UWA of the test images of each arm or loss, in each scenario."""
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        record = done.get(cell.key)
+        if record is not None:
+            own = [proportion(cell.recipe.data.scenario), cell.arm or cell.recipe.loss.label]
+            found.setdefault(f"uwa/{' '.join(filter(None, own))}", []).append(record.test.uwa)
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
 def results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:

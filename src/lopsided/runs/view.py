@@ -12,8 +12,8 @@ from lopsided.progress import Voice, clock, fitting, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from lopsided.runs.cell import Cell
     from lopsided.runs.records import Failure, Record
-    from lopsided.sweeps.engines import Cell
 
 PLAIN_SECONDS = 30.0
 """How often the state is printed without a terminal, while no cell ends."""
@@ -92,6 +92,16 @@ class Told(View):
     def say(self, text: str) -> None:
         """Print one line on stderr."""
         Voice.say(self, text)
+
+
+class FoldLines(Told):
+    """Prints a line per finished fold as well."""
+
+    def finished(self, record: Record) -> None:
+        """Print the fold, its UWA and its time."""
+        super().finished(record)
+        fold = "all images" if record.fold is None else f"fold {record.fold.fold}"
+        self.say(f"{fold}: UWA {record.test.uwa:.3f}, {record.seconds:.0f} s")
 
 
 class Lines(Told):

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import t
 
 from lopsided.errors import InputError
+from lopsided.runs.comparison import Comparison, compare, name_arms, value_of
 from lopsided.runs.keys import LossTable
-from lopsided.sweeps.compare import Comparison, compare, name_arms, value_of
 from made_arms import run, runs
 
 

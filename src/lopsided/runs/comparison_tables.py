@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from lopsided.evaluation.intervals import Figure
 from lopsided.evaluation.metric_table import is_share
-from lopsided.sweeps.answer import answer, time_text
-from lopsided.sweeps.compare import FIGURES, RECALL, SECONDS, Comparison
+from lopsided.runs.answer import answer, time_text
+from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console

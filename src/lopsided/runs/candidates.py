@@ -12,7 +12,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, named_recipe, named_recipes, parse_change
 from lopsided.recipe.words import leaves, shown, suggest
-from lopsided.sweeps.engines import Cell
+from lopsided.runs.cell import Cell
 
 LOSS = "encoder_training.loss"
 OWN_DATA = frozenset({"data.image_size", "data.channels"})

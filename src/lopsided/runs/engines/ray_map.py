@@ -24,7 +24,7 @@ from lopsided.inference.neighbours import Known
 from lopsided.inference.packs import Mapper, Pack, Scores
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME, load_model
-from lopsided.sweeps.ray_engine import check_installed, connect
+from lopsided.runs.engines.ray_engine import check_installed, connect
 
 WINDOW = 2_048
 """Packs whose names are sent at once: about a million images."""
@@ -126,7 +126,7 @@ def _portable_task() -> Any:
         else:
             found = lopsided.__version__
         if found == version:
-            from lopsided.sweeps.ray_map import node_scorer, score_row
+            from lopsided.runs.engines.ray_map import node_scorer, score_row
 
             content |= score_row(node_scorer(reference[0]), batch.column("paths").to_pylist()[0])
         else:

@@ -6,8 +6,8 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.candidates import Arm, cells, check_arms, parse_arm, parse_arms, split_changes, with_scenario
 from lopsided.runs.keys import treatment_of
-from lopsided.sweeps.arms import Arm, cells, check_arms, parse_arm, parse_arms, split_changes, with_scenario
 
 BASE = Recipe().override(
     seed=5, threads=2, **{"data.source": "fashion-mnist-tops", "data.test": 0.3, "data.image_size": 16}

@@ -1,4 +1,4 @@
-"""Engines: they compute the cells of a sweep and return the results."""
+"""An engine of worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -10,100 +10,14 @@ from collections.abc import Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
 
-from lopsided.errors import InputError, LopsidedError, sentence
-from lopsided.recipe import Recipe
-from lopsided.runs.keys import cell_key, coordinates, proportion
+from lopsided.errors import InputError, sentence
+from lopsided.runs.cell import Cell, train_cell
+from lopsided.runs.engines import LOST, Ended
 from lopsided.runs.records import Record
-from lopsided.runs.run import run_recipe, settle
-
-CELLS = "cells"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A settled recipe of a sweep, the name of its folder, and the name of its arm in a comparison."""
-
-    key: str
-    recipe: Recipe
-    arm: str | None = None
-    place: str = ""
-    """The path of the run below the folder of the engine; by default the folder ``key`` among the cells."""
-
-    @classmethod
-    def of(cls, recipe: Recipe, arm: str | None = None) -> Cell:
-        """Settle a recipe and name its folder."""
-        settled = settle(recipe)
-        return cls(cell_key(settled), settled, arm)
-
-    @property
-    def path(self) -> str:
-        """The path of the run below the folder of the engine."""
-        return self.place or f"{CELLS}/{self.key}"
-
-    @property
-    def name(self) -> str:
-        """The cell in words."""
-        what = self.arm or self.recipe.loss.label
-        return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed, self.recipe.data.fold)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The result of a cell: a record, or an error message.
-
-    ``died`` means that the worker died. The cell itself may be fine, so it may be tried again.
-    """
-
-    cell: Cell
-    record: Record | None = None
-    error: str = ""
-    died: bool = False
-
-
-class Engine(Protocol):
-    """Computes cells into the folder of a sweep."""
-
-    @property
-    def slots(self) -> int:
-        """How many cells the engine computes at once. It is read before each submission."""
-
-    def open(self, folder: Path, *, models: bool = False) -> None:
-        """Prepare for the cells of this sweep; ``models``: whether their models are kept."""
-
-    def submit(self, cell: Cell) -> None:
-        """Start a cell. An interrupted cell continues from its checkpoint."""
-
-    def wait(self, seconds: float) -> list[Ended]:
-        """Wait at most this many seconds, and return the cells that ended."""
-
-    def close(self) -> None:
-        """End all running cells at once. No process may remain."""
-
-
-def train_cell(recipe: str, folder: str, threads: int) -> tuple[str, str]:
-    """Train a cell from the TOML of its recipe. Return the line of its record and the error message; one is empty.
-
-    Arguments and results are text, so that the other process needs no error classes.
-    """
-    try:
-        run = run_recipe(Recipe.from_toml(recipe).override(threads=threads, compare_quick=False), folder, resume=True)
-        return Record.from_run(run).to_json(), ""
-    except LopsidedError as error:
-        return "", " ".join(str(error).split())
-    except Exception as error:  # An unexpected error in one cell must not stop the others.
-        reason = " ".join(str(error).split())
-        return "", f"an unexpected error occurred ({type(error).__name__}{': ' if reason else ''}{reason})."
-
-
-LOST = (
-    "The worker ended before its cell was finished. It was killed or ran out of memory; fewer workers need less memory."
-)
 
 
 class LocalEngine:
@@ -125,7 +39,7 @@ class LocalEngine:
         self._running: dict[futures.Future[tuple[str, str]], tuple[Cell, futures.ProcessPoolExecutor]] = {}
 
     def open(self, folder: Path, *, models: bool = False) -> None:
-        """Prepare for a sweep. Workers start with their first cell."""
+        """Prepare for a plan. Workers start with their first cell."""
         self._folder = folder
         self._lifeline = get_context("spawn").Pipe(duplex=False)
 

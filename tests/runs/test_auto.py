@@ -11,10 +11,11 @@ import pytest
 
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.auto import Choice, cheapest_first, choose, usual_arms, work_of
+from lopsided.runs.candidates import parse_arms
+from lopsided.runs.cell import Cell
+from lopsided.runs.engines import Ended
 from lopsided.runs.records import Fold
-from lopsided.sweeps.arms import parse_arms
-from lopsided.sweeps.auto import Choice, cheapest_first, choose, usual_arms, work_of
-from lopsided.sweeps.engines import Cell, Ended
 from tiny_sweep import Heard, Scripted, record_of, write_run
 
 UWA = {"ce": 0.70, "cl": 0.90, "weighted-ce": 0.70}

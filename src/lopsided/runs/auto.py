@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lopsided import files
-from lopsided.data.folds import fold_recipes
 from lopsided.errors import InputError, RunError
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import Recipe, named_recipes
-from lopsided.runs.folder import CARD, CHECKPOINT, METRICS, RECIPE, place
-from lopsided.runs.keys import cell_key, proportion, treatment_of
+from lopsided.runs.answer import Answer, answer
+from lopsided.runs.candidates import Arm, check_arms, fold_cells
+from lopsided.runs.cell import Cell
+from lopsided.runs.comparison import compare
+from lopsided.runs.engines import Engine
+from lopsided.runs.keys import proportion, treatment_of
 from lopsided.runs.records import Record
-from lopsided.runs.run import settle
-from lopsided.sweeps.answer import Answer, answer
-from lopsided.sweeps.arms import Arm, check_arms, fold_cells
-from lopsided.sweeps.compare import compare
-from lopsided.sweeps.engines import CELLS, Cell, Engine
-from lopsided.sweeps.sweep import run_sweep
-from lopsided.sweeps.view import View
+from lopsided.runs.sweep import run_sweep
+from lopsided.runs.view import View
 
 MINUTES = 60.0
 """The default budget."""
@@ -145,27 +141,3 @@ def choose(
         first = next(iter(failed.values()), "no arm has a finished fold.")
         raise RunError(f"No arm could be compared: {first}")
     return Choice(found, recipes[found.chosen], left_out, failed)
-
-
-def hand_over(choice: Choice, folder: Path, out: Path) -> None:
-    """Copy the folds of the chosen arm into a new run folder, whose run then needs no fold again.
-
-    The recipe is written last: a run folder without it is not yet a run, and is filled again.
-    """
-    recipe = settle(choice.recipe)
-    for fold, part in enumerate(fold_recipes(recipe), start=1):
-        own = folder / CELLS / cell_key(settle(part))
-        target = out / place(fold)
-        if (own / METRICS).exists():
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(own, target, ignore=shutil.ignore_patterns("report.html", files.LOCK_NAME))
-    files.atomic_write(out / RECIPE, recipe.to_toml())
-
-
-def drop_models(folder: Path) -> None:
-    """Remove the models and checkpoints of a comparison, whose chosen models are in another folder."""
-    for cell in (folder / CELLS).glob("*"):
-        shutil.rmtree(cell / CHECKPOINT, ignore_errors=True)
-        for name in ("model.safetensors", CARD):
-            with suppress(OSError):
-                (cell / name).unlink()

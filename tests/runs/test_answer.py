@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
+from lopsided.runs.answer import answer, to_dict
+from lopsided.runs.comparison import FOLD_RULE, Comparison, compare
+from lopsided.runs.comparison_tables import blocks, notes
 from lopsided.runs.records import Record
-from lopsided.sweeps.answer import answer, to_dict
-from lopsided.sweeps.compare import FOLD_RULE, Comparison, compare
-from lopsided.sweeps.tables import blocks, notes
 from made_arms import folds, runs
 
 BEST = (0.80, 0.84, 0.82, 0.86, 0.78)

@@ -22,9 +22,10 @@ from typing import Any
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError, sentence
+from lopsided.runs.cell import Cell, train_cell
+from lopsided.runs.engines import LOST, Ended
 from lopsided.runs.folder import METRICS
 from lopsided.runs.records import Record
-from lopsided.sweeps.engines import LOST, Cell, Ended, train_cell
 
 CONNECT_SECONDS = 20.0
 """How long to wait for a cluster to answer. Ray itself would keep trying for minutes."""
@@ -175,7 +176,7 @@ def _portable_task() -> Any:
 
             do = "Install it there, or add it to the node's PYTHONPATH."
             return "", f"every node must have lopsided {version}, got {found} on {socket.gethostname()}. {do}", {}
-        from lopsided.sweeps.ray_engine import train_on_node
+        from lopsided.runs.engines.ray_engine import train_on_node
 
         return train_on_node(*arguments)
 
@@ -191,7 +192,7 @@ def train_on_node(
     with tempfile.TemporaryDirectory(prefix="lopsided-") as scratch:
         run = Path(scratch) / "run"
         line, error = train_cell(recipe, str(run), threads)
-        paths = [path for path in run.glob("[!.]*") if path.is_file() and line]
+        paths = [path for path in run.glob("[!.]*") if path.is_file() and not error]
         return line, error, {path.name: path.read_bytes() for path in paths if models or path.stem != "model"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lopsided.evaluation.intervals import UNDEFINED, Figure
 from lopsided.evaluation.resampled import MOST_TIMES, cheapest_near_best, images_needed, repeats_needed, standard_error
 from lopsided.recipe.words import listed
-from lopsided.sweeps.compare import SECONDS, Comparison, Entry
+from lopsided.runs.comparison import SECONDS, Comparison, Entry
 
 FIGURE = "uwa"
 """The figure that decides."""

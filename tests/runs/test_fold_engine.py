@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from lopsided.data.folds import fold_recipes
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe
-from lopsided.runs.folder import place
-from lopsided.runs.records import Record
+from lopsided.runs.cell import Cell
+from lopsided.runs.driver import drive
+from lopsided.runs.engines import Ended
+from lopsided.runs.engines.local import LocalEngine
+from lopsided.runs.folds import FoldPlan
+from lopsided.runs.plan import Plan
+from lopsided.runs.records import Fold, Record
 from lopsided.runs.run import run_recipe
-from lopsided.sweeps.engines import Cell, Ended, LocalEngine
-from lopsided.sweeps.folds import on_engine
+from lopsided.runs.view import FoldLines
 from tiny import write_photos
 
 _RECORDS = Path(__file__).parents[2] / "results" / "fmnist.jsonl"
@@ -45,19 +48,46 @@ class Scripted:
         self.state.append("close")
 
 
-def parts(number: int = 4) -> list[tuple[Recipe, str]]:
-    recipe = Recipe().override(**{"data.folds": number, "data.source": "fashion-mnist-tops"})
-    return [(part, place(fold)) for fold, part in enumerate(fold_recipes(recipe), start=1)]
+def plan(folder: Path, number: int = 4) -> Plan:
+    recipe = Recipe().override(**{"data.folds": number, "data.source": "fashion-mnist-tops", "final": "refit"})
+    return FoldPlan(folder, recipe).unfinished()
 
 
-def test_folds_run_at_once_in_folders_of_their_numbers(tmp_path: Path) -> None:
-    lines: list[str] = []
-    engine = Scripted(lambda cell, tries: Ended(cell, replace(RECORD, seconds=3.0)))
-    on_engine(engine, lines.append)(tmp_path, parts())
-    assert engine.tries == ["folds/1", "folds/2", "folds/3", "folds/4"]
+def test_folds_and_the_model_of_all_images_run_at_once_in_folders_of_their_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fold = Fold(1, 4, 80, 8)
+
+    def answer(cell: Cell, tries: int) -> Ended:
+        number = cell.recipe.data.fold
+        record = None if number is None else replace(RECORD, seconds=3.0, fold=replace(fold, fold=number))
+        return Ended(cell, record)
+
+    engine = Scripted(answer)
+    drive(plan(tmp_path), engine, FoldLines())
+    assert engine.tries == ["folds/1", "folds/2", "folds/3", "folds/4", "folds/all"]
     assert engine.most == 2
     assert engine.state == ["open True", "close"]
+    lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["fold 1", "fold 2", "fold 3", "fold 4"]
+
+
+def test_finished_cells_are_not_submitted_again(tmp_path: Path) -> None:
+    for name in ("folds/1", "folds/all"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.json").write_text("{}")
+    engine = Scripted(lambda cell, tries: Ended(cell, RECORD))
+    drive(plan(tmp_path, 3), engine)
+    assert engine.tries == ["folds/2", "folds/3"]
+
+
+def test_a_fold_that_a_comparison_has_trained_is_read_where_it_is(tmp_path: Path) -> None:
+    recipe = Recipe().override(**{"data.folds": 2, "data.source": "fashion-mnist-tops"})
+    key = FoldPlan(tmp_path, recipe).folds[1].key
+    (tmp_path / "comparison" / "cells" / key).mkdir(parents=True)
+    (tmp_path / "comparison" / "cells" / key / "metrics.json").write_text("{}")
+    cells = FoldPlan(tmp_path, recipe).folds
+    assert [cell.path for cell in cells] == ["folds/1", f"comparison/cells/{key}"]
 
 
 def test_a_fold_whose_worker_dies_is_tried_once_more(tmp_path: Path) -> None:
@@ -66,25 +96,23 @@ def test_a_fold_whose_worker_dies_is_tried_once_more(tmp_path: Path) -> None:
         return Ended(cell, error="lost", died=True) if dies else Ended(cell, RECORD)
 
     engine = Scripted(answer)
-    on_engine(engine)(tmp_path, parts())
+    drive(plan(tmp_path), engine)
     assert engine.tries.count("folds/2") == 2
     with pytest.raises(RunError, match=r"Fold 3: lost"):
-        on_engine(Scripted(lambda cell, tries: Ended(cell, error="lost", died=cell.path == "folds/3")))(
-            tmp_path, parts()[2:3]
-        )
+        drive(plan(tmp_path), Scripted(lambda cell, tries: Ended(cell, error="lost" if cell.path == "folds/3" else "")))
 
 
 def test_an_error_of_a_fold_ends_all_and_closes_the_engine(tmp_path: Path) -> None:
     engine = Scripted(lambda cell, tries: Ended(cell, error="The disk is full."))
     with pytest.raises(RunError, match=r"Fold 1: The disk is full\."):
-        on_engine(engine)(tmp_path, parts())
+        drive(plan(tmp_path), engine)
     assert engine.state == ["open True", "close"]
 
 
 def test_without_folds_to_train_no_engine_starts(tmp_path: Path) -> None:
     engine = Scripted(lambda cell, tries: Ended(cell))
-    on_engine(engine)(tmp_path, [])
-    assert engine.state == []
+    drive(Plan(tmp_path, []), engine)
+    assert engine.state == ["close"]
 
 
 @pytest.mark.slow
@@ -93,6 +121,6 @@ def test_two_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
     tiny = {"encoder.name": "mlp-8", "encoder_training.loss": "ce", "encoder_training.epochs": 1, "threads": 1}
     recipe = Recipe().override(**{"data.source": str(photos), "data.folds": 2, **tiny})
     run_recipe(recipe, tmp_path / "one")
-    run_recipe(recipe, tmp_path / "two", parallel=on_engine(LocalEngine(2)))
+    run_recipe(recipe, tmp_path / "two", engine=LocalEngine(2))
     for name in ("model.safetensors", "predictions.csv", "model.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -20,13 +20,16 @@ import pytest
 from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe
+from lopsided.runs import driver
+from lopsided.runs.cell import Cell
+from lopsided.runs.driver import Outcome
+from lopsided.runs.engines import LOST
+from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.folder import Run
 from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
 from lopsided.runs.records import Failure, Record
 from lopsided.runs.run import run_recipe
-from lopsided.sweeps import sweep
-from lopsided.sweeps.engines import LOST, Cell
-from lopsided.sweeps.sweep import LocalEngine, SweepOutcome, about_sweep, open_sweep, record_missing, run_sweep
+from lopsided.runs.sweep import about_sweep, open_sweep, record_missing, run_sweep
 from made_runs import make_run
 from tiny_command import environment, names_below
 from tiny_sweep import Heard, Scripted, is_alive, record_of, tiny_recipe, wait_until
@@ -39,14 +42,14 @@ def cells(photos: Path) -> list[Recipe]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_POLL_SECONDS", 0.0)
 
 
 def key(recipe: Recipe) -> str:
     return Cell.of(recipe).key
 
 
-def seeds(outcome: SweepOutcome) -> list[int]:
+def seeds(outcome: Outcome) -> list[int]:
     return [record.seed for record in outcome.done]
 
 
@@ -56,7 +59,7 @@ def seeds(outcome: SweepOutcome) -> list[int]:
 def test_every_cell_is_trained_once_and_recorded(cells: list[Recipe], tmp_path: Path) -> None:
     engine, view = Scripted(), Heard()
     outcome = run_sweep([*cells, cells[0]], tmp_path, engine=engine, view=view)
-    assert outcome == SweepOutcome([record_of(recipe) for recipe in cells], [], 0)
+    assert outcome == Outcome([record_of(recipe) for recipe in cells], [], 0)
     assert engine.submitted == [0, 1, 2, 3]
     assert engine.most == engine.slots
     assert engine.closed
@@ -114,7 +117,6 @@ def test_a_cell_whose_worker_dies_is_tried_again_and_then_given_up(
     ("keeping", "left"),
     [
         ({}, ["log.jsonl", "metrics.json"]),
-        ({"keep": "records"}, []),
         (
             {"keep_models": True},
             ["checkpoint/state.safetensors", "log.jsonl", "metrics.json", "model.json", "model.safetensors"],
@@ -207,7 +209,7 @@ def test_a_finished_run_of_odd_figures_is_never_written_down_and_keeps_no_other_
 
 
 def test_a_results_file_cut_in_half_costs_no_run(cells: list[Recipe], tmp_path: Path) -> None:
-    run_sweep(cells, tmp_path, engine=Scripted(), keep="records")
+    run_sweep(cells, tmp_path, engine=Scripted())
     path = tmp_path / "records.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
@@ -423,7 +425,7 @@ def test_sigterm_does_what_an_interrupt_does_while_a_sweep_runs(cells: list[Reci
 
 
 def test_a_sweep_runs_beside_the_main_thread(cells: list[Recipe], tmp_path: Path) -> None:
-    done: list[SweepOutcome] = []
+    done: list[Outcome] = []
     thread = threading.Thread(target=lambda: done.append(run_sweep(cells, tmp_path, engine=Scripted())))
     thread.start()
     thread.join()
@@ -517,7 +519,9 @@ def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
 
 DRIVER = """
     import sys
-    from lopsided.sweeps.sweep import LocalEngine, run_sweep, sweep_view
+    from lopsided.runs.engines.local import LocalEngine
+    from lopsided.runs.sweep import run_sweep
+    from lopsided.runs.view import sweep_view
     from lopsided.recipe import Recipe
 
     folder, workers, *recipes = sys.argv[1:]

@@ -16,13 +16,14 @@ import pytest
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
+from lopsided.runs import auto
+from lopsided.runs.cell import Cell
+from lopsided.runs.engines import LOST, ray_engine
+from lopsided.runs.engines.ray_engine import RayEngine, train_on_node
 from lopsided.runs.folder import Run
 from lopsided.runs.record_files import read_failures, read_records
 from lopsided.runs.records import Record
-from lopsided.sweeps import auto, ray_engine
-from lopsided.sweeps.engines import LOST, Cell
-from lopsided.sweeps.ray_engine import RayEngine, train_on_node
-from lopsided.sweeps.sweep import run_sweep
+from lopsided.runs.sweep import run_sweep
 from ray_nodes import cluster, with_ray
 from tiny_boards import scalars
 from tiny_command import command_here, names_below

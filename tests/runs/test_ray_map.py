@@ -22,9 +22,9 @@ from lopsided.inference.pool import find_images
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import named_recipe
+from lopsided.runs.engines import ray_engine, ray_map
+from lopsided.runs.engines.ray_map import RayMap, make_scorer, score_row
 from lopsided.runs.reopen import open_model
-from lopsided.sweeps import ray_engine, ray_map
-from lopsided.sweeps.ray_map import RayMap, make_scorer, score_row
 from ray_nodes import cluster, with_ray
 from tiny import write_model, write_photos
 

@@ -1,1 +1,0 @@
-"""Many runs: engines, progress, records."""
