@@ -26,7 +26,7 @@ from lopsided.runs.records import Record
 from lopsided.runs.reopen import open_model, open_own_split, open_use
 from lopsided.runs.run import run_recipe
 from lopsided.training import quick_run
-from lopsided.training.reporter import Reporter
+from reporters import Ending
 from tiny import write_photos
 
 PHOTOS = {"cat": 30, "dog": 9}
@@ -195,34 +195,12 @@ def test_folds_by_group_keep_groups_together(tmp_path: Path, photos: Path) -> No
     assert all(len(folds) == 1 for folds in found.values())
 
 
-class Interrupting(Reporter):
-    """Interrupts a run at its n-th event."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.seen = at, 0
-
-    def event(self, *_: object) -> None:
-        self.seen += 1
-        if self.seen == self.at:
-            raise KeyboardInterrupt
-
-    stage = step = epoch = count = note = event  # type: ignore[assignment]
-
-
-class SecondFold(Reporter):
-    """Interrupts a run when its second fold starts."""
-
-    def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        if name.startswith("fold 2/3"):
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("at", [1, 2, 4, 9, 16, 24])
 def test_a_run_that_is_interrupted_anywhere_ends_with_the_same_bytes(
     tmp_path: Path, photos: Path, trained: Run, at: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_recipe(recipe_of(photos), tmp_path / "run", reporter=Interrupting(at))
+        run_recipe(recipe_of(photos), tmp_path / "run", reporter=Ending(nth=at))
     assert not (tmp_path / "run" / "metrics.json").exists()
     run_recipe(recipe_of(photos), tmp_path / "run", resume=True)
     assert files_of(tmp_path / "run") == files_of(trained.folder)
@@ -252,7 +230,7 @@ def test_a_finished_run_keeps_the_figures_of_its_folds_and_removes_their_models(
 def test_images_that_change_between_the_folds_are_noticed(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", PHOTOS)
     with pytest.raises(KeyboardInterrupt):
-        run_recipe(recipe_of(photos), tmp_path / "run", reporter=SecondFold())
+        run_recipe(recipe_of(photos), tmp_path / "run", reporter=Ending("stage", "fold 2/3 end-to-end"))
     assert (tmp_path / "run" / "folds" / "1" / "metrics.json").exists()
     Image.new("RGB", (12, 12)).save(photos / "cat" / "000.png")
     with pytest.raises(RunError, match=r"have changed since .*folds/1 was trained|started with other images"):

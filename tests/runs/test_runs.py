@@ -15,6 +15,7 @@ from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
 from lopsided.runs.reopen import open_model, trained_on
 from lopsided.runs.run import run_recipe, settle
+from reporters import Ending
 from tiny import write_photos
 
 SMALL = Recipe().override(
@@ -219,16 +220,9 @@ def test_a_given_val_split_is_used_for_nothing_when_val_is_0(tmp_path: Path) -> 
 
 
 def test_resume_refuses_other_images_under_the_same_names(tmp_path: Path) -> None:
-    from lopsided.training.reporter import Reporter
-
-    class Stop(Reporter):
-        def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-            if name == "classifier":
-                raise KeyboardInterrupt
-
     folder = write_photos(tmp_path / "photos", {"cat": 8, "dog": 8})
     with pytest.raises(KeyboardInterrupt):
-        run_recipe(SMALL, tmp_path / "run", data=folder, reporter=Stop())
+        run_recipe(SMALL, tmp_path / "run", data=folder, reporter=Ending("stage", "classifier"))
     original = (folder / "cat" / "000.png").read_bytes()
     (folder / "cat" / "000.png").write_bytes((folder / "cat" / "001.png").read_bytes())
     with pytest.raises(RunError, match=r"^The run started with other images, labels or splits\."):

@@ -27,6 +27,7 @@ from lopsided.trackers.tracker import Epoch
 from lopsided.trackers.wandb import WandB
 from lopsided.training import checkpoint
 from lopsided.training.reporter import Reporter
+from reporters import Ending
 from tiny_boards import scalars
 from tiny_command import command_here
 from tiny_sweep import Heard
@@ -101,17 +102,6 @@ def test_two_trackers_hold_the_epochs_the_recall_of_each_class_and_the_results(p
     assert any(event.get("text", "").startswith("Tracked by tensorboard, mlflow:") for event in run.events())
 
 
-class Stop(Reporter):
-    """Ends the run after an epoch: the trackers have it, and the checkpoint has not."""
-
-    def __init__(self, stage: str, error: BaseException) -> None:
-        self.name, self.error = stage, error
-
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        if (facts["stage"], index) == (self.name, 2):
-            raise self.error
-
-
 def test_a_resumed_run_continues_in_its_trackers_and_no_point_is_there_twice(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +110,7 @@ def test_a_resumed_run_continues_in_its_trackers_and_no_point_is_there_twice(
     recipe = recipe_of(photos, f"tensorboard:{boards}", f"mlflow:{runs}")
     for stage, error, status in (("encoder", KeyboardInterrupt(), "KILLED"), ("classifier", OSError(), "FAILED")):
         with pytest.raises(type(error)):
-            run_recipe(recipe, tmp_path / "run", resume=True, reporter=Stop(stage, error))
+            run_recipe(recipe, tmp_path / "run", resume=True, reporter=Ending("epoch", (stage, 2), error=error))
         assert mlflow_runs(runs)["run"].info.status == status
     late = f"mlflow:{tmp_path / 'late'}"  # A tracker that comes later gets the epochs before it, too.
     run = run_recipe(recipe.override(track=[*recipe.track, late]), tmp_path / "run", resume=True)
@@ -499,7 +489,7 @@ def test_a_third_tracker_is_one_file_and_one_entry_point(
     assert catalogue.names() == ["tensorboard", "mlflow", "wandb", "broken", "csv"]
     recipe = recipe_of(photos, "csv")
     with pytest.raises(OSError, match="broken"):
-        run_recipe(recipe, tmp_path / "run", reporter=Stop("encoder", OSError("broken")))
+        run_recipe(recipe, tmp_path / "run", reporter=Ending("epoch", ("encoder", 2), error=OSError("broken")))
     run = run_recipe(recipe, tmp_path / "run", resume=True)
     rows = [row.split(",") for row in (run.folder / "figures.csv").read_text().splitlines()]
     last = {(epoch["stage"], epoch["epoch"]): epoch for epoch in logged(run)}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lopsided.training.checkpoint import (
     training_tensors,
 )
 from lopsided.training.fit import fit
-from lopsided.training.reporter import Reporter
+from reporters import Ending
 from training.conftest import stripes, tiny
 
 OPTIMIZERS = {
@@ -178,18 +178,12 @@ def test_only_the_checkpoints_own_files_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == {STATE_NAME, "notes.txt", ".notes.tmp", "chosen-encoder-2.safetensors"}
 
 
-class BreaksOff(Reporter):
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        if index == 2:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three epochs that stopped after the checkpoint of the first epoch."""
     folder = tmp_path_factory.mktemp("unfinished")
     with pytest.raises(KeyboardInterrupt):
-        fit(RECIPE, SOURCE, folder, reporter=BreaksOff())
+        fit(RECIPE, SOURCE, folder, reporter=Ending("epoch", nth=2))
     return folder
 
 

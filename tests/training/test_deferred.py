@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from lopsided.training.fit import fit
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import LOG_NAME, Reporter
+from reporters import Ending
 from training.conftest import stripes, tiny
 from training.ranks import in_threads
 from training.test_step import DEVICE, LABELS, make_stage
@@ -208,17 +208,6 @@ def test_several_ranks_end_with_the_weights_averages_and_figures_of_one(kind: st
                 torch.testing.assert_close(rank[key], value, rtol=1e-6, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}")
 
 
-class Stop(Reporter):
-    """Raises an error at the end of an epoch, before the epoch is saved."""
-
-    def __init__(self, epoch: int) -> None:
-        self.last = epoch
-
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        if index == self.last:
-            raise InterruptedError
-
-
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / LOG_NAME).read_text().splitlines()]
     return [event for event in found if event["event"] == kind]
@@ -246,7 +235,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     whole = fit(recipe, source, tmp_path / "whole")
     folder = tmp_path / "run"
     with pytest.raises(InterruptedError):
-        fit(recipe, source, folder, reporter=Stop(4))
+        fit(recipe, source, folder, reporter=Ending("epoch", nth=4, error=InterruptedError()))
     again = fit(recipe, source, folder, resume=True)
     assert (folder / WEIGHTS_NAME).read_bytes() == (tmp_path / "whole" / WEIGHTS_NAME).read_bytes()
     assert [line["loss"] for line in again.history] == [line["loss"] for line in whole.history]

@@ -17,7 +17,7 @@ from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
-from lopsided.facts import Fact, cautions, notes
+from lopsided.facts import cautions, notes
 from lopsided.inference.scorer import Scorer
 from lopsided.models.cut import cut_encoder
 from lopsided.models.encoders import build_encoder
@@ -31,7 +31,7 @@ from lopsided.training.fine_tune import Activations, fine_tune_sampler, paramete
 from lopsided.training.fit import fit, load_model
 from lopsided.training.prior import carried_prior
 from lopsided.training.regression import Regression, fit_regression
-from lopsided.training.reporter import Reporter
+from reporters import Ending, Listening
 from training.ranks import together
 
 PHOTOS = {"cat": 30, "dog": 9}
@@ -68,21 +68,6 @@ def small(weights: Path, **changes: Any) -> Recipe:
         "fine_tune.blend": 0.0,
     }
     return named_recipe("fine-tune").override(**fields | changes)
-
-
-class Told(Reporter):
-    """Keeps facts, counts steps, and interrupts the run after a number of steps."""
-
-    def __init__(self, fatal: int = 0) -> None:
-        self.facts, self.steps, self.fatal = [], 0, fatal
-
-    def fact(self, fact: Fact) -> None:
-        self.facts.append(fact)
-
-    def step(self, loss: float, images: int) -> None:
-        self.steps += 1
-        if self.steps == self.fatal:
-            raise KeyboardInterrupt
 
 
 def pretrained(weights: Path) -> dict[str, torch.Tensor]:
@@ -228,7 +213,7 @@ def test_activations_that_do_not_fit_are_one_sentence(monkeypatch: pytest.Monkey
     _, activations = kept()
     monkeypatch.setattr(fine_tune, "free_memory", lambda: 40_000_000)
     size = 4 * 4 * 48 * 2
-    assert activations.check(100, 2, 10) == "The activations of 2 views of 100 images take 0 MB in memory."
+    assert activations.check(100, 2, 10) == (100 * 2 + 10) * size
     most = 10_000_000 // size // 8
     activations.check(most, 8, 0)
     with pytest.raises(InputError) as caught:
@@ -254,14 +239,14 @@ def test_activations_beyond_float16_are_one_sentence() -> None:
 @pytest.mark.parametrize("blocks", [2, "all"])
 def test_a_run_changes_only_the_trained_blocks_and_no_statistics(photos: Path, weights: Path, blocks: Any) -> None:
     views = {"fine_tune.views": None} if blocks == "all" else {}
-    told = Told()
+    told = Listening()
     fitted = fit(small(weights, **{"fine_tune.blocks": blocks, **views}), open_source(photos), reporter=told)
     before, after = pretrained(weights), fitted.model.encoder.state_dict()
     trained = ("layer3.", "layer4.") if blocks == 2 else ("conv1", "bn1", "layer")
     for key, value in after.items():
         statistic = key.endswith(("running_mean", "running_var", "num_batches_tracked"))
         assert torch.equal(value, before[key]) == (statistic or not key.startswith(trained)), key
-    assert told.steps == 7
+    assert len(told.of("step")) == 7
     assert [line["epoch"] for line in fitted.history] == [1, 2]  # 27 training images are 4 steps.
     assert fitted.val is None
 
@@ -425,14 +410,14 @@ def test_minutes_are_settled_once_and_kept_when_the_run_is_resumed(
     settled = fine_tune.settle_steps
     monkeypatch.setattr(fine_tune, "settle_steps", settle)
     with pytest.raises(KeyboardInterrupt):
-        fit(recipe, open_source(photos), tmp_path / "run", reporter=Told(6))
+        fit(recipe, open_source(photos), tmp_path / "run", reporter=Ending("step", nth=6))
     with safe_open(tmp_path / "run" / "checkpoint" / "state.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["lopsided"])["steps"] == 9
-    told = Told()
+    told = Listening()
     fit(recipe, open_source(photos), tmp_path / "run", resume=True, reporter=told)
     assert len(calls) == 1
     assert calls[0] > 9  # A step of this encoder takes far less than a minute.
-    assert told.steps == 9 - 4
+    assert len(told.of("step")) == 9 - 4
     assert notes.settled_steps(9) in told.facts
     # The trial steps left no trace: the same number of steps gives the same weights.
     fit(small(weights, **{"fine_tune.steps": 9}), open_source(photos), tmp_path / "steps")
@@ -492,10 +477,10 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bytes(
     recipe = small(weights, **changes, **{"fine_tune.steps": 11})
     fit(recipe, open_source(photos), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        fit(recipe, open_source(photos), tmp_path / "run", reporter=Told(7))
-    told = Told()
+        fit(recipe, open_source(photos), tmp_path / "run", reporter=Ending("step", nth=7))
+    told = Listening()
     fit(recipe, open_source(photos), tmp_path / "run", resume=True, reporter=told)
-    assert 4 <= told.steps < 11
+    assert 4 <= len(told.of("step")) < 11
     for name in ("model.safetensors", "model.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -29,6 +29,7 @@ from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.fit import Fitted, fit
 from lopsided.training.loop import Loop
 from lopsided.training.reporter import Reporter
+from reporters import Listening
 from training.conftest import stripes, tiny
 
 PLAIN = {"augment__rotation": 0.0, "augment__horizontal_flip": False}
@@ -117,14 +118,9 @@ def test_every_way_to_train_gives_finite_figures(source: Source, changes: dict[s
 def test_a_last_batch_of_one_image_is_left_out_of_the_encoders_training() -> None:
     source = stripes({"many": 28, "few": 5})
     recipe = tiny(**{"encoder.name": "test_resnet"}, data__val=0.0, data__test=0.0, encoder_training__epochs=1)
-    seen: list[int] = []
-
-    class Counting(Reporter):
-        def step(self, loss: float, images: int) -> None:
-            seen.append(images)
-
-    fit(recipe, source, reporter=Counting())
-    assert seen == [16, 16] + 2 * [16, 16, 1]
+    heard = Listening()
+    fit(recipe, source, reporter=heard)
+    assert heard.of("step") == [16, 16] + 2 * [16, 16, 1]
 
 
 def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(source: Source, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from lopsided.data.sources import Source, open_source
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
-from lopsided.facts import Fact
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
@@ -23,7 +22,7 @@ from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import fit, load_model
-from lopsided.training.reporter import Reporter
+from reporters import Listening
 from training.ranks import together
 
 PHOTOS = {"cat": 30, "dog": 9}
@@ -52,19 +51,6 @@ def small(weights: Path, **changes: Any) -> Recipe:
     return named_recipe("quick").override(**fields | changes)
 
 
-class Counts(Reporter):
-    """Keeps how many images went through the encoder, and the facts."""
-
-    def __init__(self) -> None:
-        self.images, self.facts = 0, []
-
-    def count(self, label: str, done: int, total: int) -> None:
-        self.images += total if done == total else 0
-
-    def fact(self, fact: Fact) -> None:
-        self.facts.append(fact)
-
-
 def source_of(photos: Path) -> Source:
     return open_source(photos)
 
@@ -73,7 +59,7 @@ def source_of(photos: Path) -> Source:
 def test_a_frozen_run_is_an_ordinary_model_with_the_preprocessing_of_its_weights(
     photos: Path, weights: Path, cache: Path, tmp_path: Path
 ) -> None:
-    source, told = source_of(photos), Counts()
+    source, told = source_of(photos), Listening()
     fitted = fit(small(weights), source, tmp_path / "run", reporter=told)
     card = fitted.card
     assert (card.image_size, card.channels, card.features) == (32, 3, 96)
@@ -94,7 +80,7 @@ def test_a_frozen_run_is_an_ordinary_model_with_the_preprocessing_of_its_weights
 
 @pytest.mark.slow
 def test_another_run_on_the_same_images_encodes_none(photos: Path, weights: Path, cache: Path, tmp_path: Path) -> None:
-    one, other, third = Counts(), Counts(), Counts()
+    one, other, third = Listening(), Listening(), Listening()
     first = fit(small(weights), source_of(photos), tmp_path / "1", reporter=one)
     again = fit(small(weights), source_of(photos), tmp_path / "2", reporter=other)
     moved = fit(small(weights, seed=1), source_of(photos), tmp_path / "3", reporter=third)
@@ -105,7 +91,7 @@ def test_another_run_on_the_same_images_encodes_none(photos: Path, weights: Path
     assert np.array_equal(again.test.probabilities, first.test.probabilities)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("1", "2")]
     assert files[0] == files[1]
-    smaller = Counts()
+    smaller = Listening()
     fit(small(weights, **{"data.image_size": 16}), source_of(photos), tmp_path / "4", reporter=smaller)
     assert smaller.images == 39
 
@@ -115,7 +101,7 @@ def test_a_run_on_cached_features_makes_no_layers_and_writes_the_same_bytes(
     photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = named_recipe("quick").override(**{"device": "cpu", "threads": 1, "data.image_size": 32})
-    told = Counts()
+    told = Listening()
     first = fit(recipe, source_of(photos), tmp_path / "1", reporter=told)
     assert told.images == 39
     assert first.model.is_complete
@@ -147,7 +133,7 @@ def test_a_killed_run_is_resumed_with_the_features_that_were_cached(
         patch.setattr(Engine, "encode", dies)
         with pytest.raises(KeyboardInterrupt):
             fit(small(weights), source_of(photos), tmp_path / "run")
-    told = Counts()
+    told = Listening()
     resumed = fit(small(weights), source_of(photos), tmp_path / "run", resume=True, reporter=told)
     assert told.images == 39 - 16
     assert resumed.test is not None
@@ -173,12 +159,12 @@ def test_a_full_disk_disables_the_cache_with_a_warning_and_the_run_continues(
             full(path, content)
 
     monkeypatch.setattr(feature_cache, "atomic_write", write)
-    told = Counts()
+    told = Listening()
     fitted = fit(small(weights), source_of(photos), tmp_path / "run", reporter=told)
     assert fitted.test is not None
-    (text,) = [text for text in told.warned if "cache" in text]
-    assert text.startswith("Features are not cached: cannot write ")
-    assert text.endswith("no space left on device. Free some disk space.")
+    (problem,) = [fact.values["error"] for fact in told.facts if fact.kind == "not_cached"]
+    assert problem.startswith("cannot write ")
+    assert problem.endswith("no space left on device. Free some disk space.")
 
 
 def test_a_cache_folder_that_cannot_be_made_is_a_warning(
@@ -186,9 +172,10 @@ def test_a_cache_folder_that_cannot_be_made_is_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "file" / "cache"))
-    told = Counts()
+    told = Listening()
     assert fit(small(weights), source_of(photos), tmp_path / "run", reporter=told).test is not None
-    assert [text for text in told.warned if text.startswith("Features are not cached: cannot write ")]
+    (problem,) = [fact.values["error"] for fact in told.facts if fact.kind == "not_cached"]
+    assert problem.startswith("cannot write ")
 
 
 def test_images_of_one_pixel_and_of_other_sizes_and_grey_ones_are_enlarged_and_repeated(

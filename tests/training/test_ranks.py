@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME
 from lopsided.training.fit import fit
 from lopsided.training.reporter import LOG_NAME, Reporter
+from reporters import Ending
 from training.conftest import stripes, tiny
 from training.ranks import Gone, each, together
 
@@ -57,21 +57,17 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Fatal(Reporter):
-    """Kills its process at the end of an epoch, before anything about this epoch is written."""
+class Fatal(Ending):
+    """Kills its process."""
 
-    def __init__(self, stage: str, epoch: int) -> None:
-        self.fatal = (stage, epoch)
-
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        if (facts["stage"], index) == self.fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run(ranks: Ranks, folder: Path, kind: str, fatal: tuple[str, int] | None = None) -> dict[str, Any]:
     """Start or resume a run. Every rank gets its own folder, but only the first rank's folder is used."""
     own = folder if ranks.first else folder.with_name(f"{folder.name}-{ranks.rank}")
-    reporter = Reporter() if fatal is None else Fatal(*fatal)
+    reporter = Reporter() if fatal is None else Fatal("epoch", fatal)
     source = stripes(COUNTS)
     fitted = fit(tiny(**KINDS[kind]), source, own, resume=True, reporter=reporter, ranks=ranks)
     assert fitted.test is not None
@@ -208,23 +204,12 @@ def test_what_goes_wrong_is_said_once(tmp_path: Path) -> None:
     assert str(found[0]) == str(found[1])
 
 
-class Stopping(Reporter):
-    """Stops a run after an epoch of the classifier stage."""
-
-    def __init__(self, epoch: int) -> None:
-        self.last = epoch
-
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        if (facts["stage"], index) == ("classifier", self.last):
-            raise KeyboardInterrupt
-
-
 def test_a_change_on_resuming_is_noted_once(tmp_path: Path) -> None:
     change = "The run started with threads = 1 and continues with threads = 2, so the last digits may differ."
     for epoch, num_threads, number in ((2, 1, 0), (3, 2, 1), (4, 2, 1)):
         recipe = tiny(encoder_training__epochs=1, classifier__epochs=5, threads=num_threads)
         with pytest.raises(KeyboardInterrupt):
-            fit(recipe, stripes(COUNTS), tmp_path / "run", resume=True, reporter=Stopping(epoch))
+            fit(recipe, stripes(COUNTS), tmp_path / "run", resume=True, reporter=Ending("epoch", ("classifier", epoch)))
         found = notes(tmp_path / "run")
         assert found.count(change) == number
         assert sum("The run started with" in text for text in found) == number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ from safetensors.torch import save_file
 from lopsided.data.augment import to_float
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
-from lopsided.facts import Fact, notes
+from lopsided.facts import notes
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import Fitted, fit, load_model
 from lopsided.training.prior import carried_prior
-from lopsided.training.reporter import Reporter
 from lopsided.training.rescale import TAUS, tau_normalised
+from reporters import Ending, Listening
 from training.conftest import stripes, tiny
 
 COUNTS = {"many": 50, "some": 24, "few": 12}
@@ -86,17 +85,9 @@ def without_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in history]
 
 
-class Events(Reporter):
-    def __init__(self) -> None:
-        self.facts: list[Fact] = []
-
-    def fact(self, fact: Fact) -> None:
-        self.facts.append(fact)
-
-
 def test_validation_images_choose_the_first_tau_with_the_best_figure(source: Source) -> None:
     changes = {"selection__metric": "uwa", "encoder_training__epochs": 6}
-    base, told = fit(recipe(**changes), source), Events()
+    base, told = fit(recipe(**changes), source), Listening()
     fitted = fit(recipe(classifier__kind="tau-norm", **changes), source, reporter=told)
     rows = base.splits.val
     x, y, (weight, _) = features(base, source, rows), source.labels[rows], head_of(base)
@@ -186,18 +177,6 @@ def test_a_cosine_classifier_is_replaced_by_a_linear_one(source: Source, tmp_pat
     assert_same_encoder(fitted, fit(made.first_stage(), source))
 
 
-class Stops(Reporter):
-    """Interrupts a run at its n-th epoch, before anything about this epoch is written."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(("kind", "epochs"), [("crt", (3, 4, 5)), ("lws", (4, 5)), ("tau-norm", (3,))])
 def test_an_interrupted_run_ends_with_the_same_bytes(
     source: Source, tmp_path: Path, kind: str, epochs: tuple[int, ...]
@@ -207,7 +186,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     for epoch in epochs:
         folder = tmp_path / str(epoch)
         with pytest.raises(KeyboardInterrupt):
-            fit(made, source, folder, reporter=Stops(epoch))
+            fit(made, source, folder, reporter=Ending("epoch", nth=epoch))
         fit(made, source, folder, resume=True)
         for name in ("model.safetensors", "model.json"):
             assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -232,7 +211,7 @@ def test_a_fine_tuned_encoder_gets_a_second_stage(tmp_path: Path, kind: str) -> 
     if kind == "crt":
         assert [row["stage"] for row in fitted.history] == ["fine-tune", "classifier", "classifier"]
         with pytest.raises(KeyboardInterrupt):
-            fit(made, images, tmp_path / "again", reporter=Stops(3))
+            fit(made, images, tmp_path / "again", reporter=Ending("epoch", nth=3))
         fit(made, images, tmp_path / "again", resume=True)
         names = ("again", "run")
         one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in names)

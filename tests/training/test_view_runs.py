@@ -18,7 +18,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
-from lopsided.facts import Fact, notes
+from lopsided.facts import notes
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
@@ -32,7 +32,8 @@ from lopsided.runs.run import run_recipe
 from lopsided.training.fine_tune import Kept
 from lopsided.training.fit import fit, load_model
 from lopsided.training.regression import fit_regression
-from lopsided.training.reporter import Log, Reporter
+from lopsided.training.reporter import Log
+from reporters import Listening
 from training.conftest import stripes, tiny
 
 SMALL, SIDE = "test_resnet", 16
@@ -314,21 +315,16 @@ def test_with_folds_the_note_is_that_of_the_model_and_tells_of_folds_that_chose_
         pixels = source.images.load(np.array([i]), SIDE, 3)[0].permute(1, 2, 0).numpy()
         Image.fromarray(pixels).save(folder / str(label) / f"{i:02d}.png")
     recipe = frozen(weights, **{"regression.strength": None, "encoder.views": "auto", "data.folds": 3})
-    told: list[Fact] = []
-
-    class Told(Reporter):
-        def fact(self, fact: Fact) -> None:
-            told.append(fact)
-
-    run_recipe(recipe, tmp_path / "first", data=folder, reporter=Told())
-    assert [fact.values["views"] for fact in told if fact.kind == "chosen_views"] == ["flip"]
+    told = Listening()
+    run_recipe(recipe, tmp_path / "first", data=folder, reporter=told)
+    assert [fact.values["views"] for fact in told.facts if fact.kind == "chosen_views"] == ["flip"]
     assert json.loads((tmp_path / "first" / "metrics.json").read_text())["views"] == ["identity", "hflip"]
-    assert "other_views" not in [fact.kind for fact in told]
-    told.clear()
+    assert "other_views" not in [fact.kind for fact in told.facts]
+    told = Listening()
     choices = iter([0, 1, 0, 1])  # Three folds, and then all images.
     monkeypatch.setattr("lopsided.training.frozen.choose_views", lambda losses: next(choices))
-    run_recipe(recipe, tmp_path / "second", data=folder, reporter=Told())
-    assert notes.other_views(2, 3) in told
+    run_recipe(recipe, tmp_path / "second", data=folder, reporter=told)
+    assert notes.other_views(2, 3) in told.facts
 
 
 @pytest.mark.parametrize(
