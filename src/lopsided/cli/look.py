@@ -134,11 +134,18 @@ def data(
         else:
             show(table(["source", "found", "where"], ([s["name"], _yes(s["found"]), s["where"]] for s in sources)))
         return
+    from lopsided.inference.readable import ReadableImages
     from lopsided.progress import counter
 
     with counter("reading images", quiet=quiet) as progress:
         facts = describe(
-            data, group=group, allow_outside=allow_outside, include=include, exclude=exclude, progress=progress
+            data,
+            group=group,
+            allow_outside=allow_outside,
+            include=include,
+            exclude=exclude,
+            progress=progress,
+            known=ReadableImages(),
         )
     if as_json:
         show_json(facts)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lopsided.data.images import FileImages, Progress
+from lopsided.data.images import FileImages, Known, Progress
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
 from lopsided.data.sources.names import name_cautions
@@ -32,13 +32,14 @@ def describe(
     exclude: Sequence[str] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
+    known: Known | None = None,
 ) -> dict[str, Any]:
     """Describe a source: classes, splits, groups, sizes, byte-identical images and unreadable images."""
     source = open_source(
         data, group=group, allow_outside=allow_outside, min_classes=1, include=include, exclude=exclude
     )
     workers = workers or (os.cpu_count() or 1)
-    broken = source.images.unreadable(workers=workers, progress=progress)
+    broken = source.images.unreadable(workers=workers, progress=progress, known=known)
     rows = np.setdiff1d(np.arange(len(source)), [index for index, _ in broken])
     duplicates = _duplicates(source, rows)
     return {

@@ -13,6 +13,7 @@ from lopsided.errors import DataError, sentence
 from lopsided.evaluation.by_rule import decided_unseen, figures_by_rule
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.metrics import evaluate
+from lopsided.inference.readable import ReadableImages
 from lopsided.inference.use import Use, choose_use
 from lopsided.recipe.rules import parse_rule
 
@@ -64,7 +65,13 @@ def check_labelled(
     source = source.relabel(card.classes)
     workers = workers or (os.cpu_count() or 1)
     same_size = card.image_size is None
-    return source.verify(skip_unreadable=skip_unreadable, same_size=same_size, workers=workers, progress=progress)
+    return source.verify(
+        skip_unreadable=skip_unreadable,
+        same_size=same_size,
+        workers=workers,
+        progress=progress,
+        known=ReadableImages(),
+    )
 
 
 def evaluate_model(
