@@ -38,10 +38,12 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.loop import Stage
+from lopsided.training.methods.end_to_end import EndToEndTrainer
+from lopsided.training.methods.staged import StagedTrainer
+from lopsided.training.methods.two_stage import TwoStageTrainer
 from lopsided.training.reporter import Log
 from lopsided.training.selection import probe_rows
-from lopsided.training.stage_kinds import classifier_stage, encoder_stage, end_to_end_stage
-from lopsided.training.stages import Stages
+from lopsided.training.stage_kinds import classifier_stage
 
 Floats = npt.NDArray[np.float64]
 Weights = list[Tensor]
@@ -134,8 +136,8 @@ def restore(module: nn.Module, weights: Weights) -> None:
         value.copy_(old)
 
 
-class _Watched(Stages):
-    """Stages that keep the scores and weights of every epoch, and averaged weights."""
+class _Watched(StagedTrainer):
+    """A trainer that keeps the scores and weights of every epoch, and averaged weights."""
 
     def watch(self, stage: Stage, scores: Callable[[], Floats]) -> tuple[list[Floats], list[Weights], Weights]:
         """Run a stage. Return the validation scores and the weights of every epoch, and the averaged weights."""
@@ -156,9 +158,9 @@ class _Watched(Stages):
             return {}
 
         handle = register_optimizer_step_post_hook(update)
-        self._begin = time.perf_counter()
+        self.begin = time.perf_counter()
         try:
-            self._run_stage(replace(stage, judge=judge), State("", "", stage.name), {})
+            self.run_stage(replace(stage, judge=judge), State("", "", stage.name), {})
         finally:
             handle.remove()
         return found, kept, average
@@ -181,12 +183,21 @@ class _Watched(Stages):
         return -torch.cdist(queries, means).square().numpy()
 
 
+class _TwoStage(_Watched, TwoStageTrainer):
+    pass
+
+
+class _EndToEnd(_Watched, EndToEndTrainer):
+    pass
+
+
 def _open(recipe: Recipe) -> tuple[_Watched, dict[str, Part]]:
     source, held = Sources().open(recipe)
     assert held is not None
     splits = split_source(recipe, source)
     prepared, _ = prepare(recipe, source, splits)
-    stages = _Watched(recipe, prepared, torch.device("cpu"), Log(None, None), Checkpoint(None))
+    kind = _TwoStage if recipe.method == "two-stage" else _EndToEnd
+    stages = kind(recipe, prepared, torch.device("cpu"), Log(None, None), Checkpoint(None))
     stages.build()
     parts = {"held": Part(_inputs(stages, held, recipe), held.labels)}
     if len(splits.test):
@@ -220,7 +231,7 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
     content: dict[str, Any] = {"counts": stages.prepared.counts(), "val_labels": val.labels}
     content["held_labels"] = parts["held"].labels
     if recipe.method == "end-to-end":
-        scores, weights, average = stages.watch(end_to_end_stage(stages), lambda: stages.logits(val))
+        scores, weights, average = stages.watch(stages.first_stage(), lambda: stages.logits(val))
         content["val_logits"] = np.stack(scores).astype(np.float32)
         chosen = select(scores, val.labels, stages.prepared.counts())
         for rule, epoch in chosen.items():
@@ -232,7 +243,7 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
         content["held_ema"] = stages.logits(parts["held"]).astype(np.float32)
         content["val_ema"] = stages.logits(val).astype(np.float32)
         return content
-    stage = encoder_stage(stages)
+    stage = stages.first_stage()
     scores, weights, average = stages.watch(stage, lambda: stages.distances(val))
     content["val_distances"] = np.stack(scores).astype(np.float32)
     chosen = select(scores, val.labels, scale=True)

@@ -38,7 +38,7 @@ from lopsided.models.layout import scaled
 from lopsided.models.pretrained import EMBEDDED_ENCODER
 from lopsided.models.views import look
 from lopsided.recipe.views import CANDIDATES, name_views
-from lopsided.training.frozen import UPRIGHT, choose_views
+from lopsided.training.methods.frozen import UPRIGHT, choose_views
 from lopsided.training.regression import fit_regression
 from shared import Floats
 

@@ -26,7 +26,7 @@ from lopsided.data.images import ArrayImages
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
-from lopsided.training.stages import Stages
+from lopsided.training.methods import Trainer
 from training.conftest import stripes, tiny
 
 QUICK: dict[str, Any] = {
@@ -321,16 +321,16 @@ def test_a_list_of_images_is_taken_as_an_array_of_them() -> None:
 
 def test_fit_flushes_denormals_as_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
-    run = Stages.run
+    run = Trainer.run
 
-    def watch(self: Stages, *arguments: Any) -> None:
+    def watch(self: Trainer, *arguments: Any) -> None:
         seen.append(float(torch.tensor(1e-39) * 0.5))
         run(self, *arguments)
 
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot")
     torch.set_flush_denormal(False)
-    monkeypatch.setattr(Stages, "run", watch)
+    monkeypatch.setattr(Trainer, "run", watch)
     TwoStageClassifier(encoder="mlp", epochs=1, classifier_epochs=1).fit([[0.0], [1.0]] * 8, [0, 1] * 8)
     assert seen == [0.0]
 
@@ -369,7 +369,7 @@ def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Pat
 
 
 def test_groups_go_to_the_inner_folds_and_must_fit_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopsided.training import frozen
+    from lopsided.training.methods import frozen
 
     x, y = blobs()
     seen = []

@@ -194,12 +194,12 @@ def write_split(folder: Path, splits: dict[str, int]) -> Path:
 def test_an_unexpected_error_before_the_first_checkpoint_leaves_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lopsided.training.stages import Stages
+    from lopsided.training.methods import Trainer
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Stages, "run", fail)
+    monkeypatch.setattr(Trainer, "run", fail)
     with pytest.raises(ZeroDivisionError):
         run_recipe(SMALL, tmp_path / "deep" / "run", data=photos)
     assert list(tmp_path.iterdir()) == []

@@ -18,9 +18,10 @@ from lopsided.facts import notes
 from lopsided.inference.small import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
-from lopsided.training import baseline, frozen, quick_run
+from lopsided.training import baseline, quick_run
 from lopsided.training import fit as fitting
 from lopsided.training.baseline import Compared, compare, compare_answers
+from lopsided.training.methods import frozen
 from lopsided.training.quick_run import classify_by_quick, is_quick
 from lopsided.training.reporter import Log
 from training.conftest import tiny

@@ -349,7 +349,7 @@ def test_the_regression_on_the_trained_encoder_has_the_strength_that_folds_chose
         strengths.append((settings["strength"], found.strength))
         return found
 
-    monkeypatch.setattr("lopsided.training.frozen.fit_regression", spy)
+    monkeypatch.setattr("lopsided.training.methods.frozen.fit_regression", spy)
     fit(small(weights, **{"fine_tune.blend": 0.5, "regression.strength": None}), open_source(photos))
     first, again, last = strengths  # Before training, and both regressions of the blend.
     assert first == again

@@ -322,7 +322,7 @@ def test_with_folds_the_note_is_that_of_the_model_and_tells_of_folds_that_chose_
     assert "other_views" not in [fact.kind for fact in told.facts]
     told = Listening()
     choices = iter([0, 1, 0, 1])  # Three folds, and then all images.
-    monkeypatch.setattr("lopsided.training.frozen.choose_views", lambda losses: next(choices))
+    monkeypatch.setattr("lopsided.training.methods.frozen.choose_views", lambda losses: next(choices))
     run_recipe(recipe, tmp_path / "second", data=folder, reporter=told)
     assert notes.other_views(2, 3) in told.facts
 

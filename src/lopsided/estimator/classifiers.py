@@ -35,8 +35,8 @@ from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model
 from lopsided.recipe import Recipe, find_recipe
 from lopsided.training.decide import recalibrate
+from lopsided.training.methods import Trainer
 from lopsided.training.prior import settled_prior
-from lopsided.training.stages import Stages
 
 _FEW = 16
 
@@ -57,7 +57,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             recipe's encoder for images.
         epochs, lr: Epochs and learning rate of the first stage.
         classifier_epochs: Epochs of the second stage.
-        batch_size: Batch size of both stages.
+        batch_size: Batch size of both trainer.
         image_size: Side to which images are resized; None: no resizing, so all images must have the size of ``fit``.
         val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
         decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a>=0.95" or another rule of
@@ -134,7 +134,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train both stages on inputs ``X`` with one label each in ``y``."""
+        """Train both trainer on inputs ``X`` with one label each in ``y``."""
         return self._fit(X, y, None)
 
     def _fit(self, X: Any, y: Any, groups: Any) -> Self:
@@ -160,17 +160,17 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             whole = recipe if folds is None else whole_recipe(recipe)
             if folds is not None:
                 scores = out_of_fold(samples, whole, folds, verbose=self.verbose)
-            stages, state = train(samples, whole, verbose=self.verbose)
+            trainer, state = train(samples, whole, verbose=self.verbose)
             if folds is not None:
-                self._settle(stages, recipe, scores, codes, classes, groups)
+                self._settle(trainer, recipe, scores, codes, classes, groups)
         self.classes_ = classes
         self.resizes_ = recipe.data.image_size is not None or recipe.augment.normalisation == "weights"
-        self.model_, self.card_, self.history_ = stages.model, stages.card, state.history
+        self.model_, self.card_, self.history_ = trainer.model, trainer.card, state.history
         return self
 
     def _settle(
         self,
-        stages: Stages,
+        trainer: Trainer,
         recipe: Recipe,
         scores: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
         codes: npt.NDArray[np.int64],
@@ -178,7 +178,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         groups: npt.NDArray[np.str_] | None,
     ) -> None:
         """Calibrate the model and fit its rule on out-of-fold scores, and keep these scores as attributes."""
-        (p, numbers), names = scores, stages.card.classes
+        (p, numbers), names = scores, trainer.card.classes
         rule, kind, prior = (
             recipe.decision.rule,
             recipe.decision.calibration,
@@ -188,7 +188,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         calibrated, decided = settle_crossed(rule, kind, names, prior, held, numbers)
         change, decision = settle_scores(rule, kind, names, prior, held)
         num = 0 if kind == "none" else len(codes)
-        stages.card = recalibrate(stages.model, stages.card, prior, change, decision, num)
+        trainer.card = recalibrate(trainer.model, trainer.card, prior, change, decision, num)
         self.oof_proba_, self.oof_fold_ = calibrated.astype(np.float32), numbers
         self.oof_pred_ = classes[decided]
         found = evaluate(codes, calibrated, decided, classes=names, seed=recipe.seed, groups=groups, folds=numbers)

@@ -24,9 +24,9 @@ from lopsided.recipe import Recipe
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.fit import pixels_of
+from lopsided.training.methods import Trainer, make_trainer
 from lopsided.training.prior import settled_prior
 from lopsided.training.reporter import Log, Reporter
-from lopsided.training.stages import Stages
 
 PREDICT_BATCH = 256
 
@@ -52,17 +52,17 @@ class Samples:
         return Source("samples", blank, self.codes, self.names, tuple(map(str, range(len(self.codes)))), self.groups)
 
 
-def train(samples: Samples, recipe: Recipe, *, verbose: int) -> tuple[Stages, State]:
+def train(samples: Samples, recipe: Recipe, *, verbose: int) -> tuple[Trainer, State]:
     """Train a recipe on samples, calibrate the model and settle its rule."""
     prepared = _with_groups(_prepare(samples, recipe), samples.groups)
     check_rule(recipe, prepared)
     state = State(recipe="", data="", stage=next(iter(recipe.spec.stages(recipe))))
     log = Log(None, _Printer() if verbose else None)
-    stages = Stages(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
-    stages.build()
-    stages.run(state, {})
-    settle(stages)
-    return stages, state
+    trainer = make_trainer(recipe, prepared, pick_device(recipe.device), log, Checkpoint(None))
+    trainer.build()
+    trainer.run(state, {})
+    settle(trainer)
+    return trainer, state
 
 
 def out_of_fold(
@@ -75,21 +75,21 @@ def out_of_fold(
     prior, p = settled_prior(recipe, np.bincount(codes, minlength=num_classes)), np.empty((len(codes), num_classes))
     for fold in range(folds):
         here, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
-        stages, _ = train(samples.rows(rest), recipe, verbose=verbose)
-        found = _probabilities(stages, samples.X[here], images=samples.images)
-        p[here] = at_prevalence(found, stages.card.prior, prior)
+        trainer, _ = train(samples.rows(rest), recipe, verbose=verbose)
+        found = _probabilities(trainer, samples.X[here], images=samples.images)
+        p[here] = at_prevalence(found, trainer.card.prior, prior)
     return p, numbers
 
 
-def _probabilities(stages: Stages, X: Any, *, images: bool) -> npt.NDArray[np.float64]:
-    card = stages.card
+def _probabilities(trainer: Trainer, X: Any, *, images: bool) -> npt.NDArray[np.float64]:
+    card = trainer.card
     inputs: Inputs = (
         MemoryInputs(torch.from_numpy(np.array(X)))
         if not images
         else (StreamedInputs(source_from_arrays(X).images, card.image_size, card.channels))
     )
-    engine = stages.engine if images else Engine(stages.model, (), fast=False)
-    return Scorer(stages.model, card, engine=engine, cached="none", batch_size=PREDICT_BATCH).score(inputs)[0]
+    engine = trainer.engine if images else Engine(trainer.model, (), fast=False)
+    return Scorer(trainer.model, card, engine=engine, cached="none", batch_size=PREDICT_BATCH).score(inputs)[0]
 
 
 def _prepare(samples: Samples, recipe: Recipe) -> Prepared:

@@ -23,8 +23,8 @@ from lopsided.recipe import Recipe
 from lopsided.runs.run import settle
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.fit import pixels_of
+from lopsided.training.methods import make_trainer
 from lopsided.training.reporter import Log
-from lopsided.training.stages import Stages
 
 if TYPE_CHECKING:
     from lopsided.inference.scorer import Scorer
@@ -54,9 +54,9 @@ def fill_cache(
     digests = source.images.digest(np.arange(len(source)))
     prepared, _ = prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)
     device = pick_device(recipe.device if cluster is None else "cpu")
-    stages = Stages(recipe, prepared, device, Log(None, None), Checkpoint(None), None)
-    stages.build()
-    scorer, card = stages.scorer, stages.card
+    trainer = make_trainer(recipe, prepared, device, Log(None, None), Checkpoint(None), None)
+    trainer.build()
+    scorer, card = trainer.scorer, trainer.card
     if not scorer.shelves:
         raise InputError("The cache is disabled, because LOPSIDED_CACHE_GIB is 0 or there is no home folder.")
     if cluster is not None:
@@ -73,7 +73,7 @@ def fill_cache(
     if not isinstance(images, FileImages):
         raise InputError(f"--engine ray needs images in files, but those of {source.name} are arrays.")
     with tempfile.TemporaryDirectory(prefix="lopsided-") as scratch:
-        save_model(Path(scratch), stages.model, card)
+        save_model(Path(scratch), trainer.model, card)
         with cluster(Path(scratch)) as mapper:
             _collect(scorer, mapper, [images.paths[row] for row in missing], progress)
     return len(source), len(missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, Part, Prepared, row_batches
 from lopsided.distributed import Ranks
-from lopsided.errors import InputError, sentence
+from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
 from lopsided.evaluation.decision import resolve
-from lopsided.facts import cautions
+from lopsided.facts import cautions, notes
 from lopsided.inference.engine import Engine, evaluating
+from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.probabilities import share_rows
 from lopsided.inference.scorer import Scorer
 from lopsided.inference.small import SmallImages
@@ -68,13 +70,10 @@ class Built:
         views = PLAIN if vector and recipe.encoder.views == AUTO else computed_views(recipe.encoder.views)
         check_views(views, prepared.kind, prepared.shape)
         scaling = "none" if vector else recipe.encoder.scaling  # Numbers of a table are no activations.
-        if recipe.classifier.kind == "tau-norm" and recipe.classifier.tau is None and prepared.val is None:
-            raise InputError("The data have no validation images to choose classifier.tau by. Set classifier.tau.")
         channels = 1 if vector else prepared.shape[0]
         late = self._late_encoder() if fresh else None
         encoder, features = late or self.untrained(fresh=fresh)
-        heads = self._heads()
-        adapter = None if heads is None else self._adapter(heads, features)
+        heads, adapter = self.adapter(features) or (None, None)
         with seeded_init(recipe.seed, "classifier"):
             first = recipe.spec.head_loss(recipe.first_stage())
             classifier = self.head(first, features if adapter is None else adapter.width)
@@ -150,18 +149,9 @@ class Built:
         state, layout = found
         return late_encoder(recipe.encoder.name, state, layout, shape, fast=recipe.fast), layout.width
 
-    def _heads(self) -> AdapterCard | None:
-        section = self.recipe.adapter
-        if self.recipe.method != "adapter":
-            return None
-        return AdapterCard(heads=section.heads, hidden=section.hidden, out=section.out, keep=section.blend > 0)
-
-    def _adapter(self, heads: AdapterCard, features: int) -> Adapter:
-        section = self.recipe.adapter
-        with seeded_init(self.recipe.seed, "adapter"):
-            return Adapter(
-                features, **heads.model_dump(), input_dropout=section.input_dropout, dropout=section.dropout
-            )  # fmt: skip
+    def adapter(self, features: int) -> tuple[AdapterCard, Adapter] | None:
+        """Return heads on the features, if the method has any."""
+        return None
 
     def _choose_augment(self) -> Callable[..., Tensor]:
         cutmix = self.recipe.encoder_training.cutmix
@@ -219,6 +209,25 @@ class Built:
         if scorer.problem is not None and not self._told:
             self._told = True
             self.log.fact(cautions.not_cached(scorer.problem))
+        return found
+
+    def training_features(self, sets: Sequence[Sequence[str]], *, cached: bool = True) -> list[npt.NDArray[np.float32]]:
+        """Return the features of the training images by the encoder as it is, for each set of views."""
+        train = self.prepared.train
+        self.model.eval()
+        if not cached:
+            train = replace(train, digests=None)
+        elif self.prepared.kind == "image":
+            root, views, encoder = cache_root(), self.model.views, self.recipe.encoder
+            engine = self.engine.name.split()[0]
+            averaged = [] if views == PLAIN else list(views)
+            cache = None if root is None else str(root)
+            self.log.fact(notes.features(engine, encoder.name, averaged, encoder.views == AUTO, cache))
+        found = self.frozen_means(train, "features of training images", sets)
+        if not all(np.isfinite(features).all() for features in found):
+            raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
+        for place, features in enumerate(found):  # One at a time, because many images need much memory.
+            found[place] = self.engine.scale(features)
         return found
 
     def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:

@@ -35,8 +35,8 @@ FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "enco
 TIMES_AS_LONG = 20.0
 """Least seconds of training per second of writing."""
 _KEY = "lopsided"
-_STAGES = ("encoder", "classifier", "end-to-end", "frozen", "adapter", "fine-tune")
-_CHOSEN = re.compile(r"chosen-[a-z-]+-\d+\.safetensors")
+_STAGE = re.compile(r"[a-z][a-z0-9_-]{0,99}")
+_CHOSEN = re.compile(r"chosen-[a-z0-9_-]+-\d+\.safetensors")
 _STEP, _MOMENTUM = "step", "momentum_buffer"
 _FIT = "The checkpoint does not fit the recipe"
 _AGAIN = "Remove the checkpoint folder to start again."
@@ -198,7 +198,7 @@ def _is_plain(line: Facts) -> bool:
 def _odd_fields(state: State) -> Iterator[str]:
     """Yield fields with values that no run writes. A folder may come from someone else, so its content is checked."""
     good = {
-        "stage": state.stage in _STAGES,
+        "stage": _STAGE.fullmatch(state.stage),
         "epoch": state.epoch >= 0,
         "history": all(_is_plain(line) for line in state.history),
         "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It names a file that will be read.

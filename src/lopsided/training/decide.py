@@ -19,8 +19,8 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
+from lopsided.training.methods import Trainer
 from lopsided.training.prior import bias_between, carried_prior
-from lopsided.training.stages import Stages
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,7 +35,7 @@ def check_rule(recipe: Recipe, prepared: Prepared) -> None:
     resolve(recipe.decision.rule, prepared.classes, carried_prior(recipe, prepared.counts()), held)
 
 
-def settle(stages: Stages) -> None:
+def settle(trainer: Trainer) -> None:
     """Calibrate the model on the validation images and write its prior, temperature and decision rule on its card.
 
     Probabilities are also moved from the prior that training gave them to the class shares of the training images, so
@@ -43,14 +43,16 @@ def settle(stages: Stages) -> None:
     "none" they stay as they are. Temperature and biases become part of the linear layer, so that every program that
     uses the weights returns calibrated probabilities.
     """
-    recipe, prepared = stages.recipe, stages.prepared
+    recipe, prepared = trainer.recipe, trainer.prepared
     carried, kind = carried_prior(recipe, prepared.counts()), recipe.decision.calibration
     held = None
     if prepared.val is not None:
-        size, scorer = recipe.encoder_training.batch_size, stages.scorer
+        size, scorer = recipe.encoder_training.batch_size, trainer.scorer
         if not recipe.spec.pretrained:
-            plain = Engine(stages.model, (), fast=False)
-            scorer = Scorer(stages.model, stages.card, engine=plain, ranks=stages.ranks, cached="none", batch_size=size)
+            plain = Engine(trainer.model, (), fast=False)
+            scorer = Scorer(
+                trainer.model, trainer.card, engine=plain, ranks=trainer.ranks, cached="none", batch_size=size
+            )
         digests = None if recipe.spec.trains_encoder else prepared.val.digests
         probabilities, _ = scorer.score(prepared.val.inputs, digests)
         held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
@@ -66,14 +68,14 @@ def settle(stages: Stages) -> None:
         found = {"temperature": change.temperature, "bias": list(change.bias)}
         return {**found, "prior": list(prior), "decision": decision.model_dump()}
 
-    found = stages.ranks.told(compute)  # All ranks must decide alike despite rounding.
+    found = trainer.ranks.told(compute)  # All ranks must decide alike despite rounding.
     temperature, bias = float(found["temperature"]), tuple(map(float, found["bias"]))
     with torch.no_grad():
-        for parameter in stages.model.classifier.parameters():
+        for parameter in trainer.model.classifier.parameters():
             parameter.div_(temperature)
-        stages.model.classifier.bias.add_(torch.tensor(bias).to(stages.model.classifier.bias))
+        trainer.model.classifier.bias.add_(torch.tensor(bias).to(trainer.model.classifier.bias))
     calibrated = held is not None and kind != "none"
-    stages.card = stages.card.model_copy(
+    trainer.card = trainer.card.model_copy(
         update={
             "prior": tuple(map(float, found["prior"])),
             "temperature": temperature,
@@ -82,8 +84,8 @@ def settle(stages: Stages) -> None:
             "decision": Decision.model_validate(found["decision"]),
         }
     )
-    for fact in _notes(recipe, stages, calibrated=calibrated):
-        stages.log.fact(fact)
+    for fact in _notes(recipe, trainer, calibrated=calibrated):
+        trainer.log.fact(fact)
 
 
 def recalibrate(
@@ -128,17 +130,17 @@ def _decision(
     return resolve(rule, prepared.classes, prior, scores)
 
 
-def _val_counts(stages: Stages) -> list[int]:
-    val = stages.prepared.val
+def _val_counts(trainer: Trainer) -> list[int]:
+    val = trainer.prepared.val
     labels = np.empty(0, dtype=np.int64) if val is None else val.labels
-    return [int(number) for number in np.bincount(labels, minlength=len(stages.prepared.classes))]
+    return [int(number) for number in np.bincount(labels, minlength=len(trainer.prepared.classes))]
 
 
-def _notes(recipe: Recipe, stages: Stages, *, calibrated: bool) -> Iterator[Fact]:
-    card = stages.card
+def _notes(recipe: Recipe, trainer: Trainer, *, calibrated: bool) -> Iterator[Fact]:
+    card = trainer.card
     yield decision_note(card.decision, card.classes)
     if calibrated:
-        absent = [name for name, n in zip(card.classes, _val_counts(stages), strict=True) if not n]
+        absent = [name for name, n in zip(card.classes, _val_counts(trainer), strict=True) if not n]
         yield notes.calibrated(card.calibrated_on, "validation", card.temperature, card.bias, absent)
     elif recipe.decision.calibration != "none" and not recipe.spec.calibrates:
         yield notes.not_calibrated()

@@ -1,10 +1,10 @@
-"""Fit a model from a recipe and a source: in two stages, end to end, on frozen features, or by fine-tuning.
+"""Fit a model from a recipe and a source: in two trainer, end to end, on frozen features, or by fine-tuning.
 
-**Two stages.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
+**Two trainer.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
 drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
 ``classifier.augment`` is set, each image is encoded once. **End to end** trains the encoder and the linear layer
 together for ``encoder_training.epochs``. A baseline of the same budget (``Recipe.baseline``) sets this field to the
-epochs of both stages.
+epochs of both trainer.
 
 **Frozen.** The encoder has pretrained weights and is not trained. Each image is encoded once, or its features come
 from a cache on disk. A logistic regression on the features (see ``regression``) becomes the linear layer. A killed run
@@ -29,7 +29,6 @@ because each rank draws the masks for its own images. Each validation or test im
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections.abc import Sequence
@@ -53,7 +52,6 @@ from lopsided.facts import Fact, notes
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.probabilities import Predictions
 from lopsided.inference.small import SmallImages
-from lopsided.models.ensemble import average
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
@@ -62,10 +60,9 @@ from lopsided.training.baseline import compare, compare_answers
 from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
-from lopsided.training.fine_tune import num_epochs
+from lopsided.training.methods import Trainer, make_trainer
 from lopsided.training.quick_run import classify_by_quick, figures_of, is_quick
 from lopsided.training.reporter import Log, Reporter
-from lopsided.training.stages import Stages
 
 __all__ = [
     "Fitted",
@@ -146,39 +143,39 @@ def fit(
         check_rule(recipe, prepared)
         facts = [split_note(recipe, source), *_left_out(source), *source.facts, *facts, *_unused(source, splits)]
         state = _new_state(recipe, fingerprint(source, splits, digests), num_threads, ranks)
+        trainer = make_trainer(recipe, prepared, device, log, checkpoint, ranks)
         if saved is not None:
             facts += _check_resumable(state, saved[0])
-            check_course(*saved, _stage_epochs(recipe, prepared, saved[0]))
+            check_course(*saved, trainer.epochs(saved[0]))
             # The next resume must compare with the values of this one.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
-        stages = Stages(recipe, prepared, device, log, checkpoint, ranks)
         if ranks.size == 1 and recipe.compare_quick and is_quick(recipe):
-            stages.small = SmallImages(prepared.shape, prepared.image_size)
-        stages.build(fresh=saved is None)
+            trainer.small = SmallImages(prepared.shape, prepared.image_size)
+        trainer.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         log.begin(source.classes, state.history)
-        facts += [*stages.notes(), *run_cautions(recipe, prepared, leaks)]
+        facts += [*trainer.notes(), *run_cautions(recipe, prepared, leaks)]
         for fact in [*why, *facts, *source_cautions(source, recipe, prepared.shape)]:
             log.fact(fact)
-        _complete(stages, state, saved[1] if saved is not None else {}, folder)
+        _complete(trainer, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
-            model=stages.model,
-            card=stages.card,
+            model=trainer.model,
+            card=trainer.card,
             splits=splits,
             leaks=leaks,
             history=state.history,
-            val=_predictions(stages, source, splits.val, prepared.val),
-            test=_predictions(stages, source, splits.test, prepared.test),
-            held_out=_judged(stages, held_out),
+            val=_predictions(trainer, source, splits.val, prepared.val),
+            test=_predictions(trainer, source, splits.test, prepared.test),
+            held_out=_judged(trainer, held_out),
             seconds=state.seconds,
             fingerprint=state.data,
         )
         if ranks.first:
-            fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, stages, log)
+            fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, trainer, log)
             for fact in [*falling_cautions(recipe, state.history), *below]:
                 log.fact(fact)
         fitted.cautions = log.cautions
@@ -201,26 +198,26 @@ def _new_state(recipe: Recipe, data: str, num_threads: int, ranks: Ranks) -> Sta
     return state
 
 
-def _complete(stages: Stages, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
+def _complete(trainer: Trainer, state: State, tensors: dict[str, torch.Tensor], folder: Path | None) -> None:
     """Run the remaining training and write the model, or load the model of a finished run."""
-    ranks, recipe = stages.ranks, stages.recipe
+    ranks = trainer.ranks
     if state.finished and folder is not None:
-        stages.checkpoint.tidy(state)  # The run may have been killed before it did this.
+        trainer.checkpoint.tidy(state)  # The run may have been killed before it did this.
         if ranks.first:
-            stages.model, stages.card = load_model(folder, stages.device, fast=stages.recipe.fast)
-        elif recipe.method == "fine-tune" and recipe.fine_tune.blend:  # The weights come from the first rank.
-            stages.model, stages.card = average([(copy.deepcopy(stages.model), stages.card) for _ in range(2)])
+            trainer.model, trainer.card = load_model(folder, trainer.device, fast=trainer.recipe.fast)
+        else:  # The weights come from the first rank.
+            trainer.expect()
         if ranks.size > 1:
-            load_strictly(stages.model, ranks.spread(stages.model.state_dict))
-            stages.card = ModelCard.model_validate(ranks.told(partial(stages.card.model_dump, mode="json")))
-        stages.model.eval()
+            load_strictly(trainer.model, ranks.spread(trainer.model.state_dict))
+            trainer.card = ModelCard.model_validate(ranks.told(partial(trainer.card.model_dump, mode="json")))
+        trainer.model.eval()
         return
-    stages.run(state, tensors)
-    settle(stages)
+    trainer.run(state, tensors)
+    settle(trainer)
     if folder is not None and ranks.first:
-        stages.card = save_model(folder, stages.model, stages.card)
+        trainer.card = save_model(folder, trainer.model, trainer.card)
     state.finished, state.chosen = True, None
-    stages.checkpoint.save(state, {})
+    trainer.checkpoint.save(state, {})
 
 
 def pixels_of(recipe: Recipe) -> Preprocessing | None:
@@ -257,14 +254,6 @@ def _check_resumable(state: State, saved: State) -> list[Fact]:
     return facts
 
 
-def _stage_epochs(recipe: Recipe, prepared: Prepared, saved: State) -> dict[str, int]:
-    stages = recipe.spec.stages(recipe)
-    return {
-        name: num_epochs(recipe, prepared.train.labels, saved.steps) if epochs is None else epochs
-        for name, epochs in stages.items()
-    }
-
-
 def _unused(source: Source, splits: Splits) -> list[Fact]:
     number = len(source) - sum(len(rows) for _, rows in splits.parts())
     return [notes.unused_validation(number)] if number else []
@@ -280,7 +269,7 @@ def _baseline(
     prepared: Prepared,
     fitted: Fitted,
     digests: list[str],
-    stages: Stages,
+    trainer: Trainer,
     log: Log,
 ) -> tuple[dict[str, Any] | None, list[Fact]]:
     """Compare the model with the recipe ``quick``. Return its figures, and a caution if the model is worse.
@@ -291,8 +280,8 @@ def _baseline(
     if not recipe.compare_quick:
         return None, []
     if is_quick(recipe):
-        return None, _below_pixels(recipe, prepared, fitted, stages.small)
-    answers = classify_by_quick(recipe, source, fitted.splits, digests, stages.device, log)
+        return None, _below_pixels(recipe, prepared, fitted, trainer.small)
+    answers = classify_by_quick(recipe, source, fitted.splits, digests, trainer.device, log)
     splits: dict[str, Any] = {}
     cautions: list[Fact] | None = None
     for split, found in answers.items():
@@ -353,14 +342,10 @@ def _announce(
         log.fact(notes.not_repeatable(str(device)))
 
 
-def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -> Predictions | None:
+def _predictions(trainer: Trainer, source: Source, rows: Any, part: Part | None) -> Predictions | None:
     if part is None:
         return None
-    if not stages.recipe.spec.trains_encoder:
-        features = stages.engine.adapt(stages.frozen_features(part, "features of test images"))
-        probabilities = stages.engine.probabilities(features)
-    else:
-        probabilities, features = stages.scorer.score(part.inputs)
+    probabilities, features = trainer.score(part)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
         classes=source.classes,
@@ -368,16 +353,16 @@ def _predictions(stages: Stages, source: Source, rows: Any, part: Part | None) -
         y_true=part.labels,
         groups=None if source.groups is None else source.groups[rows],
         features=features,
-        decision=stages.card.decision,
+        decision=trainer.card.decision,
     )
 
 
-def _judged(stages: Stages, source: Source | None) -> Predictions | None:
+def _judged(trainer: Trainer, source: Source | None) -> Predictions | None:
     if source is None:
         return None
-    rows, card, trained = np.arange(len(source)), stages.card, stages.recipe.spec.trains_encoder
+    rows, card, trained = np.arange(len(source)), trainer.card, trainer.recipe.spec.trains_encoder
     digests = None if trained else tuple(source.images.digest(rows))
     inputs = StreamedInputs(source.images, card.image_size, card.channels, os.cpu_count() or 1)
-    judged = _predictions(stages, source, rows, Part(inputs, source.labels, source.groups, digests))
+    judged = _predictions(trainer, source, rows, Part(inputs, source.labels, source.groups, digests))
     assert judged is not None
     return replace(judged, features=None) if trained else judged

@@ -29,8 +29,8 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.baseline import Compared, sample
 from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.methods import make_trainer
 from lopsided.training.reporter import Log, Reporter
-from lopsided.training.stages import Stages
 
 Indices = npt.NDArray[np.int64]
 
@@ -109,15 +109,15 @@ def classify_by_quick(
     try:
         pixels = preprocessing_of(base.encoder.name, base.encoder.weights)
         prepared, _ = prepare(base, source, Splits(**parts), pixels=pixels, digests=digests)
-        stages = Stages(base, prepared, device, Log(None, _Counts(log)), Checkpoint(None))
-        stages.build()
-        stages.run(State("", "", "frozen"), {})
+        trainer = make_trainer(base, prepared, device, Log(None, _Counts(log)), Checkpoint(None))
+        trainer.build()
+        trainer.run(State("", "", base.method), {})
         decision = resolve("balanced", prepared.classes, prior_of(prepared.counts()))
         found = {}
         for name in names:
             part = prepared.val if name == "val" else prepared.test
             assert part is not None
-            p = stages.engine.probabilities(stages.engine.adapt(stages.frozen_features(part, _LABEL)))
+            p = trainer.score(part)[0]
             found[name] = Answers(few[name], part.labels, p, decision.decide(p))
     except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
         log.fact(notes.quick_not_compared(str(error)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,34 +17,28 @@ from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import ProjectionHead
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings
 from lopsided.seeds import derive_seed
-from lopsided.training import fine_tune
 from lopsided.training.built import Built, unchanged
 from lopsided.training.loop import Stage
-from lopsided.training.rescale import Scales
 from lopsided.training.selection import Judged, centroid_logits, figures, probe_rows, tempered_log_loss
 from lopsided.training.step import of_loss
 
 
-def encoder_stage(built: Built) -> Stage:
-    """Return the first of two stages: encoder, projection head, and a linear layer if the loss needs logits."""
-    val = built.prepared.val
-    return network_stage(built, "encoder", None if val is None else _probe(built, val))
-
-
-def end_to_end_stage(built: Built) -> Stage:
-    """Return the only stage: encoder, linear layer, and a projection head if the loss needs projections."""
-    val = built.prepared.val
-    return network_stage(built, "end-to-end", None if val is None else _judge(built, val, built.features))
-
-
 def network_stage(
-    built: Built, name: str, judge: Callable[[], Judged] | None, encode: Callable[[Tensor], Tensor] | None = None
+    built: Built,
+    name: str,
+    judge: Callable[[], Judged] | None,
+    encode: Callable[[Tensor], Tensor] | None = None,
+    *,
+    apart: bool = False,
 ) -> Stage:
-    """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features."""
+    """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features.
+
+    With ``apart``, a loss that needs logits gets a classifier of its own instead of that of the model.
+    """
     encode = encode or built.model.encode  # Training augments each image instead of averaging its views.
     settings, views = built.recipe.encoder_training, built.recipe.encoder_training.views
     needs = settings.loss.entry.needs
-    module, heads = _module(built, name, needs)
+    module, heads = _module(built, needs, apart=apart)
 
     def output(x: Tensor) -> Tensor:
         features = built.model.scale(encode(x))
@@ -72,15 +65,14 @@ def network_stage(
     )
 
 
-def classifier_stage(built: Built) -> Stage:
-    """Return the second stage: a classifier, or the scales of its logits, on the frozen encoder."""
+def classifier_stage(built: Built, scales: nn.Module | None = None) -> Stage:
+    """Return the second stage: the model's classifier, or the ``scales`` of its logits, on the frozen encoder."""
     settings, prepared = built.recipe.classifier, built.prepared
     classifier = built.model.classifier
-    module: nn.Module = Scales(built.num_classes).to(built.device) if settings.kind == "lws" else classifier
 
     def output(features: Tensor) -> Tensor:
         logits: Tensor = classifier(features)
-        return logits if module is classifier else module(logits.detach())
+        return logits if scales is None else scales(logits.detach())
 
     val = None if prepared.val is None else (built.features(prepared.val.inputs), prepared.val.labels)
 
@@ -103,7 +95,7 @@ def classifier_stage(built: Built) -> Stage:
     return Stage(
         name="classifier",
         section="classifier",
-        module=module,
+        module=classifier if scales is None else scales,
         settings=settings,
         part=part,
         sampler=_sampler(built, "classifier", settings),
@@ -114,32 +106,7 @@ def classifier_stage(built: Built) -> Stage:
     )
 
 
-def fine_tune_stage(built: Built, sampler: BatchSampler) -> Stage:
-    """Return the stage that trains the encoder, or its last blocks on the activations of the others."""
-    recipe, section, val = built.recipe, built.recipe.fine_tune, built.prepared.val
-    kept = None
-    if section.blocks != "all":
-        kept = fine_tune.Kept(built.model, built.prepared, recipe, built.augment, built.ranks, built.log)
-    judge, features = None, built.features if kept is None else kept.features
-    if val is not None:
-        logits = "logits" in recipe.encoder_training.loss.entry.needs
-        judge = _judge(built, val, features) if logits else _probe(built, val, features)
-    stage = network_stage(built, "fine-tune", judge, None if kept is None else kept.cut.rest)
-    frozen = fine_tune.norm_layers(built.model.encoder) if section.batch_norm == "frozen" else ()
-    return replace(
-        stage,
-        part=stage.part if kept is None else kept.part,
-        sampler=sampler,
-        transform=stage.transform if kept is None else kept.transform,
-        frozen=frozen if kept is None else (*frozen, kept.cut.front),
-        groups=fine_tune.parameter_groups(
-            built.model.encoder, stage.trained, recipe.encoder_training, section.layer_decay
-        ),
-        average=section.average,
-    )
-
-
-def _module(built: Built, name: str, needs: frozenset[str]) -> tuple[nn.Module, list[nn.Module]]:
+def _module(built: Built, needs: frozenset[str], *, apart: bool) -> tuple[nn.Module, list[nn.Module]]:
     """Return the module to train, and the heads that feed the loss, the projection head first."""
     if "projections" not in needs:
         return built.model, [built.model.classifier]
@@ -148,7 +115,7 @@ def _module(built: Built, name: str, needs: frozenset[str]) -> tuple[nn.Module, 
     if "logits" not in needs:
         return nn.ModuleDict({"encoder": built.model.encoder, "projection": projection}), [projection]
     classifier = built.model.classifier
-    if name == "encoder":  # The second stage trains the model's own classifier from the start.
+    if apart:
         with seeded_init(built.recipe.seed, "joint"):
             classifier = built.head(built.recipe.encoder_training.loss, built.card.features)
     parts = {"encoder": built.model.encoder, "classifier": classifier, "projection": projection}
@@ -190,7 +157,7 @@ def _sampler(built: Built, stage: str, settings: EncoderTraining | Classifier) -
     )
 
 
-def _judge(built: Built, val: Part, features: Callable[[Inputs], Tensor]) -> Callable[[], Judged]:
+def judge_by_classifier(built: Built, val: Part, features: Callable[[Inputs], Tensor]) -> Callable[[], Judged]:
     """Return a function that evaluates the classifier on the features of validation images."""
 
     def judge() -> Judged:
@@ -201,9 +168,9 @@ def _judge(built: Built, val: Part, features: Callable[[Inputs], Tensor]) -> Cal
     return judge
 
 
-def _probe(built: Built, val: Part, features: Callable[..., Tensor] | None = None) -> Callable[[], Judged]:
+def judge_by_means(built: Built, val: Part, features: Callable[..., Tensor]) -> Callable[[], Judged]:
     """Return a function that evaluates the encoder by nearest class means of training images, not augmented."""
-    train, features = built.prepared.train, features or built.features
+    train = built.prepared.train
     rows = probe_rows(train.labels, derive_seed(built.recipe.seed, "probe"))
     labels = torch.from_numpy(train.labels[rows]).to(built.device)
 

@@ -1,31 +1,31 @@
-"""Classifiers and heads on the features of an encoder as it is, which are fitted and not trained in stages."""
+"""Frozen: a logistic regression on the features of an encoder as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from time import perf_counter
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lopsided.errors import RunError
 from lopsided.facts import cautions, notes
-from lopsided.inference.feature_cache import cache_root
-from lopsided.models.ensemble import average
-from lopsided.models.machine import arrange
-from lopsided.models.model import Model
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
-from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.built import Built
-from lopsided.training.checkpoint import Facts
+from lopsided.training.checkpoint import State
+from lopsided.training.methods.trainer import Features, FeatureTrainer
 from lopsided.training.regression import Regression, fit_regression
-from lopsided.training.stage_kinds import objective_of
 
 UPRIGHT = 0.8
 """If inner folds give less than this share of the log loss with fewer views, the classes depend on these views."""
-Features = npt.NDArray[np.float32]
+
+
+class FrozenTrainer(FeatureTrainer):
+    """Fits the logistic regression."""
+
+    def train(self, state: State, tensors: dict[str, Tensor]) -> None:
+        """Fit the regression, and choose the views if the recipe asks for that."""
+        regress(self)
+        state.seconds = perf_counter() - self.begin
 
 
 def regress(built: Built, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
@@ -39,7 +39,7 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None,
     scored = strength is None and built.recipe.regression.strength is None and told
     checked = scored and not auto and len(views) > 1 and PLAIN[0] in views
     sets: Sequence[Sequence[str]] = CANDIDATES if auto else (views, PLAIN) if checked else (views,)
-    features = _training_features(built, sets, cached=cached)
+    features = built.training_features(sets, cached=cached)
     found: list[tuple[int, Regression]] = []
 
     def fit() -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def regress(built: Built, *, cached: bool = True, strength: float | None = None,
         built.take_views(sets[place])
     for _, fitted in found:
         if strength is None and told:
-            _tell_choice(built, fitted)
+            tell_choice(built, fitted)
     chosen: float = used
     return chosen
 
@@ -121,90 +121,12 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
     if choose_views(losses):
         # With encoder.views alone, fit takes quick.
         recipe = "--recipe thorough " if len(built.recipe.encoder.spec.parts) > 1 else ""
-        advice = f"{recipe}--views {AUTO if built.recipe.method == 'frozen' else 'none'}"
+        advice = f"{recipe}--views {AUTO if built.recipe.spec.chooses_views else 'none'}"
         built.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
 
 
-def blend(built: Built) -> None:
-    """Average the logits of a regression on the features of the trained encoder and of the pretrained encoder.
-
-    The features of the trained encoder separate the images that it was trained on, so inner folds cannot choose the
-    strength of their regression. It is that of the other regression.
-    """
-    tuned, prepared, share = built.model, built.prepared, built.recipe.fine_tune.blend
-    encoder, features = built.untrained()
-    head = built.head(built.recipe.classifier.loss, features)
-    frozen = Model(encoder, head, prepared.mean, prepared.std, views=tuned.views, scaling=tuned.scaling)
-    frozen.to(built.device)
-    if built.recipe.fast:
-        arrange(frozen.encoder, built.device, prepared.shape)
-    built.replace_model(frozen)
-    strength = regress(built)
-    built.replace_model(tuned)
-    regress(built, cached=False, strength=strength)
-    both, built.card = average([(frozen, built.card), (tuned, built.card)], shares=(share, 1 - share))
-    built.replace_model(both)
-    built.log.fact(notes.blend(share))
-
-
-def adapt(built: Built) -> list[Facts]:
-    """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""
-    recipe, train = built.recipe, built.prepared.train
-    (features,) = _training_features(built, [built.model.views])
-    adapter, steps = built.model.adapter, -(-len(train) // recipe.encoder_training.batch_size)
-    assert adapter is not None
-    found: list[Joined] = []
-
-    def fit() -> dict[str, Tensor]:
-        built.log.stage("adapter", recipe.encoder_training.epochs, steps)
-        joined = fit_adapter(
-            adapter,
-            Rows(features, train.labels, train.groups, built.num_classes, built.importance),
-            recipe,
-            lambda labels: objective_of(built, recipe.encoder_training.loss, labels, recipe.adapter.out),
-            device=built.device,
-            count=lambda done, total: built.log.count("heads", done, total),
-        )
-        found.append(joined)
-        linear = {"weight": joined.linear.weight, "bias": joined.linear.bias}
-        state = {f"classifier.{name}": torch.from_numpy(value).float() for name, value in linear.items()}
-        return state | {f"adapter.{name}": value for name, value in adapter.state_dict().items()}
-
-    state = built.ranks.spread(fit)
-    for name in ("adapter", "classifier"):
-        own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
-        built.model.get_submodule(name).load_state_dict(own)
-    history: list[Facts] = built.ranks.told(lambda: found[0].history)
-    for index, facts in enumerate(history, start=1):
-        built.log.epoch(index, facts)
-    for joined in found:
-        if joined.regression is not None:
-            _tell_choice(built, joined.regression)
-        built.log.fact(notes.heads(recipe.adapter.heads, joined.num_folds, recipe.adapter.blend))
-    return history
-
-
-def _training_features(built: Built, sets: Sequence[Sequence[str]], *, cached: bool = True) -> list[Features]:
-    """Return the features of the training images by the encoder as it is, for each set of views."""
-    train = built.prepared.train
-    built.model.eval()
-    if not cached:
-        train = replace(train, digests=None)
-    elif built.prepared.kind == "image":
-        root, views, encoder = cache_root(), built.model.views, built.recipe.encoder
-        engine = built.engine.name.split()[0]
-        averaged = [] if views == PLAIN else list(views)
-        cache = None if root is None else str(root)
-        built.log.fact(notes.features(engine, encoder.name, averaged, encoder.views == AUTO, cache))
-    found = built.frozen_means(train, "features of training images", sets)
-    if not all(np.isfinite(features).all() for features in found):
-        raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
-    for place, features in enumerate(found):  # One at a time, because many images need much memory.
-        found[place] = built.engine.scale(features)
-    return found
-
-
-def _tell_choice(built: Built, fitted: Regression) -> None:
+def tell_choice(built: Built, fitted: Regression) -> None:
+    """Log the strength of a regression, and how it was chosen."""
     built.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
     if built.recipe.regression.strength is not None:
         built.log.fact(notes.given_strength(fitted.strength))
