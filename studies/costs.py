@@ -29,8 +29,8 @@ NAMED = ("quick", "thorough", "adapter", "fine-tune")
 LOSSES = ("ce", "weighted-ce", "cl", "afcl")
 FILES = ("bcl", "supmin", "ce-sam", "ce-mixup-crt")
 DATA = {
-    "tops": ["fashion-mnist-tops", "--scenario", "98:2,total=1000", "--split", "stratified", "--test", "0.3"],
-    "isic": ["isic2018", "--split", "group", "--set", 'data.classes=["MEL", "DF"]'],
+    "tops": ["fashion-mnist-tops", "scenario=98:2,total=1000", "split=stratified", "test=0.3"],
+    "isic": ["isic2018", "split=group", 'data.classes=["MEL", "DF"]'],
 }
 BASES = {"tops": ARMS / "base.toml", "isic": ARMS / "isic.toml"}
 
@@ -38,13 +38,13 @@ BASES = {"tops": ARMS / "base.toml", "isic": ARMS / "isic.toml"}
 def commands(data: str, resnet50: str | None) -> dict[str, list[str]]:
     """Return the arguments of ``lopsided fit`` for each arm."""
     found = {name: ["--recipe", name] for name in NAMED}
-    found["adapter blend"] = ["--recipe", "adapter", "--set", "adapter.blend=0.5"]
+    found["adapter blend"] = ["--recipe", "adapter", "adapter.blend=0.5"]
     if resnet50 is not None:
-        found["resnet50"] = ["--recipe", "quick", "--encoder", "resnet50", "--weights", resnet50]
+        found["resnet50"] = ["--recipe", "quick", "--encoder", "resnet50", f"weights={resnet50}"]
     found |= {loss: ["--recipe", str(BASES[data]), "--loss", loss] for loss in LOSSES}
     if data == "tops":
         found |= {name: ["--recipe", str(ARMS / f"{name}.toml")] for name in FILES}
-    return {arm: [*DATA[data], *own, "--set", "compare_quick=false"] for arm, own in found.items()}
+    return {arm: [*DATA[data], *own, "compare_quick=false"] for arm, own in found.items()}
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tiny import write_photos
 from tiny_command import Ended
 
 OLD = b"what was here before\n"
-TINY = ["--encoder", "mlp-8", "--epochs", "1", "--classifier-epochs", "1", "--batch-size", "16", "--device", "cpu"]
+TINY = ["--encoder", "mlp-8", "epochs=1", "classifier_epochs=1", "batch_size=16", "--device", "cpu"]
 
 
 def call(*arguments: str | Path) -> Ended:

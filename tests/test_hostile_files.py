@@ -533,7 +533,9 @@ def test_a_path_that_a_link_leads_out_of_the_folder_of_its_table_needs_to_be_all
     ):
         table = inside / "table.csv"
         table.write_text(f"path,label\n{path},cat\nown.png,dog\n")
-        with pytest.raises(DataError, match=r"^paths must stay below the folder of the table, got .* --allow-outside"):
+        with pytest.raises(
+            DataError, match=r"^paths must stay below the folder of the table, got .*allow_outside=true"
+        ):
             open_source(table)
     table.write_text("path,label\ncat/000.png,cat\nown.png,dog\n")
     assert len(open_source(table, allow_outside=True)) == 2
@@ -556,7 +558,8 @@ def test_every_command_that_takes_a_table_asks_for_the_flag_and_a_recipe_cannot_
         refused = call(*arguments, "--quiet") if arguments[0] != "evaluate" or run.exists() else None
         assert refused is not None
         assert (refused.code, told in refused.err) == (2, True)
-        allowed = call(*arguments, "--quiet", "--allow-outside")
+        flag = "allow_outside=true" if arguments[0] == "fit" else "--allow-outside"
+        allowed = call(*arguments, "--quiet", flag)
         assert allowed.code == 0, allowed.err
     assert Run.open(run).recipe.data.allow_outside, "It is kept, so that the run can be resumed and repeated."
     pages = []

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 ADDRESS = re.compile(r'sin6?_port=htons\((\d+)\).*?(?:inet_addr\("|inet_pton\(AF_INET6, "|"&?)([0-9a-f.:]+)"')
-SMALL = ["threads=1", "encoder.name=mlp-8", "encoder_training.epochs=1", "classifier.epochs=1", "compare_default=false"]
+SMALL = ["threads=1", "encoder.name=mlp-8", "encoder_training.epochs=1", "classifier.epochs=1", "compare_quick=false"]
 PROGRAM = """
 import shlex, sys
 from lopsided import cli
@@ -30,7 +30,6 @@ for line in sys.argv[1].strip().splitlines():
 """
 """Runs commands in one process, which spares the imports of each."""
 TRACKERS = "--track tensorboard --track mlflow:mlruns --track wandb:."
-SETS = [word for field in SMALL for word in ("--set", field)]
 
 
 def addresses(trace: str) -> set[str]:
@@ -98,7 +97,7 @@ def test_the_verbs_talk_to_no_other_machine(folder: Path) -> None:
 
 def test_training_comparing_and_trackers_talk_to_no_other_machine(folder: Path) -> None:
     script = f"""
-        fit photos --out run --recipe from-scratch {" ".join(SETS)} {TRACKERS} --quiet
-        compare photos --arms ce,cl --seeds 1 --out compared {" ".join(SETS)} --quiet
+        fit photos --out run --recipe from-scratch {" ".join(SMALL)} {TRACKERS} --quiet
+        compare photos --arms ce,cl --seeds 1 --out compared {" ".join(SMALL)} --quiet
     """
     assert traced(folder, script) == set()

@@ -17,7 +17,7 @@ import pytest
 from typer.main import get_command
 
 from lopsided.cli.app import app
-from lopsided.recipe import find_recipe, named_recipes, parse_change
+from lopsided.recipe import find_recipe, is_word, named_recipes, read_words
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -82,15 +82,13 @@ def test_every_command_on_a_page_has_a_verb_options_fields_recipes_that_exist() 
         recipe = given.get("--recipe", "from-scratch")
         if recipe not in named_recipes():
             continue
-        for option, value in pairwise(words):
-            if option == "--set":
-                field = parse_change(value)[0]
-                fields = {path for path, _, _ in find_recipe(recipe).leaves()} | {
-                    "classifier.loss",
-                    "encoder_training.loss",
-                }
-                if field not in fields:
-                    wrong.append((page, field))
+        settings = [word for word in words if verb in ("fit", "compare") and is_word(word)]
+        settings = [word for word in settings if "--auto" not in words or not word.startswith("minutes=")]
+        loss = [f"loss={given['--loss']}"] if "--loss" in given else []
+        base = find_recipe(recipe)
+        fields = {path for path, _, _ in base.leaves()} | {"classifier.loss", "encoder_training.loss"}
+        read = read_words([*settings, *loss], recipe=lambda base=base: base).values
+        wrong += [(page, path) for path in read if path not in fields and ".loss." not in path]
     assert wrong == []
 
 

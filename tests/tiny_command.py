@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-SMALL = ["--encoder", "mlp", "--epochs", "2", "--classifier-epochs", "2", "--batch-size", "8", "--device", "cpu"]
+SMALL = ["--encoder", "mlp", "epochs=2", "classifier_epochs=2", "batch_size=8", "--device", "cpu"]
 """Flags that make a run of a second or two."""
 
 

@@ -136,8 +136,8 @@ def _recipe() -> Iterator[str]:
     yield "# The fields of a recipe"
     yield ""
     yield (
-        "This page is written from the schema when the site is built. A recipe is a TOML file; `--set NAME=VALUE` sets "
-        "any of these fields. The default is that of the recipe `from-scratch`, which a missing field takes. "
+        "This page is written from the schema when the site is built. A recipe is a TOML file; `lopsided fit DATA "
+        "NAME=VALUE` sets any of these fields. The default is that of the recipe `from-scratch`, which a missing field takes. "
         "`lopsided recipes NAME` prints a recipe with all its fields."
     )
     yield from ("", "## The recipes of the package", "", "| name | purpose |", "|---|---|")

@@ -72,7 +72,7 @@ fig.tight_layout()
 # %%
 # A recall to reach
 # -----------------
-# A rule such as ``recall:shirt>=0.9`` needs rare images, too. To be 95 % sure of it, at least this many of them must be
+# A rule such as ``recall:shirt=0.9`` needs rare images, too. To be 95 % sure of it, at least this many of them must be
 # there, and all of them above the threshold. With fewer, ``fit`` says how sure it is.
 for least in (0.8, 0.9, 0.95, 0.99):
     print(f"recall {least:.2f} needs {images_for_recall(least):4d} rare images")

@@ -4,7 +4,8 @@ A message is one line. It gives the condition, the received value and, if possib
 
     eta must be >= 0, got -3.0. Use 0 for the symmetric loss.
 
-The command prints the message and ends with exit code 2. A Python caller catches ``LopsidedError``, or the built-in
+A message about a field of a recipe starts with its name: the command replaces it by the option or word that set the
+field, prints the message and ends with exit code 2. A Python caller catches ``LopsidedError``, or the built-in
 exception that each subclass also derives from.
 """
 

@@ -12,16 +12,11 @@ from tiny_command import Call
 
 PHOTOS = {"cat": 30, "dog": 12}
 LIGHT = [
-    "--set",
     "adapter.heads=2",
-    "--set",
     "adapter.hidden=8",
-    "--set",
     "adapter.out=4",
-    "--epochs",
-    "2",
-    "--test",
-    "0.3",
+    "epochs=2",
+    "test=0.3",
     "--device",
     "cpu",
 ]
@@ -30,9 +25,7 @@ LIGHT = [
 @pytest.mark.slow
 def test_all_verbs_take_a_run_with_heads(photos: Path, call: Call, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ended = call(
-        "fit", photos, "--out", run, "--recipe", "adapter", "--set", "adapter.blend=0.5", "--loss", "afcl", *LIGHT
-    )
+    ended = call("fit", photos, "--out", run, "--recipe", "adapter", "adapter.blend=0.5", "--loss", "afcl", *LIGHT)
     assert ended.code == 0
     assert ended.out.startswith(f"AFCL heads on frozen features on {photos}: ")
     assert "not calibrated" not in ended.err  # Left-out training images calibrate heads.
@@ -58,8 +51,8 @@ def test_all_verbs_take_a_run_with_heads(photos: Path, call: Call, tmp_path: Pat
     ("flags", "text"),
     [
         ("--recipe adapter --loss ce", 'cannot be ce with method "adapter". Use one of cl, fcl, acl, afcl'),
-        ("--recipe adapter --classifier-epochs 3", 'has no effect with method "adapter".'),
-        ("--set adapter.heads=3", 'adapter.heads has no effect with method "frozen". Use a recipe with heads'),
+        ("--recipe adapter classifier_epochs=3", 'has no effect with method "adapter".'),
+        ("adapter.heads=3", 'adapter.heads has no effect with method "frozen". Use a recipe with heads'),
     ],
 )
 def test_what_heads_cannot_use_is_one_sentence(flags: str, text: str, photos: Path, call: Call, tmp_path: Path) -> None:

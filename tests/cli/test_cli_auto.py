@@ -16,7 +16,7 @@ from tiny_sweep import HereEngine
 
 PHOTOS = {"cat": 12, "dog": 8}
 FLAGS = (
-    *("--encoder", "mlp-8", "--epochs", "2", "--classifier-epochs", "1", "--batch-size", "8", "--device", "cpu"),
+    *("--encoder", "mlp-8", "epochs=2", "classifier_epochs=1", "batch_size=8", "--device", "cpu"),
     *("--folds", "2"),
 )
 TINY = (*FLAGS, "--workers", "1")
@@ -57,7 +57,7 @@ def test_a_cluster_is_connected_to_once(photos: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(auto, "_ARMS", ("ce",))
     monkeypatch.setattr(ray_engine, "RayEngine", lambda address, threads: HereEngine(2))
     monkeypatch.setattr(ray_engine, "connect", lambda address, closing: asked.append(address))
-    engine = ("--engine", "ray", "--address", "x:1")
+    engine = ("--engine", "ray:x:1")
     ended = command_here("fit", photos, "--auto", "--out", tmp_path / "run", *FLAGS, *engine)
     assert ended.code == 0, ended.err
     assert asked == ["x:1"]
@@ -68,13 +68,15 @@ def test_a_cluster_is_connected_to_once(photos: Path, tmp_path: Path, monkeypatc
     [
         (("--auto", "--recipe", "quick"), "--recipe chooses what to train and cannot be used with --auto."),
         (("--auto", "--loss", "cl"), "--loss chooses what to train and cannot be used with --auto."),
-        (("--auto", "--folds", "1"), "--folds 1 trains one split and cannot be used with --auto."),
-        (("--auto", "--test", "0.2"), "--test is a share of one split and cannot be used with --auto."),
-        (("--auto", "--split", "given"), 'cannot be used with --split = "given"'),
-        (("--auto", "--repeats", "2"), "--repeats repeats the folds of one recipe and cannot be used with --auto."),
-        (("--minutes", "5"), "--minutes is the time of a comparison, but --auto is missing. Add --auto."),
+        (
+            ("--auto", "--folds", "1"),
+            "--auto compares over folds, so there cannot be one split. Remove folds=1 or --auto.",
+        ),
+        (("--auto", "test=0.2"), "test is a share of one split and cannot be used with --auto."),
+        (("--auto", "split=given"), 'data.folds cannot be used with data.split = "given"'),
+        (("--auto", "repeats=2"), "repeats repeats the folds of one recipe and cannot be used with --auto."),
         (("--auto", "--decide", "recall:bird>=0.9"), "bird"),
-        (("--auto", "--minutes", "-1"), "Invalid value for '--minutes'"),
+        (("--auto", "minutes=-1"), "minutes must be a number >= 0, got -1."),
         (
             ("--auto", "--folds", "9"),
             "the number of folds must be from 2 to the number of images of every class,",

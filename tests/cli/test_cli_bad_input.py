@@ -87,7 +87,7 @@ def test_a_class_with_one_image(assert_fit_refused: Callable[..., None], folder:
 def test_a_truncated_file(assert_fit_refused: Callable[..., None], folder: Path) -> None:
     path = folder / "cat" / "003.png"
     path.write_bytes(path.read_bytes()[:100])
-    assert_fit_refused(f"Cannot read the image {path} (", "with --skip-unreadable.")
+    assert_fit_refused(f"Cannot read the image {path} (", "skip_unreadable=true.")
 
 
 def test_a_text_file_called_jpg(assert_fit_refused: Callable[..., None], folder: Path) -> None:
@@ -135,65 +135,66 @@ def test_labels_that_differ_between_train_and_test(assert_fit_refused: Callable[
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--scenario", "90:10,total=900"), "90:10,total=900 needs cat 810, dog 90, but the source has cat 8, dog 6."),
-        (("--scenario", "90:20"), "shares must add up to 100, got 90:20, which adds up to 110."),
+        (("scenario=90:10,total=900",), "90:10,total=900 needs cat 810, dog 90, but the source has cat 8, dog 6."),
+        (("scenario=90:20",), "shares must add up to 100, got 90:20, which adds up to 110."),
         (("--encoder", "resnet19"), "--encoder must be a timm model or \"mlp\", got 'resnet19'."),
         (
             ("--loss", "afc"),
             "--loss is not valid. There is no loss 'afc'; the losses are cl, fcl, acl,",
         ),
-        (("--eta", "-1"), "--eta must be a finite number >= 0, got -1.0"),
-        (("--loss", "cl", "--eta", "1"), "--loss \"cl\" has no parameter 'eta'; it has temperature and"),
-        (("--set", "seed"), "--set must be dotted.name=value, got 'seed'. Example: --set encoder.name=resnet50."),
-        (("--set", "=3"), "--set must be dotted.name=value, got '=3'."),
+        (("eta=-1",), "eta must be a finite number >= 0, got -1."),
+        (("epoch=3",), "A recipe has no field 'epoch'. Did you mean epochs?"),
+        (("views=2",), "views=2 may mean tta or encoder_training.views or fine_tune.views. Write one of these names."),
+        (("dogs",), "DATA is given twice: "),
+        (("--loss", "cl", "eta=1"), "--loss \"cl\" has no parameter 'eta'; it has temperature and"),
         (
-            ("--set", "encoder_training.vews=2"),
+            ("encoder_training.vews=2",),
             "A recipe has no field 'encoder_training.vews'. Did you mean encoder_training.views?",
         ),
         (
-            ("--set", "encoder_training.eta=2"),
+            ("encoder_training.eta=2",),
             "A recipe has no field 'encoder_training.eta'. Did you mean encoder_training.loss.eta?",
         ),
         (
-            ("--set", "encoder_training.loss.eat=2"),
+            ("encoder_training.loss.eat=2",),
             "encoder_training.loss \"afcl\" has no parameter 'eat'; it has eta,",
         ),
         (
-            ("--set", "augment=none"),
+            ("augment=none",),
             "augment is a section and cannot be 'none'. Set a field, such as augment.rotation.",
         ),
         (
-            ("--epochs", "2", "--set", "encoder_training.epochs=3"),
-            "--epochs 2 and --set encoder_training.epochs=3 set the same field to different values. Remove one of",
+            ("epochs=2", "encoder_training.epochs=3"),
+            "epochs=2 and encoder_training.epochs=3 set the same field to different values. Remove one of",
         ),
         (
-            ("--loss", "cl", "--set", "encoder_training.loss.name=fcl"),
-            '--loss cl and --set encoder_training.loss.name="fcl" set the same field to different values.',
+            ("--loss", "cl", "encoder_training.loss.name=fcl"),
+            "--loss cl and encoder_training.loss.name=fcl set the same field to different values.",
         ),
         (
-            ("--encoder", "mlp", "--set", "encoder.name=resnet18"),
-            '--encoder mlp and --set encoder.name="resnet18" set the same field to different values.',
+            ("--encoder", "mlp", "encoder.name=resnet18"),
+            "--encoder mlp and encoder.name=resnet18 set the same field to different values.",
         ),
         (
-            ("--skip-unreadable", "--set", "data.skip_unreadable=false"),
-            "--skip-unreadable and --set data.skip_unreadable=false set the same field to different values.",
+            ("skip_unreadable=true", "data.skip_unreadable=false"),
+            "skip_unreadable=true and data.skip_unreadable=false set the same field to different values.",
         ),
-        (("--val", "0.2", "--set", "data.val=unset"), "--val 0.2 and --set data.val=unset set the same field"),
-        (("--set", "data.source=others"), '/photos and --set data.source="others" set the same field'),
+        (("val=0.2", "data.val=unset"), "val=0.2 and data.val=unset set the same field"),
+        (("data.source=others",), "/photos and data.source=others set the same field"),
         (
-            ("--recipe", "from-scratch", "--set", "method=end-to-end", "--loss", "cl"),
+            ("--recipe", "from-scratch", "method=end-to-end", "--loss", "cl"),
             '--loss cannot be cl with method "end-to-end". Use one of ce, weighted-ce, focal, logit-adjusted, '
             "class-balanced, label-aware-smoothing, ldam, bcl, or method=two-stage.",
         ),
-        (("--set", "augment.rotation=much"), "augment.rotation must be a finite number >= 0 and <= 180, got 'much'."),
-        (("--set", "seed=" + "9" * 5000), "seed must be an integer >= 0 and <= 9223372036854775807, got '999"),
-        (("--loss", "ce", "--set", "encoder_training.views=2"), "encoder_training.views must be 1 with the loss ce"),
-        (("--val", "0.6", "--test", "0.5"), "--test + --val must be < 1, got 0.5 + 0.6."),
+        (("augment.rotation=much",), "augment.rotation must be a finite number >= 0 and <= 180, got 'much'."),
+        (("seed=" + "9" * 5000,), "seed must be an integer >= 0 and <= 9223372036854775807, got '999"),
+        (("--loss", "ce", "encoder_training.views=2"), "encoder_training.views must be 1 with the loss ce"),
+        (("val=0.6", "test=0.5"), "test + data.val must be < 1, got 0.5 + 0.6."),
         (("--recipe", "none.toml"), "a recipe must be a readable TOML file, got none.toml (No such file"),
         (("--device", "quantum"), "device must be"),
-        (("--weights", "/none/w.safetensors"), "/none/w.safetensors"),
-        (("--split", "group"), "A split by group needs groups, but photos has none."),
-        (("--split", "given"), "photos does not define splits, so a given split cannot be used."),
+        (("weights=/none/w.safetensors",), "/none/w.safetensors"),
+        (("split=group",), "A split by group needs groups, but photos has none."),
+        (("split=given",), "photos does not define splits, so a given split cannot be used."),
     ],
 )
 def test_a_flag_that_cannot_be_used(flags: tuple[str, ...], told: str, assert_fit_refused: Callable[..., None]) -> None:
@@ -211,7 +212,7 @@ def test_corrupt_images_are_left_out_and_listed_when_asked(call: Call, folder: P
     (folder / "cat" / "003.png").write_bytes(b"")
     (folder / "dog" / "letter.jpg").write_text("dear reader")
     run = folder.parent / "run"
-    ended = call("fit", folder, "--out", run, *SMALL, "--skip-unreadable")
+    ended = call("fit", folder, "--out", run, *SMALL, "skip_unreadable=true")
     assert ended.code == 0
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["unreadable"] == [
@@ -321,7 +322,7 @@ def test_an_output_may_replace_itself_and_have_the_name_of_a_runs_file_elsewhere
         "evaluate PATH PHOTOS", "evaluate MODEL PHOTOS --out PATH", "report PATH", "report MODEL --out PATH",
         "data PATH", "data PATH.csv", "export PATH", "export MODEL --out PATH", "recipes PATH.toml",
         "fit --recipe PATH.toml --out OUT", "fit PATH --out OUT", "fit PHOTOS --out PATH",
-        "fit PHOTOS --weights PATH --out OUT",
+        "fit PHOTOS weights=PATH --out OUT",
     ],
 )  # fmt: skip
 def test_a_path_that_cannot_be_opened(arguments: str, kind: str, call: Call, model: Path, folder: Path) -> None:

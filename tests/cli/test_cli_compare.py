@@ -23,8 +23,8 @@ from tiny_sweep import record_of
 
 PHOTOS = {"cat": 8, "dog": 6}
 TINY = [
-    *("--set", "encoder.name=mlp", "--set", "encoder_training.epochs=1", "--set", "encoder_training.batch_size=8"),
-    *("--set", "classifier.epochs=1", "--set", "device=cpu", "--workers", "1"),
+    *("encoder.name=mlp", "encoder_training.epochs=1", "encoder_training.batch_size=8"),
+    *("classifier.epochs=1", "device=cpu", "--workers", "1"),
 ]
 
 
@@ -100,9 +100,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
     arms = ("--arms", "ce,afcl:eta=0.1,gamma=7", "--arms", "from-scratch:encoder_training.loss=focal")
     scenarios = ("--scenario", "90:10,total=20,50:50", "--scenario", "long-tail:10,step")
-    ended = call(
-        "compare", photos, *arms, *scenarios, "--seeds", "2", "--set", "data.test=0.3", "--out", tmp_path / "CMP"
-    )
+    ended = call("compare", photos, *arms, *scenarios, "--seeds", "2", "data.test=0.3", "--out", tmp_path / "CMP")
     assert ended.code == 0, ended.err
     assert {(cell.arm, cell.recipe.data.scenario, cell.recipe.seed, cell.recipe.data.test) for cell in trained} == {
         (arm, scenario, seed, 0.3)
@@ -126,10 +124,10 @@ def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
     out = tmp_path / "CMP"
     for more in (
         ("--arms", "cl", "--seeds", "1"),
-        ("--arms", "cl,afcl", "--seeds", "2", "--set", "device=cpu", "--set", "threads=1"),
+        ("--arms", "cl,afcl", "--seeds", "2", "device=cpu", "threads=1"),
         ("--arms", "ce", "--scenario", "50:50,total=8"),
         ("--arms", "afcl", "--scenario", "90:10"),
-        ("--arms", "cl", "--set", "encoder_training.loss=fcl"),
+        ("--arms", "cl", "encoder_training.loss=fcl"),
     ):
         ended = call("compare", photos, "--out", out, *more)
         assert ended.code == 0, ended.err
@@ -141,17 +139,17 @@ def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
 @pytest.mark.parametrize(
     ("arms", "flags", "told"),
     [
-        ("cl", ("--set", "encoder_training.epochs=5"), "runs with other settings: encoder_training.epochs was 30 and"),
-        ("ce", ("--set", "encoder_training.epochs=5"), "runs with other settings: encoder_training.epochs was 30 and"),
-        ("cl", ("--set", "data.test=0.2"), "runs with other settings: data.test was 0.15 and is now 0.2. Use the same"),
+        ("cl", ("encoder_training.epochs=5",), "runs with other settings: encoder_training.epochs was 30 and"),
+        ("ce", ("encoder_training.epochs=5",), "runs with other settings: encoder_training.epochs was 30 and"),
+        ("cl", ("data.test=0.2",), "runs with other settings: data.test was 0.15 and is now 0.2. Use the same"),
         (
             "cl",
-            ("--set", "selection.patience=5"),
+            ("selection.patience=5",),
             "runs with other settings: selection.patience was unset and is now 5.",
         ),
         (
             "afcl",
-            ("--set", "encoder_training.loss.temperature=0.1"),
+            ("encoder_training.loss.temperature=0.1",),
             "runs with other settings: encoder_training.loss.temperature was 0.07 and is now 0.1.",
         ),
         ("mine.toml", (), "runs of the arm 'mine' with other settings: encoder_training.lr was 0.5 and is now 0.25."),
@@ -205,7 +203,7 @@ def test_a_folder_whose_settings_lack_a_field_is_refused(
 
 def test_a_folder_without_settings_continues(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
     out = tmp_path / "CMP"
-    flags = ("--arms", "cl", "--seeds", "1", "--set", "encoder_training.epochs=5", "--out", out)
+    flags = ("--arms", "cl", "--seeds", "1", "encoder_training.epochs=5", "--out", out)
     assert call("compare", photos, *flags).code == 0
     (out / "sweep.json").write_text('{"format": 1}')  # What an error about a damaged file advises.
     ended = call("compare", photos, *flags)
@@ -221,7 +219,7 @@ def test_other_settings_may_follow_where_no_run_has_ended(
 
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
     for epochs in (5, 6):
-        change = ("--set", f"encoder_training.epochs={epochs}")
+        change = (f"encoder_training.epochs={epochs}",)
         assert call("compare", photos, "--arms", "cl", *change, "--out", tmp_path / "CMP").code == 0
     about = json.loads((tmp_path / "CMP" / "sweep.json").read_text())
     assert about["settings"]["encoder_training.epochs"] == 6
@@ -254,21 +252,21 @@ def test_failed_cells_are_named_and_the_code_is_1(
             ("--arms", "cl", "--scenario", "90:10,90:10,total=9"),
             "--scenario names the proportions of 90:10,total=9 twice.",
         ),
-        (("--arms", "cl", "--set", "data.test=0"), "A comparison needs test images, but data.test is 0."),
+        (("--arms", "cl", "data.test=0"), "A comparison needs test images, but data.test is 0."),
         (
-            ("--arms", "cl", "--set", "encoder.nam=mlp"),
+            ("--arms", "cl", "encoder.nam=mlp"),
             "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
         ),
         (("--arms", "cl", "--recipe", "quik"), "Did you mean quick?"),
-        (("--arms", "cl", "--set", "data.source=x"), 'photos and --set data.source="x" set the same field to'),
+        (("--arms", "cl", "data.source=x"), "photos and data.source=x set the same field to"),
         (
-            ("--arms", "cl", "--scenario", "90:10", "--set", "data.scenario=50:50"),
-            '--scenario 90:10 and --set data.scenario="50:50" set the same field to different values.',
+            ("--arms", "cl", "--scenario", "90:10", "data.scenario=50:50"),
+            "--scenario 90:10 and data.scenario=50:50 set the same field to different values.",
         ),
-        (("--arms", "cl", "--engine", "cloud"), "--engine must be one of local, ray, got 'cloud'."),
+        (("--arms", "cl", "--engine", "cloud"), "--engine must be local, ray or ray:ADDRESS, got 'cloud'."),
         (
-            ("--arms", "cl", "--address", "there"),
-            "--address is for --engine ray and cannot be used with --engine local.",
+            ("--arms", "cl", "--engine", "local:there"),
+            "--engine must be local, ray or ray:ADDRESS, got 'local:there'.",
         ),
     ],
 )
@@ -283,7 +281,7 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
 
 def test_an_arm_for_two_classes_is_refused_before_three_classes_are_trained(call: Call, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 6, "dog": 6, "fox": 6})
-    arms = ("--arms", "ce,supmin", "--set", "encoder_training.views=2")
+    arms = ("--arms", "ce,supmin", "encoder_training.views=2")
     assert_refused(
         call("compare", photos, *arms, "--out", tmp_path / "CMP"),
         "arm 'supmin': The loss supmin is for 2 classes, but the data have 3.",

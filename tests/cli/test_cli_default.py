@@ -17,7 +17,7 @@ PHOTOS = {"cat": 30, "dog": 12}
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     run = tmp_path_factory.mktemp("frozen") / "run"
-    small = ["--recipe", "quick", "--quiet", "--test", "0.3", "--device", "cpu"]
+    small = ["--recipe", "quick", "--quiet", "test=0.3", "--device", "cpu"]
     assert cli.run(["fit", str(photos), "--out", str(run), *small]) == 0
     return run
 
@@ -59,13 +59,13 @@ def test_all_other_verbs_take_a_frozen_run(frozen: Path, photos: Path, call: Cal
     ("flags", "reason"),
     [
         (
-            "--epochs 1 --encoder mlp --classifier-epochs 1",
+            "epochs=1 --encoder mlp classifier_epochs=1",
             "encoder_training.epochs is set, which has an effect only if an encoder is trained.",
         ),
-        ("--encoder mlp --image-size 4", "the encoder has no pretrained weights (--weights)."),
-        ("--encoder mlp --weights none --image-size 4", "the encoder has no pretrained weights (--weights)."),
+        ("--encoder mlp image_size=4", "the encoder has no pretrained weights (weights)."),
+        ("--encoder mlp weights=none image_size=4", "the encoder has no pretrained weights (weights)."),
         (
-            "--set method=end-to-end --set encoder_training.loss=ce --set encoder_training.epochs=1 --encoder mlp",
+            "method=end-to-end encoder_training.loss=ce encoder_training.epochs=1 --encoder mlp",
             "method is set, which has an effect only if an encoder is trained.",
         ),
     ],
@@ -83,10 +83,10 @@ def test_an_option_that_trains_an_encoder_selects_the_recipe_from_scratch(
 def test_a_named_recipe_needs_no_reason_and_refuses_options_without_an_effect(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "quick", "--epochs", "3")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "quick", "epochs=3")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
-        'lopsided: --epochs has no effect with method "frozen". Use another recipe, such as '
+        'lopsided: epochs has no effect with method "frozen". Use another recipe, such as '
         "from-scratch, to train an encoder.\n"
     )
     assert not (tmp_path / "run").exists()
@@ -94,18 +94,18 @@ def test_a_named_recipe_needs_no_reason_and_refuses_options_without_an_effect(
 
 def test_joined_encoders_without_weights_are_one_true_sentence(photos: Path, call: Call, tmp_path: Path) -> None:
     two = "tf_efficientnet_lite0+resnet18"
-    for flags in ([], ["--weights", "none"]):
+    for flags in ([], ["weights=none"]):
         ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, *flags)
         must = f"joined encoders must have pretrained weights, got {two} without weights."
-        do = "Give the weights of each with + between them, such as --weights embedded+timm."
+        do = "Give the weights of each with + between them, such as weights=embedded+timm."
         assert (ended.code, ended.err) == (2, f"lopsided: {must} {do}\n")
     ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", "tf_efficientnet_lite0+pixels")
     assert ended.code == 2
-    assert ended.err.endswith("without weights. Give its weights, such as --weights embedded.\n")
-    ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, "--weights", "embedded")
+    assert ended.err.endswith("without weights. Give its weights, such as weights=embedded.\n")
+    ended = call("fit", photos, "--out", tmp_path / "run", "--encoder", two, "weights=embedded")
     assert ended.code == 2
     assert ended.err.splitlines()[-1].startswith("lopsided: --encoder must be one of tf_efficientnet_lite0, ")
-    assert ended.err.endswith("got 'resnet18'. Set --encoder, or use other weights.\n")
+    assert ended.err.endswith("got 'resnet18'. Set encoder.name, or use other weights.\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -118,9 +118,9 @@ def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
     (tmp_path / "cut.safetensors").write_bytes(content[:-1000])
     (tmp_path / "lite.safetensors").write_bytes(content)
     for flags, text in (
-        (("--weights", tmp_path / "cut.safetensors"), "--weights must be a readable safetensors file, got "),
-        (("--weights", tmp_path / "lite.safetensors", "--encoder", "resnet18"), "does not fit resnet18: it has no "),
-        (("--weights", "embedded", "--encoder", "resnet18"), "--encoder must be one of tf_efficientnet_lite0, "),
+        ((f"weights={tmp_path / 'cut.safetensors'}",), "weights must be a readable safetensors file, got "),
+        ((f"weights={tmp_path / 'lite.safetensors'}", "--encoder", "resnet18"), "does not fit resnet18: it has no "),
+        (("weights=embedded", "--encoder", "resnet18"), "--encoder must be one of tf_efficientnet_lite0, "),
     ):
         ended = call("fit", photos, "--out", tmp_path / "run", *flags, "--quiet")
         assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

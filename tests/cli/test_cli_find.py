@@ -106,7 +106,10 @@ def test_bad_input_is_one_sentence(
             (frozen, pool, "--class", "dog", "--by", "luck"),
             "--by must be one of probability, neighbours, both, got luck",
         ),
-        ((frozen, pool, "--class", "dog", "--engine", "slurm"), "--engine must be one of local, ray, got 'slurm'."),
+        (
+            (frozen, pool, "--class", "dog", "--engine", "slurm"),
+            "--engine must be local, ray or ray:ADDRESS, got 'slurm'.",
+        ),
         ((frozen, pool, "--class", "dog", "--out", tmp_path / "found.html"), "--out must be a CSV file, got "),
         ((model, pool, "--class", "dog", "--by", "both"), f"{model} holds no recipe.toml, so the images that it was"),
     ]
@@ -154,7 +157,7 @@ def test_fit_takes_the_marks_as_further_training_images(call: Call, photos: Path
     ended = call(*arguments, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "paths must stay below the folder of the table" in ended.err
-    ended = call(*arguments, "--out", tmp_path / "run", "--allow-outside")
+    ended = call(*arguments, "--out", tmp_path / "run", "allow_outside=true")
     assert ended.code == 0
     assert "Further labels: 1 cat, 2 dog. These images are for training only and are never tested." in ended.err
     run = Run.open(tmp_path / "run")
@@ -166,7 +169,7 @@ def test_fit_takes_the_marks_as_further_training_images(call: Call, photos: Path
     found = call("find", tmp_path / "run", pool, "--class", "dog", "--out", tmp_path / "f.csv", "--no-page", "--json")
     assert json.loads(found.out)["known"] == 4  # The three marked images, and the one that was labelled before.
     marks.write_text(f"path,label,mark\n{photos / 'dog' / '000.png'},cat,no\n")
-    ended = call(*arguments, "--out", tmp_path / "other", "--allow-outside")
+    ended = call(*arguments, "--out", tmp_path / "other", "allow_outside=true")
     assert ended.code == 2
     assert ended.err.count("\n") == 1
     assert "One further label contradicts what is known of the same image" in ended.err

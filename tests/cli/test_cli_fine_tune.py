@@ -11,8 +11,8 @@ from lopsided.runs.folder import Run
 from tiny_command import Call
 
 PHOTOS = {"cat": 30, "dog": 12}
-FEW = ("--set", "fine_tune.blocks=1", "--set", "fine_tune.views=1", "--test", "0.3", "--device", "cpu")
-STEPS = ("--set", "fine_tune.steps=2")
+FEW = ("fine_tune.blocks=1", "fine_tune.views=1", "test=0.3", "--device", "cpu")
+STEPS = ("fine_tune.steps=2",)
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_a_field_of_the_section_selects_the_recipe_and_all_verbs_take_the_run(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    ended = call("fit", photos, "--out", run, "--set", "fine_tune.steps=2", *FEW)
+    ended = call("fit", photos, "--out", run, "fine_tune.steps=2", *FEW)
     assert ended.code == 0, ended.err
     assert "Recipe: fine-tune, because fine_tune.steps is set.\n" in ended.err
     metrics = json.loads((run / "metrics.json").read_text())
@@ -37,7 +37,7 @@ def test_a_field_of_the_section_selects_the_recipe_and_all_verbs_take_the_run(
 
 
 def test_the_size_of_a_batch_is_that_of_the_one_stage(photos: Path, call: Call, tmp_path: Path) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "fine-tune", "--batch-size", "16", *FEW, *STEPS)
+    ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "fine-tune", "batch_size=16", *FEW, *STEPS)
     assert ended.code == 0, ended.err
     assert Run.open(tmp_path / "run").recipe.encoder_training.batch_size == 16
     (stage,) = [event for event in Run.open(tmp_path / "run").events() if event["event"] == "stage"]
@@ -48,22 +48,22 @@ def test_the_size_of_a_batch_is_that_of_the_one_stage(photos: Path, call: Call, 
     ("flags", "text"),
     [
         (
-            ("--recipe", "fine-tune", "--set", "classifier.batch_size=16"),
+            ("--recipe", "fine-tune", "classifier.batch_size=16"),
             'classifier.batch_size has no effect with method "fine-tune": the classifier starts from a logistic '
             "regression.",
         ),
         (
-            ("--recipe", "fine-tune", "--epochs", "3"),
-            "--epochs has no effect because fine_tune.steps or fine_tune.minutes is set. Set that field instead, or "
-            "add --set fine_tune.steps=unset.",
+            ("--recipe", "fine-tune", "epochs=3"),
+            "epochs has no effect because fine_tune.steps or fine_tune.minutes is set. Set that field instead, or "
+            "add fine_tune.steps=unset.",
         ),
         (
-            ("--set", "fine_tune.blocks=99"),
+            ("fine_tune.blocks=99",),
             'fine_tune.blocks must be <= 16 for tf_efficientnet_lite0, got 99. Set fine_tune.blocks = "all" to train '
             "the whole encoder.",
         ),
         (
-            ("--recipe", "from-scratch", "--set", "fine_tune.steps=9"),
+            ("--recipe", "from-scratch", "fine_tune.steps=9"),
             'fine_tune.steps has no effect with method "two-stage". Start from the recipe fine-tune.',
         ),
     ],

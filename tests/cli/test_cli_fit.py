@@ -97,11 +97,11 @@ def test_the_recipe_of_a_run_repeats_it_to_the_byte_from_another_folder(finished
 
 
 def test_the_flags_reach_the_recipe(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = "--recipe from-scratch --loss acl --eta 0.25 --encoder mlp-8 --weights none --image-size 6 --epochs 1 "
-    flags += "--classifier-epochs 1 --batch-size 16 --lr 0.01 --val 0 --test 0.25 --split random "
-    flags += "--scenario 80:20,total=40 --seed 5 --device cpu --set encoder_training.loss.temperature=0.2 "
-    flags += "--set encoder_training.sampler=sqrt --set classifier.loss=weighted-ce --set data.cache='none'"
-    ended = call("fit", photos, "--out", tmp_path / "run", *flags.split(), "--skip-unreadable", "--quiet")
+    flags = "--recipe from-scratch --loss acl eta=0.25 --encoder mlp-8 weights=none image_size=6 epochs=1 "
+    flags += "classifier_epochs=1 batch_size=16 lr=0.01 val=0 test=0.25 split=random "
+    flags += "scenario=80:20,total=40 --seed 5 --device cpu encoder_training.loss.temperature=0.2 "
+    flags += "encoder_training.sampler=sqrt classifier.loss=weighted-ce data.cache='none'"
+    ended = call("fit", photos, "--out", tmp_path / "run", *flags.split(), "skip_unreadable=true", "--quiet")
     assert ended.code == 0
     recipe = Recipe.load(tmp_path / "run" / "recipe.toml")
     training, classifier, data = recipe.encoder_training, recipe.classifier, recipe.data
@@ -133,7 +133,7 @@ def test_a_classification_loss_trains_end_to_end_for_the_epochs_of_both_stages(
 
 
 def test_the_epochs_of_both_flags_are_those_of_a_classification_loss(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = "--encoder mlp-8 --device cpu --loss weighted-ce --epochs 3 --classifier-epochs 2 --quiet"
+    flags = "--encoder mlp-8 --device cpu --loss weighted-ce epochs=3 classifier_epochs=2 --quiet"
     ended = call("fit", photos, "--out", tmp_path / "run", *flags.split())
     assert ended.code == 0
     events = Run.open(tmp_path / "run").events()
@@ -153,8 +153,7 @@ def test_any_field_can_be_set_and_the_last_of_several_values_counts(call: Call, 
         "encoder_training.weight_decay=9",
         "encoder_training.weight_decay=0.1",
     ]
-    flags = [word for change in changes for word in ("--set", change)]
-    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, *flags, "--quiet")
+    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, *changes, "--quiet")
     assert ended.code == 0, ended.err
     recipe = Recipe.load(tmp_path / "run" / "recipe.toml")
     assert (recipe.augment.vertical_flip, recipe.augment.rotation, recipe.data.classes) == (True, 5, ("dog", "cat"))
@@ -165,7 +164,7 @@ def test_any_field_can_be_set_and_the_last_of_several_values_counts(call: Call, 
 
 
 def test_without_a_held_out_image_there_is_a_model_and_no_figure(call: Call, photos: Path, tmp_path: Path) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, "--val", "0", "--test", "0")
+    ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, "val=0", "test=0")
     assert ended.code == 0
     assert "There are no figures" in ended.out
     assert rows_of(tmp_path / "run") == []
@@ -203,9 +202,9 @@ def test_a_folder_that_holds_something_is_not_written_to(call: Call, finished: P
 
 
 def test_a_run_is_not_resumed_with_another_recipe(call: Call, finished: Path) -> None:
-    ended = call("fit", "--out", finished, "--resume", "--epochs", "7")
+    ended = call("fit", "--out", finished, "--resume", "epochs=7")
     assert ended.code == 2
-    must = f"The run in {finished} has --epochs = 2, but the recipe has 7."
+    must = f"The run in {finished} has encoder_training.epochs = 2, but the recipe has 7."
     assert must in ended.err
 
 
@@ -251,7 +250,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
     assert names_below(run) == FILES
 
 
-LONG = [*SMALL, "--epochs", "30", "--encoder", "mlp-256-256", "--batch-size", "4"]
+LONG = [*SMALL, "epochs=30", "--encoder", "mlp-256-256", "batch_size=4"]
 """A run of a few seconds, so that there is time to stop it."""
 
 

@@ -17,17 +17,15 @@ SMALL = (
     "mlp-8",
     "--loss",
     "ce",
-    "--epochs",
-    "1",
-    "--classifier-epochs",
-    "1",
+    "epochs=1",
+    "classifier_epochs=1",
     "--device",
     "cpu",
     "--quiet",
 )
 
 
-FROZEN = ("--device", "cpu", "--image-size", "32", "--set", "regression.strength=0.1")
+FROZEN = ("--device", "cpu", "image_size=32", "regression.strength=0.1")
 """The recipe quick without the choice of the strength, which costs most of the time."""
 
 
@@ -84,9 +82,7 @@ def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_g
     assert kinds[:3] == ["quick_by_encoder", "folds_by_default", "folds"]
 
 
-@pytest.mark.parametrize(
-    "options", [("--folds", "1"), ("--test", "0.3"), ("--val", "0.15"), ("--set", "data.folds=unset")]
-)
+@pytest.mark.parametrize("options", [("--folds", "1"), ("test=0.3",), ("val=0.15",), ("data.folds=unset",)])
 def test_one_split_is_an_option_away(photos: Path, call: Call, tmp_path: Path, options: tuple[str, str]) -> None:
     assert call("fit", photos, "--out", tmp_path / "run", *FROZEN, "--quiet", *options).code == 0
     assert "folds" not in json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -96,13 +92,13 @@ def test_one_split_is_an_option_away(photos: Path, call: Call, tmp_path: Path, o
     ("options", "message"),
     [
         (("--folds", "8"), "got 8 for 7 images of 'dog' in"),
-        (("--folds", "3", "--test", "0.2"), "--folds 3 and --test 0.2 contradict each other"),
-        (("--folds", "3", "--split", "group"), "Folds by group need groups"),
-        (("--folds", "3", "--split", "given"), 'cannot be used with --split = "given"'),
-        (("--repeats", "2"), "--repeats must be 1 when data.folds is unset, got 2. Set data.folds (--folds)."),
-        (("--folds", "3", "--final", "best"), '--final must be one of "auto", "refit", "ensemble", got \'best\''),
+        (("--folds", "3", "test=0.2"), "folds=3 and test=0.2 contradict each other"),
+        (("--folds", "3", "split=group"), "Folds by group need groups"),
+        (("--folds", "3", "split=given"), '--folds cannot be used with data.split = "given"'),
+        (("repeats=2",), "repeats must be 1 when data.folds is unset, got 2. Set data.folds (--folds)."),
+        (("--folds", "3", "final=best"), 'final must be one of "auto", "refit", "ensemble", got \'best\''),
         (("--folds", "1", "--workers", "2"), "but there are no folds. Use --folds 5."),
-        (("--folds", "3", "--engine", "slurm"), "--engine must be one of local, ray, got 'slurm'"),
+        (("--folds", "3", "--engine", "slurm"), "--engine must be local, ray or ray:ADDRESS, got 'slurm'"),
     ],
 )
 def test_bad_options_of_folds_are_one_sentence(

@@ -22,8 +22,8 @@ from tiny_sweep import record_of
 
 PHOTOS = {"cat": 8, "dog": 6}
 TINY = [
-    *("--set", "encoder.name=mlp", "--set", "encoder_training.epochs=1", "--set", "encoder_training.batch_size=8"),
-    *("--set", "classifier.epochs=1", "--set", "device=cpu", "--workers", "1"),
+    *("encoder.name=mlp", "encoder_training.epochs=1", "encoder_training.batch_size=8"),
+    *("classifier.epochs=1", "device=cpu", "--workers", "1"),
 ]
 
 
@@ -124,7 +124,7 @@ def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tm
     groups = ["both" if place in (0, len(rows) - 1) else f"g{place}" for place in range(len(rows))]
     lines = ["path,label,patient", *(f"{row},{group}" for row, group in zip(rows, groups, strict=True))]
     (photos / "table.csv").write_text("\n".join(lines) + "\n")
-    flags = ("--folds", "3", "--arms", "ce", "--set", "data.group=patient", "--out", tmp_path / "CMP")
+    flags = ("--folds", "3", "--arms", "ce", "data.group=patient", "--out", tmp_path / "CMP")
     ended = call("compare", photos / "table.csv", *flags)
     assert ended.code == 0, ended.err
     assert ended.err == "One group holds images of several classes, for example both. Check its labels.\n"
@@ -133,7 +133,7 @@ def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tm
 def test_a_field_that_is_set_for_all_arms_holds_for_recipes_too(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
-    flags = ("--folds", "3", "--arms", "quick,ce", "--set", "data.val=0.1")
+    flags = ("--folds", "3", "--arms", "quick,ce", "data.val=0.1")
     assert call("compare", photos, *flags, "--out", tmp_path / "CMP").code == 0
     assert {cell.recipe.data.val for cell in trained} == {0.1}
 
@@ -155,11 +155,11 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
         ),
         (("--folds", "1"), "Invalid value for '--folds'"),
         (("--folds", "3", "--repeats", "0"), "Invalid value for '--repeats'"),
-        (("--folds", "3", "--set", "data.folds=4"), "A comparison cannot set data.folds. Use --folds and --repeats."),
-        (("--folds", "3", "--set", "data.fold=1"), "A comparison cannot set data.fold. Use --folds and --repeats."),
+        (("--folds", "3", "data.folds=4"), "A comparison cannot set data.folds. Use --folds and --repeats."),
+        (("--folds", "3", "data.fold=1"), "A comparison cannot set data.fold. Use --folds and --repeats."),
         (("--folds", "3", "--arms", "quik"), "Did you mean quick?"),
         (
-            ("--folds", "3", "--arms", "quick,ce", "--set", "encoder.name=mlp"),
+            ("--folds", "3", "--arms", "quick,ce", "encoder.name=mlp"),
             "arm 'quick': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
         ),
         (
@@ -167,9 +167,9 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
             "the number of folds must be from 2 to the number of images of every class, got 7 for 6 images of 'dog' in "
             "photos. Use at most 6, or add images.",
         ),
-        (("--folds", "3", "--set", "data.split=given"), 'data.folds cannot be used with data.split = "given"'),
-        (("--folds", "3", "--set", "decision.rule=recall:bird>=0.9"), "bird"),
-        (("--folds", "3", "--set", "data.val=0.7"), "data.val must be below 0.667 with 3 folds"),
+        (("--folds", "3", "data.split=given"), 'data.folds cannot be used with data.split = "given"'),
+        (("--folds", "3", "decision.rule=recall:bird>=0.9"), "bird"),
+        (("--folds", "3", "data.val=0.7"), "data.val must be below 0.667 with 3 folds"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(

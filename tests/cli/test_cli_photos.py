@@ -42,10 +42,10 @@ def test_masks_beside_photographs_are_warned_about_and_can_be_left_out(
     ended = call("fit", masked, "--out", tmp_path / "both", *SMALL)
     assert ended.code == 0
     assert f"warning: {pairs}" in ended.err
-    ended = call("fit", masked, "--out", tmp_path / "run", *SMALL, "--exclude", "*.bmp", "--exclude", "cat/013.*")
+    ended = call("fit", masked, "--out", tmp_path / "run", *SMALL, "exclude=*.bmp", "exclude=cat/013.*")
     assert ended.code == 0
     assert pairs not in ended.err
-    assert "--include and --exclude (data.include, data.exclude) left out 25 images." in ended.err
+    assert "data.include and data.exclude left out 25 images." in ended.err
     counts = json.loads((tmp_path / "run" / "metrics.json").read_text())["counts"]
     assert sum(sum(split.values()) for split in counts.values()) == 23
     assert Recipe.load(tmp_path / "run" / "recipe.toml").data.exclude == ("*.bmp", "cat/013.*")
@@ -63,7 +63,7 @@ def test_masks_beside_photographs_are_warned_about_and_can_be_left_out(
     assert "24 images are left out by --include and --exclude." in call("data", masked, "--exclude", "*.bmp").out
     ended = call("predict", tmp_path / "run", masked, "--include", "*.jpg")
     assert ended.code == 2
-    assert ended.err.endswith("the patterns must leave at least one image, got none of 48 with --include '*.jpg'.\n")
+    assert ended.err.endswith("the patterns must leave at least one image, got none of 48 with include='*.jpg'.\n")
 
 
 def test_photographs_of_mixed_sizes_need_no_flag(call: Call, tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_the_time_of_a_command_counts_the_start_of_its_process() -> None:
 
 @pytest.mark.parametrize("how", ["random", "stratified"])
 def test_a_split_that_ignores_the_groups_is_refused(call: Call, photos: Path, tmp_path: Path, how: str) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", "--split", how, "--group", "patient")
+    ended = call("fit", photos, "--out", tmp_path / "run", f"split={how}", "--group", "patient")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
-        f"lopsided: --split {how} and --group patient contradict each other: the split would ignore the groups, so "
-        "images of one group could be in two splits. Use --split group, or leave out one of the two options.\n"
+        f"lopsided: split={how} and --group patient contradict each other: the split would ignore the groups, so "
+        "images of one group could be in two splits. Use split=group, or leave out one of the two.\n"
     )
 
 
@@ -116,12 +116,12 @@ def test_a_split_that_ignores_the_groups_is_refused(call: Call, photos: Path, tm
     ("flags", "said"),
     [
         (["--encoder", "resnet19"], "--encoder must be a timm model or \"mlp\", got 'resnet19'. Did you mean resnet1"),
-        (["--epochs", "0"], "--epochs must be an integer >= 1"),
-        (["--image-size", "0"], "--image-size must be an integer >= 1"),
-        (["--batch-size", "0"], "--batch-size must be an integer >= 1"),
-        (["--loss", "afcl", "--eta", "-1"], "--eta must be"),
-        (["--split", "sometimes"], "--split must be one of"),
-        (["--set", "encoder.name=resnet19"], "encoder.name must be a timm model"),
+        (["epochs=0"], "epochs must be an integer >= 1"),
+        (["image_size=0"], "image_size must be an integer >= 1"),
+        (["batch_size=0"], "batch_size must be an integer >= 1"),
+        (["--loss", "afcl", "eta=-1"], "eta must be"),
+        (["split=sometimes"], "split must be one of"),
+        (["encoder.name=resnet19"], "encoder.name must be a timm model"),
     ],
 )
 def test_an_error_names_the_flag_that_was_given(
@@ -145,7 +145,7 @@ def test_typos_in_labels_are_named_all_at_once(call: Call, photos: Path, tmp_pat
 
 
 def test_a_run_that_is_not_trained_enough_says_so(call: Call, photos: Path, tmp_path: Path) -> None:
-    flags = ["--set", "encoder_training.schedule=constant", "--lr", "0.00003", "--loss", "ce"]
+    flags = ["encoder_training.schedule=constant", "lr=0.00003", "--loss", "ce"]
     ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, *flags)
     assert ended.code == 0
     said = "The training loss of stage end-to-end still fell steeply at its last epoch"
@@ -185,7 +185,7 @@ def test_evaluate_without_data_refuses_options_of_data(call: Call, finished: Pat
 
 def test_evaluate_without_data_notices_that_the_images_have_changed(call: Call, tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 14, "dog": 10})
-    assert call("fit", folder, "--out", tmp_path / "run", *SMALL, "--val", "0").code == 0
+    assert call("fit", folder, "--out", tmp_path / "run", *SMALL, "val=0").code == 0
     ended = call("evaluate", tmp_path / "run", "--split", "val")
     assert ended.err.startswith(f"lopsided: The run in {tmp_path / 'run'} has no val split.")
     pixels = np.asarray(Image.open(folder / "cat" / "003.png")).copy()
@@ -213,7 +213,7 @@ MISTAKES = {
     "missing column": ["fit", "{photos}/t.csv", "--out", "{tmp}/run", "--group", "patient"],
     "unknown encoder": ["fit", "{photos}", "--out", "{tmp}/run", "--encoder", "resnet19"],
     "output below a file": ["fit", "{photos}", "--out", "{photos}/t.csv/run"],
-    "missing weights": ["fit", "{photos}", "--out", "{tmp}/run", "--weights", "{tmp}/gone.safetensors"],
+    "missing weights": ["fit", "{photos}", "--out", "{tmp}/run", "weights={tmp}/gone.safetensors"],
     "missing data": ["fit", "{tmp}/gone", "--out", "{tmp}/run"],
     "missing column of an evaluation": ["evaluate", "{tmp}", "{photos}/t.csv", "--group", "patient"],
     "no run to predict with": ["predict", "{tmp}", "{photos}"],

@@ -334,7 +334,7 @@ def test_where_no_cluster_answers_nothing_is_left(call: Call, tmp_path: Path) ->
     with socket.socket() as unused:
         unused.bind(("127.0.0.2", 0))
         address = f"127.0.0.2:{unused.getsockname()[1]}"
-    ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", "ray", "--address", address)
+    ended = call("reproduce", "eta", "--out", tmp_path / "sweep", "--engine", f"ray:{address}")
     assert_refused(ended, f"Cannot connect to a Ray cluster at {address}: no cluster answers (")
     assert not (tmp_path / "sweep").exists()
 
@@ -392,10 +392,10 @@ def test_records_that_are_lost_come_back_from_the_run_folders(
         (("eta", "--runs", "0"), "Invalid value for '--runs'"),
         (("eta", "--preset", "small"), "--preset small is for the table isic"),
         (("eta", "--normalization", "mine"), "encoder_training.loss.normalization must be one of"),
-        (("eta", "--engine", "cloud", "--out", "x"), "--engine must be one of local, ray, got 'cloud'."),
+        (("eta", "--engine", "cloud", "--out", "x"), "--engine must be local, ray or ray:ADDRESS, got 'cloud'."),
         (
-            ("eta", "--address", "there", "--out", "x"),
-            "--address is for --engine ray and cannot be used with --engine local.",
+            ("eta", "--engine", "local:there", "--out", "x"),
+            "--engine must be local, ray or ray:ADDRESS, got 'local:there'.",
         ),
         (("eta", "--records", "none.jsonl"), "none.jsonl"),
         (

@@ -66,7 +66,7 @@ def test_names_of_a_hostile_run_stay_plain_text_in_a_card(call: Call, run: Path)
 
 def test_a_hub_folder_is_loaded_by_timm(call: Call, photos: Path, tmp_path: Path) -> None:
     small = [flag if flag != "mlp" else "test_resnet" for flag in SMALL]
-    changes = ["--loss", "ce", "--set", "data.channels=1", "--set", "compare_quick=false", "--quiet"]
+    changes = ["--loss", "ce", "data.channels=1", "compare_quick=false", "--quiet"]
     assert call("fit", photos, "--out", tmp_path / "run", *small, *changes).code == 0
     ended = call("export", tmp_path / "run", "--to", "hub-folder", "--json", "--quiet")
     assert ended.code == 0
@@ -95,7 +95,7 @@ def test_the_hub_folder_of_a_frozen_encoder_holds_its_parts_and_says_why(
 ) -> None:
     encoder, _ = build_encoder("test_resnet", image_size=16)
     save_file(encoder.state_dict(), tmp_path / "own.safetensors")
-    network = ["--encoder", "test_resnet", "--weights", tmp_path / "own.safetensors", "--image-size", "16"]
+    network = ["--encoder", "test_resnet", f"weights={tmp_path / 'own.safetensors'}", "image_size=16"]
     fitted = call("fit", photos, "--out", tmp_path / "run", *network, "--folds", "1", "--device", "cpu", "--quiet")
     assert fitted.code == 0
     ended = call("export", tmp_path / "run", "--to", "hub-folder")
@@ -155,6 +155,6 @@ def test_trackers_of_the_command_are_those_of_the_recipe(call: Call, photos: Pat
     assert Run.open(tmp_path / "run").recipe.track == ("tensorboard", f"tensorboard:{tmp_path / 'boards'}")
     folders = [tmp_path / "run" / "tensorboard", tmp_path / "boards" / "run"]
     assert [len(list(folder.glob("events.out.tfevents.*"))) for folder in folders] == [1, 1]
-    ended = call("fit", photos, "--out", tmp_path / "other", "--track", "tensorboard", "--set", "track=[]")
+    ended = call("fit", photos, "--out", tmp_path / "other", "--track", "tensorboard", "track=[]")
     assert ended.code == 2
     assert "set the same field to different values. Remove one of the two." in ended.err

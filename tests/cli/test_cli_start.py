@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,12 +50,31 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--recipe --set --loss --eta --gamma --encoder --weights --image-size --epochs --classifier-epochs "
-        "--batch-size --lr --val --test --split --group --scenario --include --exclude --seed --device "
-        "--resume --skip-unreadable --allow-outside --quiet --json --out"
+        "--out --recipe --loss --encoder --group --folds --decide --auto --more --seed --device --resume --workers "
+        "--engine --track --quiet --json --help"
     )
     text = call("fit", "--help").out
-    assert [flag for flag in flags.split() if f"{flag} " not in text] == []
+    assert set(re.findall(r"^\W*(--[a-z]+) ", text.partition("Options")[2], re.MULTILINE)) == set(flags.split())
+    words = "epochs eta weights tta image_size val test split scenario include skip_unreadable allow_outside"
+    assert [word for word in words.split() if f" {word}=" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--weights", "timm"], "weights=timm"),
+        (["--image-size", "64"], "image_size=64"),
+        (["--views", "flips"], "tta=flips"),
+        (["--skip-unreadable"], "skip_unreadable=true"),
+        (["--set", "encoder_training.views=2"], "encoder_training.views=2"),
+        (["--minutes"], "minutes=VALUE"),
+    ],
+)
+def test_an_option_that_is_a_word_gets_a_sentence_with_the_word(flags: list[str], word: str, call: Call) -> None:
+    for verb in ("fit", "compare"):
+        ended = call(verb, "photos", *flags)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err == f"lopsided: There is no option {flags[0]}. Write {word} after DATA.\n"
 
 
 def test_without_a_verb_the_help_is_shown(call: Call) -> None:
@@ -73,9 +93,9 @@ def test_the_version_is_the_packages(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["fit", "--colour", "3"], "No such option: --colour"),
+        (["fit", "--shine", "3"], "No such option: --shine"),
         (["fly"], "No such command 'fly'"),
-        (["fit", "--eta", "much"], "Invalid value for '--eta'"),
+        (["fit", "--folds", "many"], "Invalid value for '--folds'"),
         (["evaluate"], "Missing argument 'RUN'"),
         (["predict", "run", "x.png", "--batch-size", "0"], "Invalid value for '--batch-size'"),
     ],

@@ -50,21 +50,21 @@ def test_views_are_averaged_by_predict_and_evaluate(call: Call, model: Path, oth
         rows = csv.DictReader(io.StringIO(call("predict", model, other_photos, *options).out))
         return {row["path"]: math.log(float(row["p:cat"]) / float(row["p:dog"])) for row in rows}
 
-    each = [answers("--views", view) for view in ("identity", "hflip", "vflip", "rot180")]
+    each = [answers("--tta", view) for view in ("identity", "hflip", "vflip", "rot180")]
     assert each[0] == answers()
     assert each[0] != each[1]
-    for path, score in answers("--views", "flips").items():
+    for path, score in answers("--tta", "flips").items():
         assert score == pytest.approx(sum(one[path] for one in each) / 4, abs=1e-5)
-    ended = call("evaluate", model, other_photos, "--views", "flips", "--json")
+    ended = call("evaluate", model, other_photos, "--tta", "flips", "--json")
     assert json.loads(ended.out)["views"] == ["identity", "hflip", "vflip", "rot180"]
     for verb in ("predict", "evaluate"):
-        ended = call(verb, model, other_photos, "--views", "mirror")
+        ended = call(verb, model, other_photos, "--tta", "mirror")
         assert ended.code == 2
         assert ended.err.startswith("lopsided: There is no view 'mirror'. Use none, flip, flips, dihedral,")
     for verb in ("predict", "evaluate", "export"):
-        ended = call(verb, model, *([] if verb == "export" else [other_photos]), "--views", "auto")
+        ended = call(verb, model, *([] if verb == "export" else [other_photos]), "--tta", "auto")
         assert ended.code == 2
-        assert ended.err.startswith("lopsided: --views auto chooses views in fit, and a finished model has its own.")
+        assert ended.err.startswith("lopsided: --tta auto chooses views in fit, and a finished model has its own.")
 
 
 def test_evaluate_counts_the_answers_of_predict(call: Call, model: Path, other_photos: Path) -> None:
@@ -284,7 +284,7 @@ def test_rules_that_cannot_be_used_are_one_sentence(
 def test_images_that_chose_a_threshold_are_decided_without_their_labels_everywhere(
     call: Call, photos: Path, tmp_path: Path
 ) -> None:
-    run, rule = tmp_path / "run", ("--decide", "recall:dog>=0.9", "--val", "0.4")
+    run, rule = tmp_path / "run", ("--decide", "recall:dog>=0.9", "val=0.4")
     assert call("fit", photos, "--out", run, *SMALL, *rule).code == 0
     metrics = json.loads((run / "metrics.json").read_text())
     with (run / "predictions.csv").open(newline="") as file:

@@ -218,7 +218,7 @@ def test_a_text_file_named_jpg_is_named(tmp_path: Path) -> None:
         decode_image(path, 8, 3)
     assert str(caught.value) == (
         f"Cannot read the image {path} (not an image of a supported format). "
-        "Repair or remove the file, or skip unreadable images with --skip-unreadable."
+        "Repair or remove the file, or skip unreadable images: skip_unreadable=true."
     )
 
 

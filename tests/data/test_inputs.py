@@ -137,7 +137,7 @@ def test_shape_and_size_are_those_of_the_recipe_or_else_of_the_images() -> None:
 def test_images_of_different_sizes_ask_for_an_image_size(folder: Path) -> None:
     Image.new("RGB", (9, 9)).save(folder / "a" / "9.png")
     source = open_source(folder)
-    with pytest.raises(DataError, match=r"images must have the same size .* Set --image-size "):
+    with pytest.raises(DataError, match=r"images must have the same size .* Set image_size"):
         prepare(tiny(), source, whole(source))
 
 

@@ -61,7 +61,7 @@ def test_patterns_select_the_images_of_a_folder(make_folder: MakeFolder) -> None
 def test_patterns_that_leave_nothing_are_refused_with_a_name_to_compare(make_folder: MakeFolder) -> None:
     folder = make_folder({"cat": 3, "dog": 2})
     must = (
-        r"^the patterns must leave at least one image, got none of 5 with --include '\*\.jpg' in .*photos\. "
+        r"^the patterns must leave at least one image, got none of 5 with include='\*\.jpg' in .*photos\. "
         r"A pattern is compared with names such as cat/000\.png\.$"
     )
     with pytest.raises(DataError, match=must):

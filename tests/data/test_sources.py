@@ -452,7 +452,7 @@ def test_images_of_different_sizes_need_an_image_size(make_folder: MakeFolder) -
     source = open_source(folder)
     message = (
         r"images must have the same size when no image size is set, "
-        r"got 8 x 8 in .*cat/000\.png and 8 x 6 in .*dog/000\.png\. Set --image-size \(data\.image_size in a recipe\)\."
+        r"got 8 x 8 in .*cat/000\.png and 8 x 6 in .*dog/000\.png\. Set image_size\."
     )
     with pytest.raises(DataError, match=message):
         source.images.load(np.arange(2), None, 3)

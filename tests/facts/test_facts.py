@@ -6,12 +6,12 @@ import pytest
 
 from lopsided.facts import Fact, cautions, merge_folds, notes
 
-FALLING = cautions.falling_loss("encoder", 2.0, 1.25, "--epochs")
+FALLING = cautions.falling_loss("encoder", 2.0, 1.25, "epochs")
 
 
 def test_a_fact_of_all_folds_is_said_once_and_one_of_some_with_their_number() -> None:
-    resized, mild = notes.resized(64), cautions.falling_loss("encoder", 9.0, 8.0, "--epochs")
-    second = cautions.falling_loss("classifier", 1.0, 0.5, "--classifier-epochs")
+    resized, mild = notes.resized(64), cautions.falling_loss("encoder", 9.0, 8.0, "epochs")
+    second = cautions.falling_loss("classifier", 1.0, 0.5, "classifier_epochs")
     found = merge_folds([[resized, FALLING, second], [resized, second], [resized, mild, second]])
     assert [(fact.kind, fact.values.get("stage"), fact.folds) for fact in found] == [
         ("resized", None, None),

@@ -27,7 +27,7 @@ WORDS = [
     ),
     (
         notes.from_scratch_by_field("encoder.name"),
-        "Recipe: from-scratch, because the encoder has no pretrained weights (--weights).",
+        "Recipe: from-scratch, because the encoder has no pretrained weights (weights).",
     ),
     (
         notes.quick_by_encoder(),
@@ -73,7 +73,7 @@ WORDS = [
         notes.mixed_groups(1, "p1"),
         "One group holds images of several classes, for example p1. Check its labels.",
     ),
-    (notes.left_out(1), "--include and --exclude (data.include, data.exclude) left out one image."),
+    (notes.left_out(1), "data.include and data.exclude left out one image."),
     (notes.unused_validation(6), "6 images of the given val split are ignored because data.val is 0."),
     (
         notes.unlabelled_rows("marks.csv", {"skip": 1, "no": 2}),
@@ -98,7 +98,7 @@ WORDS = [
     ),
     (
         notes.resized(64),
-        "The images have different sizes and are resized to 64 x 64 pixels. Set another size with --image-size.",
+        "The images have different sizes and are resized to 64 x 64 pixels. Set another size with image_size.",
     ),
     (
         notes.images_read(10, [3, 8, 8], 1.2, "memory", "auto", None),
@@ -229,7 +229,7 @@ WORDS = [
     (
         notes.unchosen_views("flips"),
         "A class has too few images for inner folds to choose the views of an image: the features are means over "
-        "flips. If that turns a class into another, name the views (--views).",
+        "flips. If that turns a class into another, name the views (tta).",
     ),
     (
         notes.other_views(2, 5),
@@ -265,12 +265,12 @@ WORDS = [
     (
         notes.model(5, 5, 2_500_000, 10.0),
         "The model is the ensemble of the 5 models of the folds (2.5 million parameters, 10.0 MB): it averages their "
-        "logits. An image costs 5 times as much as with one of them. Use --final refit for one model of all images.",
+        "logits. An image costs 5 times as much as with one of them. Use final=refit for one model of all images.",
     ),
     (
         notes.model(5, 1, 2_500_000, 10.0),
         "The model is the ensemble of the 5 models of the folds (2.5 million parameters, 10.0 MB): it averages their "
-        "logits. An image costs as much as with one of them, because they share the encoder. Use --final refit for "
+        "logits. An image costs as much as with one of them, because they share the encoder. Use final=refit for "
         "one model of all images.",
     ),
     (notes.quick_compared(2.0, "folds"), "The recipe quick, for comparison, took 2.0 s on the same folds."),
@@ -321,13 +321,13 @@ WORDS = [
     ),
     (
         cautions.shared_groups(2, "p1", "split"),
-        "2 groups are in more than one split, for example p1: the figures will be too high. Split by group (--split "
-        "group).",
+        "2 groups are in more than one split, for example p1: the figures will be too high. Split by group ("
+        "split=group).",
     ),
     (
         cautions.shared_groups(1, "p1", "fold"),
-        "One group is in more than one fold, for example p1: the figures will be too high. Use folds by group (--split "
-        "group).",
+        "One group is in more than one fold, for example p1: the figures will be too high. Use folds by group ("
+        "split=group).",
     ),
     (
         cautions.shared_images(1, ["a.png", "train", "b.png", "test"], "split"),
@@ -341,12 +341,12 @@ WORDS = [
     (
         cautions.same_stems(2, ["a/1.jpg", "a/1.png"], ".png"),
         "2 pairs of images differ only in the suffix, for example a/1.jpg and a/1.png: both are used as images. "
-        'If one of them is a mask, leave it out, for example with --exclude "*.png".',
+        "If one of them is a mask, leave it out, for example with exclude='*.png'.",
     ),
     (
         cautions.large_images(4000, 3000),
         "The images have 4,000 x 3,000 pixels and are not resized, so training is slow and needs much memory. Set a "
-        "size, for example --image-size 224.",
+        "size, for example image_size=224.",
     ),
     (cautions.not_cached("the disk is full."), "Features are not cached: the disk is full."),
     (
@@ -361,14 +361,14 @@ WORDS = [
         'encoder_training.sampler = "balanced".',
     ),
     (
-        cautions.falling_loss("encoder", 2.0, 1.25, "--epochs"),
+        cautions.falling_loss("encoder", 2.0, 1.25, "epochs"),
         "The training loss of stage encoder still fell steeply at its last epoch (2 to 1.25), so the model may not be "
-        "trained enough. Train for more epochs (--epochs).",
+        "trained enough. Train for more epochs (epochs).",
     ),
     (
-        cautions.directed_classes(0.1, 0.69, "--views auto"),
+        cautions.directed_classes(0.1, 0.69, "tta=auto"),
         "The classes seem to depend on which way round the images are, which an average over views does not know: "
-        "inner folds give a log loss of 0.10 without views, and of 0.69 with them. Use --views auto.",
+        "inner folds give a log loss of 0.10 without views, and of 0.69 with them. Use tta=auto.",
     ),
     (
         cautions.below_baseline("validation", "small-images", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
@@ -380,7 +380,7 @@ WORDS = [
         cautions.below_baseline("test", "quick", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
         "On the test images, the unweighted accuracy of the model (0.400) is below that of the recipe quick, which "
         "takes seconds (0.900). The 95 % interval of the difference is [-0.600, -0.400]. Do not tune the model on test "
-        "images: hold out validation images (--val) to compare settings.",
+        "images: hold out validation images (val=0.15) to compare settings.",
     ),
     (
         cautions.tracker_failed("mlflow", "OSError: full"),

@@ -112,8 +112,8 @@ def test_a_loss_of_another_package_is_listed_fitted_resumed_and_reported(
     assert json.loads(listed.out)["prototypes"]["parameters"]["temperature"]["default"] == 0.1
     photos = write_photos(tmp_path / "photos", {"cat": 12, "dog": 8})
     folder = tmp_path / "run"
-    flags = "--loss prototypes --set encoder_training.loss.temperature=0.2 --encoder mlp-8 --epochs 1"
-    flags += " --classifier-epochs 1 --quiet"
+    flags = "--loss prototypes encoder_training.loss.temperature=0.2 --encoder mlp-8 epochs=1"
+    flags += " classifier_epochs=1 --quiet"
     fitted = call(installed, "fit", str(photos), "--out", str(folder), *flags.split())
     assert fitted.returncode == 0, fitted.stderr
     recipe = tomllib.loads((folder / "recipe.toml").read_text())

@@ -62,7 +62,7 @@ def test_an_mlp_takes_vectors_and_flattened_images() -> None:
         ("resnet81", {}, r"encoder\.name must be a timm model or \"mlp\", got 'resnet81'\. Did you mean resnet\d+"),
         ("hf-hub:timm/resnet18", {}, r"must be a timm model or \"mlp\", got 'hf-hub:timm/resnet18'"),
         ("resnet18.nonsense", {}, r"must be one of timm's tags for resnet18, got 'nonsense'\. Leave this part out\."),
-        ("mlp", {}, r"The encoder mlp needs images of a fixed size\. Set --image-size\."),
+        ("mlp", {}, r"The encoder mlp needs images of a fixed size\. Set image_size\."),
         ("mlp-0", {"in_features": 3}, r"the layers of an mlp must have a width >= 1, got mlp-0\."),
         ("mlp", {"in_features": 3, "weights": "timm"}, r'encoder\.weights must be "none" or a file for an mlp'),
         (

@@ -54,12 +54,12 @@ def test_many_images_get_the_default_because_of_the_time(photographs: Path, monk
     ("flags", "expected"),
     [
         ([], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
-        (["--test", "0.3", "--seed", "3"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
+        (["test=0.3", "--seed", "3"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
         (["--recipe", "default"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
         (["--recipe", "quick"], "tf_efficientnet_lite0+pixels"),
-        (["--image-size", "64"], "tf_efficientnet_lite0+pixels"),
-        (["--views", "flip"], "tf_efficientnet_lite0+pixels"),
-        (["--encoder", "tf_efficientnet_lite1", "--weights", "embedded"], "tf_efficientnet_lite1"),
+        (["image_size=64"], "tf_efficientnet_lite0+pixels"),
+        (["tta=flip"], "tf_efficientnet_lite0+pixels"),
+        (["--encoder", "tf_efficientnet_lite1", "weights=embedded"], "tf_efficientnet_lite1"),
     ],
 )
 def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
@@ -74,7 +74,7 @@ def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
     monkeypatch.setattr(run, "run_recipe", take)
     assert cli.run(["fit", str(photographs), "--out", str(tmp_path / "run"), "--quiet", *flags]) == 2
     assert taken[0].encoder.name == expected
-    assert taken[0].data.test == (0.3 if "--test" in flags else 0.15)
+    assert taken[0].data.test == (0.3 if "test=0.3" in flags else 0.15)
 
 
 def test_a_resumed_run_keeps_its_recipe(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

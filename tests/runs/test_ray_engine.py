@@ -181,7 +181,7 @@ def engine(cluster: Any) -> Iterator[tuple[str, ...]]:
 
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield "--engine", "ray", "--address", cluster.address
+    yield "--engine", f"ray:{cluster.address}"
     ray.shutdown()
     signal.signal(signal.SIGTERM, before)
 
@@ -190,12 +190,12 @@ def engine(cluster: Any) -> Iterator[tuple[str, ...]]:
 class TestCommands:
     """Commands on the cluster. They share a connection, and so the workers, whose imports take seconds."""
 
-    FLAGS = ("--encoder", "mlp", "--batch-size", "8", "--device", "cpu", "--set", "compare_quick=false")
+    FLAGS = ("--encoder", "mlp", "batch_size=8", "--device", "cpu", "compare_quick=false")
 
     def test_folds_have_the_results_of_one_process_even_if_a_worker_dies(
         self, engine: tuple[str, ...], photos: Path, tmp_path: Path
     ) -> None:
-        flags = (photos, "--folds", "2", "--loss", "ce", "--epochs", "40", *self.FLAGS)
+        flags = (photos, "--folds", "2", "--loss", "ce", "epochs=40", *self.FLAGS)
         here = command_here("fit", *flags, "--out", tmp_path / "here")
         assert here.code == 0, here.err
         folds = tmp_path / "far" / "folds"
@@ -216,7 +216,7 @@ class TestCommands:
     ) -> None:
         monkeypatch.setattr(auto, "_ARMS", ("ce", "weighted-ce"))
         out = tmp_path / "auto"
-        flags = ("--folds", "2", "--epochs", "1", "--classifier-epochs", "1", *self.FLAGS)
+        flags = ("--folds", "2", "epochs=1", "classifier_epochs=1", *self.FLAGS)
         ended = command_here("fit", photos, "--auto", "--out", out, *flags, *engine)
         assert ended.code == 0, ended.err
         arms = [record.arm for record in read_records(out / "comparison" / "records.jsonl")[0]]
@@ -230,7 +230,7 @@ class TestCommands:
     ) -> None:
         out, boards = tmp_path / "CMP", tmp_path / "boards"
         sets = {"encoder.name": "mlp", "encoder_training.epochs": 2, "encoder_training.batch_size": 8, "device": "cpu"}
-        flags = [part for name, value in sets.items() for part in ("--set", f"{name}={value}")]
+        flags = [part for name, value in sets.items() for part in (f"{name}={value}",)]
         tracked = ("--arms", "ce", "--folds", "2", "--track", f"tensorboard:{boards}", "--out", out)
         ended = command_here("compare", photos, *tracked, *flags, *engine)
         assert ended.code == 0, ended.err

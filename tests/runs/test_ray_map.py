@@ -96,15 +96,15 @@ def test_two_nodes_of_which_one_is_killed_give_the_answers_of_one_machine(
     local, far = tmp_path / "local.csv", tmp_path / "far.csv"
     assert run_command(["predict", str(model), str(pool), "--out", str(local), "--quiet"]) == 0
     capsys.readouterr()
-    arguments = ["predict", str(model), str(pool), "--out", str(far), "--quiet", "--engine", "ray"]
-    assert run_command([*arguments, "--address", cluster.address, "--json"]) == 0
+    arguments = ["predict", str(model), str(pool), "--out", str(far), "--quiet", "--engine", f"ray:{cluster.address}"]
+    assert run_command([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 59
     with local.open(newline="") as one, far.open(newline="") as other:
         for row, same in zip(csv.DictReader(one), csv.DictReader(other), strict=True):
             assert row["path"] == same["path"]
             assert float(row["p:dog"]) == pytest.approx(float(same["p:dog"]), abs=1e-6)
     find = ["find", str(model), str(pool), "--class", "dog", "--top", "7", "--no-page", "--quiet", "--out"]
-    far_away = ["--engine", "ray", "--address", cluster.address]
+    far_away = ["--engine", f"ray:{cluster.address}"]
     assert run_command([*find, str(tmp_path / "one.csv")]) == 0
     assert run_command([*find, str(tmp_path / "many.csv"), *far_away]) == 0
     assert (tmp_path / "many.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()

@@ -67,7 +67,7 @@ def test_a_model_below_the_baseline_is_told_so_and_a_better_one_is_not() -> None
     assert fact.values["split"] == "validation"
     assert (fact.values["model_uwa"], fact.values["baseline_uwa"]) == (found.model, found.baseline)
     assert (fact.values["low"], fact.values["high"]) == (found.difference.low, found.difference.high)
-    assert str(fact).endswith("Train for more epochs, use pretrained weights (--weights), or try another loss.")
+    assert str(fact).endswith("Train for more epochs, use pretrained weights (weights), or try another loss.")
     right = compare(prepared, prepared.test, prepared.test.labels, 0)
     assert right is not None
     assert right.cautions("validation", "small-images", ADVICE) == []
@@ -77,7 +77,7 @@ def test_a_warning_of_test_images_gives_no_advice_to_tune_on_them() -> None:
     found = Compared(0.4, 0.9, 70, Figure(-0.5, -0.6, -0.4))
     (fact,) = found.cautions("test", "small-images", ADVICE)
     assert str(fact).endswith(
-        "Do not tune the model on test images: hold out validation images (--val) to compare settings."
+        "Do not tune the model on test images: hold out validation images (val=0.15) to compare settings."
     )
     assert "another loss" not in str(fact)
 

@@ -97,10 +97,10 @@ def test_a_stage_whose_loss_still_falls_is_named_with_the_flag_that_helps() -> N
 
     recipe = tiny()  # three epochs, then two
     falling, flat = history("encoder", [3.0, 2.0, 1.25]), history("classifier", [0.5, 0.5])
-    assert list(falling_cautions(recipe, falling + flat)) == [cautions.falling_loss("encoder", 2.0, 1.25, "--epochs")]
+    assert list(falling_cautions(recipe, falling + flat)) == [cautions.falling_loss("encoder", 2.0, 1.25, "epochs")]
     second = history("encoder", [3.0, 1.0, 1.0]) + history("classifier", [0.9, 0.3])
     assert list(falling_cautions(recipe, second)) == [
-        cautions.falling_loss("classifier", 0.9, 0.3, "--classifier-epochs")
+        cautions.falling_loss("classifier", 0.9, 0.3, "classifier_epochs")
     ]
     assert list(falling_cautions(recipe, falling[:2] + flat)) == [], "It was stopped early, by its validation images."
 

@@ -452,7 +452,7 @@ def test_epochs_are_known_only_without_another_budget() -> None:
     epochs = steps.override(**{"fine_tune.steps": None, "encoder_training.epochs": 5})
     assert (steps.spec.epochs(steps), epochs.spec.epochs(epochs)) == ((), (5,))
     assert list(falling_cautions(steps, history)) == []
-    assert list(falling_cautions(epochs, history)) == [cautions.falling_loss("fine-tune", 2.0, 1.0, "--epochs")]
+    assert list(falling_cautions(epochs, history)) == [cautions.falling_loss("fine-tune", 2.0, 1.0, "epochs")]
     second = epochs.override(**{"fine_tune.blend": 0, "classifier.kind": "crt", "classifier.epochs": 2})
     falling = [{"stage": "classifier", "epoch": i + 1, "loss": 3.0 - i} for i in range(2)]
     stages = [fact.values["stage"] for fact in falling_cautions(second, history + falling)]
@@ -573,7 +573,7 @@ def test_two_ranks_train_the_blocks_of_one(photos: Path, weights: Path, tmp_path
         (
             {"encoder_training.epochs": 3},
             "encoder_training.epochs has no effect because fine_tune.steps or fine_tune.minutes is set. Set that field "
-            "instead, or add --set fine_tune.steps=unset.",
+            "instead, or add fine_tune.steps=unset.",
         ),
         ({"fine_tune.blocks": 0}, 'fine_tune.blocks must be an integer >= 1 and <= 2147483647 or "all", got 0.'),
         ({"fine_tune.layer_decay": 0.0}, "fine_tune.layer_decay must be a finite number > 0 and <= 1, got 0.0."),

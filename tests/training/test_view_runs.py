@@ -225,7 +225,7 @@ def test_classes_that_a_view_exchanges_are_warned_about(
     found = fit(recipe, source_from_arrays(images, labels))
     told = [fact for fact in found.cautions if fact.kind == "directed_classes"]
     assert len(told) == warned
-    assert all(fact.values["advice"] == "--views auto" for fact in told)
+    assert all(fact.values["advice"] == "tta=auto" for fact in told)
 
 
 def test_a_fine_tuned_encoder_is_not_advised_to_choose_views(weights: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_fine_tuned_encoder_is_not_advised_to_choose_views(weights: Path) -> N
            "compare_quick": False}
     )  # fmt: skip
     (fact,) = [fact for fact in fit(recipe, halves(side=False)).cautions if fact.kind == "directed_classes"]
-    assert fact.values["advice"] == "--views none"
+    assert fact.values["advice"] == "tta=none"
 
 
 def halves(*, side: bool, both: bool = False) -> Any:

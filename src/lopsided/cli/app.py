@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.cli import cache, compare, demo, evaluate, export, find, look, predict, report, reproduce, train
+from lopsided.cli import cache, compare, demo, evaluate, export, find, look, predict, report, reproduce, settings, train
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
@@ -112,7 +112,7 @@ def run(arguments: list[str] | None = None, age: float = 0.0) -> int:
             code = app(arguments, prog_name="lopsided", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        return _end(error)
+        return _end(error, arguments)
     if code == 130:  # typer returns this code for a KeyboardInterrupt.
         return _end(KeyboardInterrupt())
     if not arguments:  # The help was printed. click before 8.2 returns 0 in this case.
@@ -136,8 +136,8 @@ def _open_streams() -> None:
             stream.reconfigure(errors="surrogateescape" if exact else "backslashreplace")
 
 
-def _end(error: BaseException) -> int:
-    """Print the error on one line and return the exit code."""
+def _end(error: BaseException, arguments: list[str] | None = None) -> int:
+    """Print the error on one line and return the exit code. ``arguments`` are those of the command."""
     if isinstance(error, BrokenPipeError):
         _silence_stdout()  # The reader of the pipe closed it.
         return 1
@@ -154,7 +154,7 @@ def _end(error: BaseException) -> int:
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
         text, code = "interrupted.", 130
     elif _is_usage(error):
-        text = f"{_usage_text(error)} {_usage_help(error)}"
+        text = _word_text(error, arguments or []) or f"{_usage_text(error)} {_usage_help(error)}"
     elif is_out_of_memory(error):
         text = _memory_text(error)
     elif isinstance(error, OSError) and (told := _system_text(error)):
@@ -214,6 +214,15 @@ def _is_usage(error: BaseException) -> bool:
 def _usage_text(error: Any) -> str:
     text = " ".join(str(error.format_message()).split())
     return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _word_text(error: Any, arguments: list[str]) -> str:
+    """Return the message for an option that is written as a word, or an empty text for any other error."""
+    option = getattr(error, "option_name", None)
+    if option is None or arguments[:1] not in (["fit"], ["compare"]) or not hasattr(error, "possibilities"):
+        return ""
+    word = settings.word_for(option, arguments)
+    return f"There is no option {option}. Write {word} after DATA." if word else ""
 
 
 def _usage_help(error: Any) -> str:

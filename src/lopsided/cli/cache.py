@@ -10,7 +10,7 @@ import typer
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.options import AllowOutside, Json, Quiet
 from lopsided.cli.output import show, show_json, table
-from lopsided.cli.sweeping import Address, EngineName, cluster_mapper, refuse
+from lopsided.cli.sweeping import EngineName, cluster_mapper, refuse
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -38,7 +38,6 @@ def cache(
     ] = None,
     allow_outside: AllowOutside = False,
     engine: EngineName = None,
-    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -57,14 +56,14 @@ def cache(
     Examples:
       lopsided cache
       lopsided cache --fill photos
-      lopsided cache --fill photos --engine ray --address 10.0.0.5:6379
+      lopsided cache --fill photos --engine ray:10.0.0.5:6379
       lopsided cache --empty
     """
     if fill is not None:
         refuse({"--empty": empty}, "removes features", "--fill")
-        _fill(fill, recipe, engine, address, allow_outside=allow_outside, quiet=quiet, as_json=as_json)
+        _fill(fill, recipe, engine, allow_outside=allow_outside, quiet=quiet, as_json=as_json)
         return
-    refuse({"--engine": engine, "--address": address}, "needs --fill", "`lopsided cache` alone")
+    refuse({"--engine": engine}, "needs --fill", "`lopsided cache` alone")
     from lopsided.inference.feature_cache import cache_limit, cache_root, empty_cache, list_cache
 
     root, limit = cache_root(), cache_limit()
@@ -102,7 +101,6 @@ def _fill(
     data: str,
     recipe: str | None,
     engine: str | None,
-    address: str | None,
     *,
     allow_outside: bool,
     quiet: bool,
@@ -116,11 +114,11 @@ def _fill(
     from lopsided.runs.features import fill_cache
 
     def cluster(model: Path) -> AbstractContextManager[Mapper]:
-        elsewhere = cluster_mapper(engine, address, model, keep=True)
+        elsewhere = cluster_mapper(engine, model, keep=True)
         assert elsewhere is not None
         return elsewhere(None)
 
-    far = cluster_mapper(engine, address, Path()) is not None  # Checks the options before images are read.
+    far = cluster_mapper(engine, Path()) is not None  # Checks the options before images are read.
     changes, sources = {"data.allow_outside": True} if allow_outside else {}, Sources()
     if recipe is None:
         recipe, _ = choose_recipe(find_recipe(QUICK).override(**changes), data, sources)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopsided.cli import sweeping
-from lopsided.cli.fit_fields import read_changes
 from lopsided.cli.look import complete_recipe
 from lopsided.cli.options import Json, Quiet, option
 from lopsided.cli.output import say, show, show_json
+from lopsided.cli.settings import read_arguments, read_changes
 from lopsided.cli.sweeping import CHOICE
 from lopsided.errors import InputError, sentence
 
@@ -37,11 +36,12 @@ BASELINE = "quick"
 
 
 def compare(
-    data: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="DATA",
-            help="The name of a source, a folder or a table; by default the data of --recipe.",
+            metavar="DATA NAME=VALUE",
+            help="DATA: the name of a source, a folder or a table; by default the data of --recipe. NAME=VALUE: fields "
+            "of the recipe for all arms, as in `lopsided fit`, such as epochs=10.",
             show_default=False,
         ),
     ] = None,
@@ -81,17 +81,7 @@ def compare(
             autocompletion=complete_recipe,
         ),
     ] = "from-scratch",
-    changes: Annotated[
-        list[str] | None,
-        option(
-            CHOICE,
-            "Set any recipe field for all arms, such as --set encoder_training.epochs=10; may be repeated.",
-            "--set",
-            metavar="NAME=VALUE",
-        ),
-    ] = None,
     engine: sweeping.EngineName = None,
-    address: sweeping.Address = None,
     workers: sweeping.Workers = None,
     threads: sweeping.Threads = None,
     keep_models: sweeping.KeepModels = False,
@@ -127,11 +117,13 @@ def compare(
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
+    data, texts = read_arguments(words or ())
     wanted = ",".join(scenario) if scenario else None
-    options: list[tuple[str, str, Any]] = [("DATA", "data.source", data), ("--scenario", "data.scenario", wanted)]
-    sets = read_changes(changes or (), [*options, ("--track", "track", track or None)])
-    given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
-    given |= {"track": track} if track else {}
+    given = {"data.source": data, "data.scenario": wanted, "track": track or None}
+    named = dict(zip(given, ("DATA", "--scenario", "--track"), strict=True))
+    sets = read_changes(texts, {path: (named[path], value) for path, value in given.items()}).values
+    scenario = [sets.pop("data.scenario")] if "data.scenario" in sets else None
+    given = {path: sets.pop(path) for path in ("data.source", "track") if path in sets}
     given |= _fold_fields(folds, repeats, seeds, sets)
     base, late = _read_base(recipe, sets, given, quiet=quiet)
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "quick,ce,weighted-ce,cl,afcl"
@@ -140,7 +132,7 @@ def compare(
     check_encoders(recipes)
     _check_baseline(baseline, recipes)
     if not base.data.test and folds is None:
-        raise InputError("A comparison needs test images, but data.test is 0. Set it, such as --set data.test=0.15.")
+        raise InputError("A comparison needs test images, but data.test is 0. Set it, such as test=0.15.")
     scenarios = _scenarios(scenario or ())
     planned = _plan(chosen, base, scenarios, folds=folds, repeats=repeats, seeds=seeds)
     opened = sweeping.open_data(base)
@@ -149,7 +141,7 @@ def compare(
     baseline = baseline or (BASELINE if BASELINE in recipes else next(iter(recipes)))
     about = about_comparison(out, source, base, recipes, planned) | {"baseline": baseline}
     about |= {} if images is None else {"images": images}
-    worker = sweeping.make_engine(engine or "local", address, workers, threads)
+    worker = sweeping.make_engine(engine, workers, threads)
     if not quiet:
         say_mixed_groups(base, opened)
     failed = sweeping.train(planned, out, worker, about=about, keep_models=keep_models, quiet=quiet)

@@ -92,7 +92,7 @@ def _processors() -> Iterator[Finding]:
     tests = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
     if any(tests):
         there = any(test() for test in tests if test is not None)
-        meaning = "try --set precision=bf16" if there else "--set precision=bf16 works, but is slower than float32"
+        meaning = "try precision=bf16" if there else "precision=bf16 works, but is slower than float32"
         yield Finding("bf16", "in hardware" if there else "not in hardware", meaning)
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     meaning = "compile = true in a recipe works; compiling takes a minute and pays off only in long runs"
@@ -130,7 +130,7 @@ def _devices() -> Iterator[Finding]:
     if torch.backends.mps.is_available():
         yield Finding("mps", "Apple GPU", "used with --device mps")
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
-        yield Finding("GPU", "none", "everything runs on the CPU; keep images small (--image-size)")
+        yield Finding("GPU", "none", "everything runs on the CPU; keep images small (image_size)")
 
 
 def _room() -> Iterator[Finding]:

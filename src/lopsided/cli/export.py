@@ -70,7 +70,7 @@ def export(
         _export_onnx(run, out, wanted, quiet, as_json)
         return
     if wanted is not None:
-        raise InputError(f"--views has no effect with --to {to}. Leave it out, or use --to onnx.")
+        raise InputError(f"--tta has no effect with --to {to}. Leave it out, or use --to onnx.")
     (_export_card if to == "card" else _export_hub)(run, out, quiet, as_json)
 
 

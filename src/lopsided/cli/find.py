@@ -11,7 +11,7 @@ import typer
 
 from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet, RunFolder, words
 from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
-from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
+from lopsided.cli.sweeping import EngineName, cluster_mapper
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def find(
     allow_outside: AllowOutside = False,
     device: Device = "auto",
     engine: EngineName = None,
-    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +85,7 @@ def find(
     from lopsided.runs.find import find_in_pool
 
     _check_targets(out, [*pool, *(like or ())], page=page)
-    elsewhere = cluster_mapper(engine, address, run)
+    elsewhere = cluster_mapper(engine, run)
 
     def counting(label: str) -> AbstractContextManager[Counted | None]:
         return counter(label, quiet=quiet)

@@ -17,34 +17,36 @@ from lopsided.facts import Fact, notes
 if TYPE_CHECKING:
     from lopsided.data.prepare import Sources
     from lopsided.distributed import Ranks
-    from lopsided.recipe import Recipe
+    from lopsided.recipe import Changes, Recipe
     from lopsided.runs.engines import Engine
     from lopsided.runs.folder import Run
 
 V = TypeVar("V")
 
 
-def check_auto(
-    auto: bool,
-    minutes: float | None,
-    recipe: str | None,
-    loss: str | None,
-    folds: int | None,
-    repeats: int | None,
-    test: float | None,
-    ranks: Ranks | None,
-) -> None:
-    """Raise an error for options that --auto decides itself, and for its own option without it."""
-    if not auto:
-        if minutes is not None:
-            raise InputError("--minutes is the time of a comparison, but --auto is missing. Add --auto.")
-        return
-    refuse({"--recipe": recipe, "--loss": loss}, "chooses what to train", "--auto")
-    refuse({"--folds 1": folds == 1 or None}, "trains one split", "--auto")
-    refuse({"--test": test or None}, "is a share of one split", "--auto")
-    refuse({"--repeats": repeats}, "repeats the folds of one recipe", "--auto")
+def check_auto(recipe: str | None, changes: Changes, ranks: Ranks | None) -> None:
+    """Raise an error for settings that --auto decides itself."""
+    refuse({"--recipe": recipe}, "chooses what to train", "--auto")
+    for path, what in _NOT_WITH_AUTO.items():
+        refuse({changes.written.get(path, ""): changes.values.get(path) or None}, what, "--auto")
+    if "data.folds" in changes.values and changes.values["data.folds"] is None:
+        raise InputError("--auto compares over folds, so there cannot be one split. Remove folds=1 or --auto.")
     if ranks is not None:
         raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
+
+
+_NOT_WITH_AUTO = {
+    "encoder_training.loss": "chooses what to train",
+    "data.test": "is a share of one split",
+    "data.repeats": "repeats the folds of one recipe",
+}
+
+
+def named(recipe: str | None, ranks: Ranks | None) -> Recipe | None:
+    """Return the recipe that the user named, if any, on all ranks."""
+    from lopsided.recipe import Recipe, find_recipe
+
+    return None if recipe is None else Recipe.from_toml(_told(ranks, lambda: find_recipe(recipe).to_toml()))
 
 
 def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
@@ -52,8 +54,7 @@ def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
     if work == Work():
         return None
     if ranks is not None:
-        given = {"--workers": work.workers, "--engine": work.engine, "--address": work.address}
-        refuse(given, "trains folds at once", "torchrun")
+        refuse({"--workers": work.workers, "--engine": work.engine}, "trains folds at once", "torchrun")
     return work.make()
 
 
@@ -62,13 +63,13 @@ def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
     how, group = recipe.data.split, recipe.data.group
     if recipe.data.folds is not None and changes.get("data.test"):
         raise InputError(
-            f"--folds {recipe.data.folds} and --test {changes['data.test']:g} contradict each other: with folds, every "
-            "image is a test image. Leave out one of the two options."
+            f"folds={recipe.data.folds} and test={changes['data.test']:g} contradict each other: with folds, every "
+            "image is a test image. Leave out one of the two."
         )
     if group is not None and how in ("random", "stratified"):
         raise InputError(
-            f"--split {how} and --group {group} contradict each other: the split would ignore the groups, so images of "
-            "one group could be in two splits. Use --split group, or leave out one of the two options."
+            f"split={how} and --group {group} contradict each other: the split would ignore the groups, so images of "
+            "one group could be in two splits. Use split=group, or leave out one of the two."
         )
 
 
@@ -221,7 +222,7 @@ def _choose(
         if spec.is_joined:
             one = len(spec.parts) == 1
             words = "Give its weights" if one else "Give the weights of each with + between them"
-            do = f"{words}, such as --weights {'embedded' if one else 'embedded+timm'}."
+            do = f"{words}, such as weights={'embedded' if one else 'embedded+timm'}."
             got = f"{shortened(spec.name)} without weights"
             raise InputError(sentence("joined encoders must have pretrained weights", got, do))
     if method.trains_encoder:

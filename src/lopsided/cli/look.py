@@ -64,7 +64,7 @@ def losses(as_json: Json = False) -> None:
     \b
     Examples:
       lopsided losses
-      lopsided fit photos --out run --loss acl --eta 0.1
+      lopsided fit photos --out run --loss acl eta=0.1
     """
     from lopsided.losses import catalogue
 

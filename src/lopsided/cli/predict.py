@@ -34,7 +34,7 @@ from lopsided.cli.output import (
     warn_of_twins,
 )
 from lopsided.cli.rules import read_rule, rule_words
-from lopsided.cli.sweeping import Address, EngineName, cluster_mapper
+from lopsided.cli.sweeping import EngineName, cluster_mapper
 from lopsided.cli.views import Views, read_views, use_views
 from lopsided.errors import InputError
 
@@ -67,7 +67,6 @@ def predict(
     batch_size: BatchSize = 64,
     device: Device = "auto",
     engine: EngineName = None,
-    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -99,9 +98,9 @@ def predict(
     wanted = read_views(views)
     if wanted is not None and engine == "ray":
         raise InputError(
-            "--views cannot be used with --engine ray, whose machines use the views of the model. Remove one."
+            "--tta cannot be used with --engine ray, whose machines use the views of the model. Remove one."
         )
-    elsewhere = cluster_mapper(engine, address, run)
+    elsewhere = cluster_mapper(engine, run)
     pairs = Twins()
     patterns = Patterns(include or (), exclude or ())
     total, paths = find_images(images, patterns, pairs, allow_outside=allow_outside)

@@ -76,7 +76,6 @@ def reproduce(
         option(PROTOCOL, "A recipe to use instead of the paper's. The table still sets loss, scenario and seed."),
     ] = None,
     engine: sweeping.EngineName = None,
-    address: sweeping.Address = None,
     workers: sweeping.Workers = None,
     threads: sweeping.Threads = None,
     keep_models: sweeping.KeepModels = False,
@@ -128,7 +127,7 @@ def reproduce(
         base = base.override(track=track)
     plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
     stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
-    work = sweeping.Work(workers, engine, address, threads)
+    work = sweeping.Work(workers, engine, threads)
     failed: Sequence[Failure] = ()
     if records is not None:
         _refuse_training(work, runs=runs, quick=quick, keep_models=keep_models, track=track)
@@ -153,7 +152,6 @@ def _refuse_training(
         "--runs": runs,
         "--quick": quick,
         "--engine": work.engine,
-        "--address": work.address,
         "--workers": work.workers,
         "--threads": work.threads,
         "--keep-models": keep_models,

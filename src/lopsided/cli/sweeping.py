@@ -39,11 +39,11 @@ EngineName = Annotated[
     str | None,
     option(
         WORK,
-        "local for processes on this machine, or ray for an existing cluster.",
+        "local for processes on this machine, or ray for an existing cluster, if need be with its address: "
+        "ray:10.0.0.5:6379.",
         autocompletion=words("local", "ray"),
     ),
 ]
-Address = Annotated[str | None, option(WORK, "ray: the address of the cluster.")]
 Workers = Annotated[
     int | None,
     option(
@@ -90,21 +90,21 @@ class Work(NamedTuple):
 
     workers: int | None = None
     engine: str | None = None
-    address: str | None = None
     threads: int | None = None
 
     def make(self) -> Engine:
         """Return the engine."""
-        return make_engine(self.engine or "local", self.address, self.workers, self.threads)
+        return make_engine(self.engine, self.workers, self.threads)
 
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Keep one connection to a cluster for all engines inside the block, because each connection takes seconds."""
         with ExitStack() as closing:
-            if self.engine == "ray":
+            name, address = _engine(self.engine)
+            if name == "ray":
                 from lopsided.runs.engines.ray_engine import connect
 
-                connect(self.address or "auto", closing)
+                connect(address, closing)
             yield
 
 
@@ -121,7 +121,7 @@ def open_data(base: Recipe) -> Source:
     settled = settle(base)
     for path in settled.encoder.spec.files:
         if not Path(path).is_file():
-            raise InputError(f"The file of weights {path} does not exist. Correct --weights.")
+            raise InputError(f"The file of weights {path} does not exist. Correct encoder.weights.")
     source = Source.open(settled.data)
     source.check_present()
     if settled.data.split == "group" and source.groups is None:
@@ -129,34 +129,42 @@ def open_data(base: Recipe) -> Source:
     return source
 
 
-def make_engine(name: str, address: str | None, workers: int | None, threads: int | None) -> Engine:
-    """Return the engine with this name."""
+def _engine(text: str | None) -> tuple[str, str]:
+    """Return the name of an engine, and the address of its cluster.
+
+    >>> _engine(None), _engine("ray"), _engine("ray:10.0.0.5:6379"), _engine("ray://head:10001")
+    (('local', 'auto'), ('ray', 'auto'), ('ray', '10.0.0.5:6379'), ('ray', 'ray://head:10001'))
+    """
+    name, _, address = (text or "local").partition(":")
+    if name not in ("local", "ray") or (name == "local" and address):
+        raise InputError(sentence("--engine must be local, ray or ray:ADDRESS", repr(text)))
+    return name, f"ray:{address}" if address.startswith("//") else address or "auto"
+
+
+def make_engine(engine: str | None, workers: int | None, threads: int | None) -> Engine:
+    """Return the engine of a text such as local or ray:ADDRESS."""
+    name, address = _engine(engine)
     if name == "local":
         from lopsided.runs.engines.local import LocalEngine
 
-        refuse({"--address": address}, "is for --engine ray", "--engine local")
         return LocalEngine(workers, threads or 1)
-    if name == "ray":
-        from lopsided.runs.engines.ray_engine import RayEngine
+    from lopsided.runs.engines.ray_engine import RayEngine
 
-        refuse({"--workers": workers}, "is for --engine local", "--engine ray")
-        return RayEngine(address or "auto", threads=threads or 1)
-    raise InputError(sentence("--engine must be one of local, ray", repr(name)))
+    refuse({"--workers": workers}, "is for --engine local", "--engine ray")
+    return RayEngine(address, threads=threads or 1)
 
 
-def cluster_mapper(name: str | None, address: str | None, run: Path, *, keep: bool = False) -> Elsewhere | None:
+def cluster_mapper(engine: str | None, run: Path, *, keep: bool = False) -> Elsewhere | None:
     """Return what scores packs on a cluster with the model of a run, or None for this machine.
 
     ``keep`` returns features as well.
     """
-    if name in (None, "local"):
-        refuse({"--address": address}, "is for --engine ray", "--engine local")
+    name, address = _engine(engine)
+    if name == "local":
         return None
-    if name != "ray":
-        raise InputError(sentence("--engine must be one of local, ray", repr(name)))
     from lopsided.runs.engines.ray_map import RayMap
 
-    return RayMap(address or "auto", run, keep=keep).mapping
+    return RayMap(address, run, keep=keep).mapping
 
 
 def train(

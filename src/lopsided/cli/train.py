@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lopsided.cli import fit_options as options
-from lopsided.cli import rules
-from lopsided.cli.fit_fields import flag_of, naming_flags, read_changes
-from lopsided.cli.fitting import check_auto, fold_engine, joined_ranks, train_recipe
+from lopsided.cli.fitting import check_auto, fold_engine, joined_ranks, named, train_recipe
 from lopsided.cli.options import Json, Quiet
 from lopsided.cli.output import (
     baseline_words,
@@ -20,7 +18,8 @@ from lopsided.cli.output import (
     show,
     show_json,
 )
-from lopsided.cli.sweeping import Address, EngineName, Track, Work, Workers
+from lopsided.cli.settings import read_arguments, read_changes, read_minutes
+from lopsided.cli.sweeping import EngineName, Track, Work, Workers
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,43 +27,21 @@ if TYPE_CHECKING:
 
 
 def fit(
-    data: options.Data = None,
+    words: options.Words = None,
     out: options.Out = None,
     recipe: options.RecipeName = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    changes: options.Changes = None,
-    resume: options.Resume = False,
     loss: options.Loss = None,
-    eta: options.Eta = None,
-    gamma: options.Gamma = None,
-    epochs: options.Epochs = None,
-    classifier_epochs: options.ClassifierEpochs = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
     encoder: options.Encoder = None,
-    weights: options.Weights = None,
-    views: options.Views = None,
-    image_size: options.ImageSize = None,
-    val: options.Val = None,
-    test: options.Test = None,
-    split: options.Split = None,
     group: options.Group = None,
     folds: options.Folds = None,
-    repeats: options.Repeats = None,
-    final: options.Final = None,
-    scenario: options.Scenario = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    more: options.More = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    allow_outside: options.AllowOutside = False,
     decide: options.Decide = None,
     auto: options.Auto = False,
-    minutes: options.Minutes = None,
+    more: options.More = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    resume: options.Resume = False,
     workers: Workers = None,
     engine: EngineName = None,
-    address: Address = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -72,55 +49,51 @@ def fit(
     """Train a classifier and evaluate it.
 
     By default, pretrained encoders turn each image into features, and a
-    logistic regression on the features is fitted. This takes seconds to
-    minutes and needs no network. Up to 3,000 images go through three
-    encoders, mirrored and turned as well where that does not confuse the
-    classes (the recipe thorough), more images through one (quick).
+    logistic regression on the features is fitted, in seconds to minutes and
+    without a network: three encoders for up to 3,000 images (the recipe
+    thorough), one for more (quick). If a class has fewer than 200 images,
+    every image is tested once, in five folds.
 
-    With --loss or --recipe from-scratch, an encoder is trained: first with a
-    contrastive loss, then a linear classifier on top. The epoch with the
-    lowest class-weighted log loss on the validation split is then kept. The
-    test split is evaluated once. Use --set for recipe fields that have no
-    option.
+    With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
+    sets any field of the recipe. `lopsided recipes NAME` shows them all.
 
-    With --folds 5, every image is tested once, by a model that was not
-    trained on it. This is the default if a class has fewer than 200 images
-    and the encoder is not trained. --workers or --engine ray train several
-    folds at once.
-
-    With --auto, several recipes and losses are compared over the same folds,
-    the cheapest first, as far as --minutes allow. The run then holds the
-    model of the cheapest arm within one standard error of the best, and
-    RUN/comparison/report.html says why.
+    \b
+    Fields, by their full name or its last part:
+      epochs=20 lr=1e-3 batch_size=64 classifier_epochs=10   training
+      eta=300 gamma=7 temperature=0.1                        the loss
+      weights=timm tta=flips image_size=224                  the encoder
+      val=0.2 test=0.3 split=stratified scenario=90:10       the split
+      repeats=3 final=ensemble                               folds
+      include='*.jpg' skip_unreadable=true allow_outside=true
+      encoder_training.views=2 classifier.kind=crt           full names
 
     \b
     Examples:
       lopsided fit photos --out run
-      lopsided fit photos --out run --auto --minutes 30
+      lopsided fit photos --out run --auto minutes=30
       lopsided fit lesions.csv --group patient --out run
-      lopsided fit photos --out run --recipe from-scratch --image-size 64
-      lopsided fit photos --out run --loss afcl --folds 5 --workers 2
-      lopsided fit photos --out baseline --loss weighted-ce
-      lopsided fit photos --out run --val 0.2 --decide "recall:melanoma>=0.95"
-      lopsided fit photos --out run --loss afcl --set encoder_training.views=2
-      lopsided fit photos --out run --loss afcl --track tensorboard --track mlflow:mlruns
+      lopsided fit photos --out run --recipe from-scratch image_size=64
+      lopsided fit photos --out run --loss afcl eta=300 gamma=7 --folds 5
+      lopsided fit photos --out run val=0.2 --decide recall:melanoma=0.95
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again
-      torchrun --nproc-per-node 2 -m lopsided fit photos --out run --recipe from-scratch
+      torchrun --nproc-per-node 2 -m lopsided fit photos --out run --loss cl
     """
-    given = locals() | {"decide": rules.read_rule(decide), "folds": None if folds == 1 else folds}
-    fields = options.fields_of(given)
-    recipe = None if recipe == "default" else recipe
+    given = options.fields_of(locals())
+    data, texts = read_arguments(words or ())
     if out is None:
         raise InputError("--out is missing. Name the folder of the run, for example --out run.")
-    flags = [(flag_of(name), name, value) for name, value in fields.items()]
     with joined_ranks() as ranks:
         first = ranks is None or ranks.first
-        sets = read_changes(changes or (), [("DATA", "data.source", data), *flags])
-        asked = fields | ({"data.folds": None} if folds == 1 else {}) | sets
-        check_auto(auto, minutes, recipe, loss, folds, repeats, asked.get("data.test"), ranks)
-        work = Work(workers, engine, address)
-        with naming_flags(fields):
+        minutes, texts = read_minutes(texts) if auto else (None, texts)
+        recipe = None if recipe == "default" else recipe
+        changes = read_changes(texts, {"data.source": ("DATA", data), **given}, lambda: named(recipe, ranks))
+        if auto:
+            check_auto(recipe, changes, ranks)
+        work = Work(workers, engine)
+        with changes.named():
+            asked = {path: value for path, value in changes.values.items() if path != "data.source"}
+            data = changes.values.get("data.source")
             if auto:
                 from lopsided.cli.auto import fit_auto
 
@@ -156,7 +129,7 @@ def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
             parts += baseline_words(metrics, split)
             break
     else:
-        parts.append("There are no figures because no images were held out. Set --test.")
+        parts.append("There are no figures because no images were held out. Set test=0.15.")
     if metrics["test"] is not None and metrics["val"] is not None and spec.selects_epochs:
         picked = interval(metrics["val"]["figures"]["uwa"])
         parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")

@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 Views = Annotated[
     str | None,
     typer.Option(
-        help="Average the features of views of each image: none, flip, flips, dihedral, or names such as "
-        "identity,rot180. Default: the views of the model.",
+        "--tta",
+        help="Test-time augmentation: average the features of views of each image: none, flip, flips, "
+        "dihedral, or names such as identity,rot180. Default: the views of the model.",
         show_default=False,
     ),
 ]
 
 
 def read_views(text: str | None) -> tuple[str, ...] | None:
-    """Parse --views, before torch is imported."""
+    """Parse --tta, before torch is imported."""
     from lopsided.errors import InputError
     from lopsided.recipe.views import AUTO, parse_views
 
     if text is not None and text.strip() == AUTO:
-        do = "Leave out --views, or name views, such as flip."
-        raise InputError(f"--views auto chooses views in fit, and a finished model has its own. {do}")
+        do = "Leave out --tta, or name views, such as flip."
+        raise InputError(f"--tta auto chooses views in fit, and a finished model has its own. {do}")
     return None if text is None else parse_views(text)
 
 
@@ -41,7 +42,7 @@ def use_views(model: Model, card: ModelCard, views: tuple[str, ...] | None, *, q
         return card
     if not quiet and card.calibrated_on:
         say(
-            f"The model was calibrated with the views {name_views(card.views)}, so its probabilities with --views "
-            f"{name_views(views)} may be less well calibrated. fit --views calibrates with views."
+            f"The model was calibrated with the views {name_views(card.views)}, so its probabilities with --tta "
+            f"{name_views(views)} may be less well calibrated. fit tta={name_views(views)} calibrates with them."
         )
     return with_views(model, card, views)

@@ -60,7 +60,7 @@ class UnreadableImageError(DataError):
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path = Path(path)
         self.reason = reason
-        repair = "Repair or remove the file, or skip unreadable images with --skip-unreadable."
+        repair = "Repair or remove the file, or skip unreadable images: skip_unreadable=true."
         super().__init__(f"Cannot read the image {os.fspath(path)} ({reason}). {repair}")
 
     def __reduce__(self) -> tuple[type[UnreadableImageError], tuple[Path, str]]:

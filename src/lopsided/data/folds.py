@@ -65,7 +65,7 @@ def fold_numbers(source: Source, *, how: How, folds: int, seed: int, repeat: int
     if how == "given":
         raise DataError(
             f"{source.name} defines its own splits, so folds cannot be drawn. Leave out folds to use its splits, or "
-            "ignore them with --split stratified or --split group."
+            "ignore them with split=stratified or split=group."
         )
     if how == "group" and source.groups is None:
         do = "Name the group column with --group, or use stratified folds."
@@ -106,7 +106,7 @@ def fold_splits(source: Source, *, how: How, folds: int, fold: int, val: float, 
     if short:
         what = "groups" if how == "group" else "images"
         need = "training and validation" if val else "training"
-        do = "Set data.val to 0 (--val 0)" if val else "Use more folds"
+        do = "Set data.val to 0 (val=0)" if val else "Use more folds"
         raise DataError(
             f"{source.name} has too few {what} of {short[0]!r} for {folds} folds: too few remain for {need} beside "
             f"fold {number + 1}. {do}, or add images."

@@ -314,5 +314,5 @@ def _check_request(image_size: int | None, channels: int) -> None:
 
 def _different_sizes(first: tuple[str, tuple[int, ...]], other: tuple[str, tuple[int, ...]]) -> DataError:
     sizes = " and ".join(f"{size[1]} x {size[0]} in {name}" for name, size in (first, other))
-    do = "Set --image-size (data.image_size in a recipe)."
+    do = "Set image_size."
     return DataError(sentence("images must have the same size when no image size is set", sizes, do))

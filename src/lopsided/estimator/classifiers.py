@@ -60,7 +60,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         batch_size: Batch size of both trainer.
         image_size: Side to which images are resized; None: no resizing, so all images must have the size of ``fit``.
         val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
-        decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a>=0.95" or another rule of
+        decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a=0.95" or another rule of
             a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
             ``folds``.
         views: Views of an image whose features are averaged where images are not augmented: "none", "flip", "flips",

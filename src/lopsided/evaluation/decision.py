@@ -162,7 +162,7 @@ def resolve(rule: str | Rule, classes: Sequence[str], prior: Sequence[float], he
     if held is None or not len(held.labels):
         raise InputError(
             f"The decision rule {text} is fitted to images that the model was not trained on, but there are no "
-            "validation images. Train with --val 0.15 (in Python val=0.15), or use balanced."
+            "validation images. Train with val=0.15, or use balanced."
         )
     if parsed.kind == "recall":
         return _recall(parsed, text, classes, balance, held)
@@ -170,7 +170,7 @@ def resolve(rule: str | Rule, classes: Sequence[str], prior: Sequence[float], he
     if absent:
         raise InputError(
             "The decision rule tuned needs validation images of every class, but there are none of "
-            f"{', '.join(absent)}. Hold back more images (--val), or use balanced."
+            f"{', '.join(absent)}. Hold back more images (val), or use balanced."
         )
     return _tuned(text, balance, held)
 
@@ -255,7 +255,7 @@ def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held
     if not len(scores):
         raise InputError(
             f"The decision rule {text} needs validation images of {rule.target}, but there are none. "
-            "Hold back more images (--val), or use balanced."
+            "Hold back more images (val), or use balanced."
         )
     # Images of one group are not independent, so that the lowest score of each group counts.
     own, units = scores, "images"

@@ -52,8 +52,7 @@ def shared_groups(groups: int, first: str, unit: str) -> str:
     number = f"{groups:,} groups are" if groups > 1 else "One group is"
     advice = "Split by group" if unit == "split" else "Use folds by group"
     return (
-        f"{number} in more than one {unit}, for example {first}: the figures will be too high. "
-        f"{advice} (--split group)."
+        f"{number} in more than one {unit}, for example {first}: the figures will be too high. {advice} (split=group)."
     )
 
 
@@ -87,7 +86,7 @@ def same_stems(pairs: int, first: Sequence[str], suffix: str) -> str:
     number = "One pair of images differs" if pairs == 1 else f"{pairs:,} pairs of images differ"
     return (
         f"{number} only in the suffix, for example {first[0]} and {first[1]}: both are used as images. "
-        f'If one of them is a mask, leave it out, for example with --exclude "*{suffix}".'
+        f"If one of them is a mask, leave it out, for example with exclude='*{suffix}'."
     )
 
 
@@ -96,7 +95,7 @@ def large_images(width: int, height: int) -> str:
     """Images are large and not resized."""
     return (
         f"The images have {width:,} x {height:,} pixels and are not resized, so training is slow and needs much "
-        "memory. Set a size, for example --image-size 224."
+        "memory. Set a size, for example image_size=224."
     )
 
 
@@ -160,7 +159,7 @@ def below_baseline(
         "small-images": "a simple baseline, a linear classifier on images of 16 x 16 pixels",
     }[baseline]
     if split == "test":
-        advice = "Do not tune the model on test images: hold out validation images (--val) to compare settings."
+        advice = "Do not tune the model on test images: hold out validation images (val=0.15) to compare settings."
     return (
         f"On the {split} images, the unweighted accuracy of the model ({model_uwa:.3f}) is below that of {what} "
         f"({baseline_uwa:.3f}). The {100 * level:g} % interval of the difference is [{low:.3f}, {high:.3f}]. {advice}"

@@ -49,7 +49,7 @@ def recipe_by_field(recipe: str, field: str) -> str:
 def from_scratch_by_field(field: str) -> str:
     """The recipe from-scratch was taken, because a field was given that only training uses."""
     if field == "encoder.name":
-        return "Recipe: from-scratch, because the encoder has no pretrained weights (--weights)."
+        return "Recipe: from-scratch, because the encoder has no pretrained weights (weights)."
     return f"Recipe: from-scratch, because {field} is set, which has an effect only if an encoder is trained."
 
 
@@ -141,7 +141,7 @@ def mixed_groups(groups: int, first: str) -> str:
 @note("once")
 def left_out(images: int) -> str:
     """Patterns left out images."""
-    return f"--include and --exclude (data.include, data.exclude) left out {_some(images, 'one image', 'images')}."
+    return f"data.include and data.exclude left out {_some(images, 'one image', 'images')}."
 
 
 @note("once")
@@ -189,7 +189,7 @@ def further_labels(counts: Mapping[str, int]) -> str:
 def resized(side: int) -> str:
     """Images of different sizes were resized."""
     what = f"The images have different sizes and are resized to {side} x {side} pixels."
-    return f"{what} Set another size with --image-size."
+    return f"{what} Set another size with image_size."
 
 
 @note("once")
@@ -414,7 +414,7 @@ def unchosen_views(views: str) -> str:
     """There are too few images for inner folds to choose views."""
     return (
         f"A class has too few images for inner folds to choose the views of an image: the features are means over "
-        f"{views}. If that turns a class into another, name the views (--views)."
+        f"{views}. If that turns a class into another, name the views (tta)."
     )
 
 
@@ -480,7 +480,7 @@ def model(models: int, members: int, parameters: int, megabytes: float) -> str:
     )
     return (
         f"The model is the ensemble of the {models} models of the folds ({numbers}): it averages their logits. An "
-        f"image costs {cost}. Use --final refit for one model of all images."
+        f"image costs {cost}. Use final=refit for one model of all images."
     )
 
 

@@ -127,7 +127,7 @@ def _mlp(name: str, channels: int, size: tuple[int, int] | None, in_features: in
     if in_features is None and size is not None:
         in_features = channels * size[0] * size[1]
     if in_features is None:
-        raise InputError(f"The encoder {name} needs images of a fixed size. Set --image-size.")
+        raise InputError(f"The encoder {name} needs images of a fixed size. Set image_size.")
     return MLPEncoder(in_features, hidden)
 
 
@@ -181,7 +181,7 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
     if size is None:
         return int(getattr(encoder, "head_hidden_size", None) or encoder.num_features)  # type: ignore[arg-type]
     problem = f"The encoder {name} cannot turn an image of {size[1]} x {size[0]} into one feature vector"
-    do = "Set another --image-size, or use another encoder."
+    do = "Set another image_size, or use another encoder."
     try:
         with torch.no_grad():
             like = next(encoder.parameters(), torch.empty(0))

@@ -1,5 +1,6 @@
 """Recipes: the validated settings of a run, read from and written to TOML. This package does not need torch."""
 
+from lopsided.recipe.changes import Changes, is_word, read_words
 from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
 from lopsided.recipe.fields import RUNTIME_FIELDS, UNHASHED_FIELDS
 from lopsided.recipe.losses import LossSettings
@@ -13,13 +14,16 @@ __all__ = [
     "MAX_SIDE",
     "RUNTIME_FIELDS",
     "UNHASHED_FIELDS",
+    "Changes",
     "Classifier",
     "EncoderTraining",
     "LossSettings",
     "Recipe",
     "check_classes",
     "find_recipe",
+    "is_word",
     "named_recipe",
     "named_recipes",
     "parse_change",
+    "read_words",
 ]

@@ -70,7 +70,7 @@ def _fold_conflicts(recipe: Recipe) -> Iterator[str]:
         do = "Use another split, or leave out folds."
         yield f'data.folds cannot be used with data.split = "given": the data define their own splits. {do}'
     if recipe.final_model == "ensemble" and data.folds > MAX_MEMBERS:
-        do = "Use fewer folds, or --final refit."
+        do = "Use fewer folds, or final=refit."
         yield sentence(f"data.folds must be at most {MAX_MEMBERS} for an ensemble", data.folds, do)
     if data.val + 1 / data.folds >= 1:
         must = f"data.val must be below {1 - 1 / data.folds:.3g} with {data.folds} folds, to leave images for training"

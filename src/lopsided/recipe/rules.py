@@ -6,7 +6,7 @@
     cost:rare=10,other=1           the class with the least expected cost; the numbers are the costs of missing a class
     cost:[[0, 1], [10, 0]]         the same with a matrix: one row per true class, one column per decided class
     cost:{"rare": {"other": 10}, "other": {"rare": 1}}    the same matrix with names: true class, then decided class
-    recall:rare>=0.95              this class, where its probability reaches a threshold that finds 95 % of it
+    recall:rare=0.95               this class, where its probability reaches a threshold that finds 95 % of it
     tuned                          a weight per class and a temperature, fitted to held-back images
 
 The values of prevalence and cost can also be a JSON object, for class names that contain a comma or an equals sign.
@@ -67,7 +67,7 @@ class Rule:
 def parse_rule(text: str) -> Rule:
     """Parse the text of a rule. Raise an InputError of one or two sentences if the text is not a rule.
 
-    >>> parse_rule("recall:df>=0.95"), str(parse_rule("cost:df=10, mel=1"))
+    >>> parse_rule("recall:df=0.95"), str(parse_rule("cost:df=10, mel=1"))
     (Rule(kind='recall', values={}, matrix=(), table={}, target='df', least=0.95), 'cost:df=10,mel=1')
     """
     name, colon, rest = text.strip().partition(":")
@@ -103,14 +103,14 @@ def parse_rule(text: str) -> Rule:
 
 
 _EXAMPLES = {
-    "recall": "recall:rare>=0.95",
+    "recall": "recall:rare=0.95",
     "prevalence": "prevalence:rare=0.02,other=0.98",
     "cost": "cost:rare=10,other=1",
 }
 
 
 def _recall(text: str, rest: str) -> Rule:
-    target, sign, number = rest.rpartition(">=")
+    target, sign, number = rest.rpartition(">=" if ">=" in rest else "=")
     target = target.strip()
     try:
         least = float(number)

@@ -211,7 +211,7 @@ class Recipe(Section):
         made = Recipe(**values)
         for path, value in given.items():  # Last, because a conflict says more than a field without effect.
             both = path == "classifier.batch_size" and given.get("encoder_training.batch_size") == value
-            why = None if both else made.unused(path)  # ``--batch-size`` sets the field of both stages.
+            why = None if both else made.unused(path)  # The word ``batch_size`` sets the field of both stages.
             if why is not None:
                 raise InputError(why)
         return made

@@ -46,7 +46,7 @@ def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> It
     compared with the mean fall of the stage over as many epochs. A stage that was stopped early has no caution.
     """
     for stage, epochs in recipe.spec.stages(recipe).items():
-        flag = "--classifier-epochs" if stage == "classifier" else "--epochs"
+        flag = "classifier_epochs" if stage == "classifier" else "epochs"
         losses = [float(line["loss"]) for line in history if line.get("stage") == stage]
         if len(losses) == epochs and is_falling(losses):
             yield cautions.falling_loss(stage, losses[-2], losses[-1], flag)

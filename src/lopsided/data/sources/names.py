@@ -41,8 +41,7 @@ class Patterns:
         return bool(self.include or self.exclude)
 
     def __str__(self) -> str:
-        parts = [(f"--{word}", pattern) for word in ("include", "exclude") for pattern in getattr(self, word)]
-        return " ".join(f"{flag} {pattern!r}" for flag, pattern in parts)
+        return " ".join(f"{word}={pattern!r}" for word in ("include", "exclude") for pattern in getattr(self, word))
 
     def keep(self, name: str) -> bool:
         """Return whether the patterns keep an image with this name."""

@@ -90,8 +90,8 @@ class Inside:
 
     def _outside(self, line: int, what: str) -> DataError:
         repair = (
-            "Move the table above its images, or allow outside paths: --allow-outside, allow_outside in Python, or "
-            "data.allow_outside = true in a recipe."
+            "Move the table above its images, or allow outside paths: allow_outside=true in fit and Python, "
+            "--allow-outside in other commands."
         )
         got = f"{what} in line {line} of {self.table}"
         return DataError(sentence("paths must stay below the folder of the table", got, repair))

@@ -25,7 +25,7 @@ class AdapterSpec(FrozenSpec):
     name = "adapter"
     trainer = "lopsided.training.methods.adapter:AdapterTrainer"
     example = "adapter"
-    advice = "Use other pretrained weights (--encoder, --weights), or the recipe quick."
+    advice = "Use other pretrained weights (encoder, weights), or the recipe quick."
     sections = frozenset({"regression", "adapter"})
     chooses_views = False
     calibrates = True

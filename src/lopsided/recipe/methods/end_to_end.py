@@ -38,7 +38,7 @@ class EndToEndSpec(MethodSpec):
     def unused(self, path: str, recipe: Recipe) -> str | None:
         """Return why a field has no effect, or None."""
         if is_second(path) and not recipe.finisher.has_stage and path != "classifier.batch_size":
-            # ``--batch-size`` sets the field of both stages.
+            # The word ``batch_size`` sets the field of both stages.
             nothing = f'{path} has no effect with method "{self.name}" and classifier.kind "{recipe.classifier.kind}"'
             return f'{nothing}. Set classifier.kind = "crt" to train the classifier again.'
         return super().unused(path, recipe)

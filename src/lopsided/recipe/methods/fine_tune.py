@@ -23,7 +23,7 @@ class FineTuneSpec(MethodSpec):
     name = "fine-tune"
     trainer = "lopsided.training.methods.fine_tune:FineTuneTrainer"
     example = "fine-tune"
-    advice = "Use other pretrained weights (--encoder, --weights), or train fewer blocks (fine_tune.blocks)."
+    advice = "Use other pretrained weights (encoder, weights), or train fewer blocks (fine_tune.blocks)."
     sections = frozenset({"regression", "fine_tune"})
     finishers = ("linear", "crt", "lws", "tau-norm")
     pretrained = True
@@ -86,7 +86,7 @@ class FineTuneSpec(MethodSpec):
             nothing = f'{path} has no effect with method "{self.name}"'
             return f"{nothing}: the classifier starts from a logistic regression."
         if path == "encoder_training.epochs" and self.has_budget(recipe):
-            do = "Set that field instead, or add --set fine_tune.steps=unset."
+            do = "Set that field instead, or add fine_tune.steps=unset."
             return f"{path} has no effect because fine_tune.steps or fine_tune.minutes is set. {do}"
         return super().unused(path, recipe)
 

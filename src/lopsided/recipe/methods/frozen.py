@@ -31,7 +31,7 @@ class FrozenSpec(MethodSpec):
     name = "frozen"
     trainer = "lopsided.training.methods.frozen:FrozenTrainer"
     example = "quick"
-    advice = "Use other pretrained weights (--encoder, --weights), or train an encoder (--recipe from-scratch)."
+    advice = "Use other pretrained weights (encoder, weights), or train an encoder (--recipe from-scratch)."
     sections = frozenset({"regression"})
     no_finisher = ", whose classifier is a logistic regression"
     trains_encoder = False

@@ -40,7 +40,7 @@ class MethodSpec:
     """The place of the class that trains: "module:Class", derived from ``lopsided.training.methods.Trainer``."""
     example: str = "from-scratch"
     """A named recipe with this method."""
-    advice: str = "Train for more epochs, use pretrained weights (--weights), or try another loss."
+    advice: str = "Train for more epochs, use pretrained weights (weights), or try another loss."
     """What to do if the model is worse than a simple baseline."""
     sections: frozenset[str] = frozenset()
     """The sections of ``OWNED`` that the method has."""

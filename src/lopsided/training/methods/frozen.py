@@ -121,7 +121,7 @@ def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
     if choose_views(losses):
         # With encoder.views alone, fit takes quick.
         recipe = "--recipe thorough " if len(built.recipe.encoder.spec.parts) > 1 else ""
-        advice = f"{recipe}--views {AUTO if built.recipe.spec.chooses_views else 'none'}"
+        advice = f"{recipe}tta={AUTO if built.recipe.spec.chooses_views else 'none'}"
         built.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
 
 

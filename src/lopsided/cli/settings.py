@@ -1,0 +1,71 @@
+"""Words such as ``eta=300`` on the command line: settings of a recipe, between DATA and options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lopsided.cli import rules
+from lopsided.errors import InputError, sentence
+
+if TYPE_CHECKING:
+    from lopsided.recipe import Changes, Recipe
+
+
+def read_arguments(texts: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return DATA, if it is given, and the words."""
+    from lopsided.recipe import is_word
+
+    data = [text for text in texts if not is_word(text)]
+    if len(data) > 1:
+        do = "Name one source. A setting is written NAME=VALUE, without spaces."
+        raise InputError(f"DATA is given twice: {data[0]} and {data[1]}. {do}")
+    return (data[0] if data else None), [text for text in texts if is_word(text)]
+
+
+def read_minutes(texts: Sequence[str]) -> tuple[float | None, list[str]]:
+    """Return the time of a comparison (``minutes=30``), if it is given, and the other words."""
+    given = [text.partition("=")[2] for text in texts if text.startswith("minutes=")]
+    others = [text for text in texts if not text.startswith("minutes=")]
+    try:
+        minutes = float(given[-1]) if given else None
+    except ValueError:
+        minutes = -1.0
+    if minutes is not None and not minutes >= 0:
+        raise InputError(sentence("minutes must be a number >= 0", given[-1]))
+    return minutes, others
+
+
+def read_changes(
+    texts: Sequence[str], options: Mapping[str, tuple[str, Any]], recipe: Callable[[], Recipe | None] = lambda: None
+) -> Changes:
+    """Return the changes of words and options. A matrix of costs is read, and one fold means one split."""
+    from lopsided.recipe import read_words
+
+    changes = read_words(texts, options, recipe)
+    if isinstance(rule := changes.values.get("decision.rule"), str):
+        changes.values["decision.rule"] = rules.read_rule(rule)
+    if changes.values.get("data.folds") == 1:
+        changes.values["data.folds"] = None
+    return changes
+
+
+def word_for(option: str, arguments: Sequence[str]) -> str | None:
+    """Return what to write instead of an option that does not exist, if it is the name of a setting."""
+    from lopsided.recipe import read_words
+
+    name, _, value = option.lstrip("-").partition("=")
+    name = {"views": "tta"}.get(name, name.replace("-", "_"))
+    place = next((i for i, text in enumerate(arguments) if text.partition("=")[0] == option), len(arguments))
+    after = arguments[place + 1] if place + 1 < len(arguments) else ""
+    if option == "--set":
+        return after or "NAME=VALUE"
+    try:
+        (path, *_) = read_words([f"{name}=0"]).values
+    except InputError:
+        return None
+    value = value or ("true" if path in _SWITCHES else after if not after.startswith("-") else "")
+    return f"{name}={value or 'VALUE'}"
+
+
+_SWITCHES = ("data.skip_unreadable", "data.allow_outside")
