@@ -137,8 +137,8 @@ def _recipe() -> Iterator[str]:
     yield ""
     yield (
         "This page is written from the schema when the site is built. A recipe is a TOML file; `lopsided fit DATA "
-        "NAME=VALUE` sets any of these fields. The default is that of the recipe `from-scratch`, which a missing field takes. "
-        "`lopsided recipes NAME` prints a recipe with all its fields."
+        "NAME=VALUE` sets any of these fields. The default is that of the recipe `from-scratch`, which a missing field "
+        "takes. `lopsided recipes NAME` prints a recipe with the fields that have an effect on it."
     )
     yield from ("", "## The recipes of the package", "", "| name | purpose |", "|---|---|")
     for name, purpose in named_recipes().items():
