@@ -254,7 +254,7 @@ def cells_of(data: str) -> list[str]:
     return known.get(data) or [f"{number} rare" for number in FEW]
 
 
-def usual_arms(data: str, cell: str) -> list[str]:
+def usual_candidates(data: str, cell: str) -> list[str]:
     """Return the arms of a data set, the cheap ones first."""
     arms = [*CHEAP, *HEADS]
     arms.insert(len(CHEAP), "EasyEnsemble")
@@ -327,7 +327,7 @@ def main() -> None:
     found = Features(images, given.features)
     for seed in shared.seeds_of(given.seeds or ("0-11" if given.data == "tops" else "0-2")):
         for cell in cells_of(given.data):
-            for arm in given.arms.split(",") if given.arms else usual_arms(given.data, cell):
+            for arm in given.arms.split(",") if given.arms else usual_candidates(given.data, cell):
                 key = {"data": given.data, "cell": cell, "seed": seed, "arm": arm}
                 if not any(key.items() <= line.items() for line in shared.read(given.record)):
                     for line in run_cell(given.data, cell, seed, arm, found):

@@ -11,9 +11,10 @@ import pytest
 
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.auto import Choice, cheapest_first, choose, usual_arms, work_of
-from lopsided.runs.candidates import parse_arms
+from lopsided.runs.auto import Choice, cheapest_first, choose, usual_candidates, work_of
+from lopsided.runs.candidates import check_candidates, parse_candidates
 from lopsided.runs.cell import Cell
+from lopsided.runs.comparison_plan import ComparisonPlan
 from lopsided.runs.engines import Ended
 from lopsided.runs.records import Fold
 from tiny_sweep import Heard, Scripted, record_of, write_run
@@ -48,15 +49,23 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(folder: Path, arms: str = "ce,weighted-ce,cl", **changes: Any) -> Choice:
     base = Recipe().override(**{"data.source": "photos", "data.folds": 3})
-    return choose(parse_arms([arms]), base, folder, engine=lambda: Pretending(slots=1), clock=lambda: 0.0, **changes)
+    return choose(plan(folder, arms, base), engine=lambda: Pretending(slots=1), clock=lambda: 0.0, **changes)
+
+
+def plan(folder: Path, arms: str, base: Recipe, sets: dict[str, Any] | None = None) -> ComparisonPlan:
+    return ComparisonPlan(folder, parse_candidates([arms], sets), base)
+
+
+def by_cost(arms: str, base: Recipe) -> list[str]:
+    return cheapest_first(check_candidates(parse_candidates([arms]), base))
 
 
 def test_arms_are_tried_in_the_order_of_their_estimated_cost() -> None:
     base = named_recipe("from-scratch").override(**{"data.source": "photos", "data.folds": 3})
-    order = cheapest_first(parse_arms(["afcl:encoder_training.views=2,ce,thorough,quick"]), base)
-    assert [arm.name for arm in order] == ["quick", "thorough", "ce", "afcl:encoder_training.views=2"]
+    order = by_cost("afcl:encoder_training.views=2,ce,thorough,quick", base)
+    assert order == ["quick", "thorough", "ce", "afcl:encoder_training.views=2"]
     assert work_of(base.override(**{"data.image_size": 112})) == pytest.approx(work_of(base) / 4)
-    assert {"quick", "thorough", "ce", "cl", "afcl"} <= set(usual_arms())
+    assert {"quick", "thorough", "ce", "cl", "afcl"} <= set(usual_candidates())
 
 
 def test_with_enough_time_all_arms_are_compared_and_the_best_is_taken(tmp_path: Path) -> None:
@@ -79,7 +88,7 @@ def test_an_arm_whose_folds_do_not_fit_is_left_out_after_its_first_fold(tmp_path
 
 def test_without_time_only_the_cheapest_arm_is_trained(tmp_path: Path) -> None:
     choice = chosen(tmp_path / "CMP", minutes=0.0)
-    first = cheapest_first(parse_arms(["ce,weighted-ce,cl"]), Recipe().override(**{"data.source": "photos"}))[0].name
+    first = by_cost("ce,weighted-ce,cl", Recipe().override(**{"data.source": "photos"}))[0]
     assert {arm for arm, _ in Pretending.trained} == {first}
     assert choice.answer.chosen == first
     assert set(choice.left_out.values()) == {"the 0 minutes were over"}
@@ -109,18 +118,18 @@ def test_an_arm_that_fails_is_named_and_the_others_are_compared(
 def test_without_time_the_cheapest_arm_that_does_not_fail_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = cheapest_first(parse_arms(["ce,weighted-ce,cl"]), Recipe().override(**{"data.source": "photos"}))
-    monkeypatch.setattr(Pretending, "wrong", (order[0].name,))
+    order = by_cost("ce,weighted-ce,cl", Recipe().override(**{"data.source": "photos"}))
+    monkeypatch.setattr(Pretending, "wrong", (order[0],))
     choice = chosen(tmp_path / "CMP", minutes=0.0)
-    assert choice.answer.chosen == order[1].name
-    assert set(choice.left_out) == {order[2].name}
-    assert choice.failed == {order[0].name: "it broke."}
+    assert choice.answer.chosen == order[1]
+    assert set(choice.left_out) == {order[2]}
+    assert choice.failed == {order[0]: "it broke."}
 
 
 def test_an_arm_that_cannot_have_a_setting_of_all_arms_is_named_before_training(tmp_path: Path) -> None:
     base = Recipe().override(**{"data.source": "photos", "data.folds": 3, "encoder.name": "mlp"})
-    arms = parse_arms(["quick,ce"], {"encoder.name": "mlp"})
-    choice = choose(arms, base, tmp_path / "CMP", engine=lambda: Pretending(slots=1), clock=lambda: 0.0, minutes=0.0)
+    made = plan(tmp_path / "CMP", "quick,ce", base, {"encoder.name": "mlp"})
+    choice = choose(made, engine=lambda: Pretending(slots=1), clock=lambda: 0.0, minutes=0.0)
     assert {arm for arm, _ in Pretending.trained} == {"ce"}
     assert choice.answer.chosen == "ce"
     assert choice.sentences()[-1].startswith("quick failed: encoder.name must be one of tf_efficientnet_lite0, ")
@@ -129,9 +138,7 @@ def test_an_arm_that_cannot_have_a_setting_of_all_arms_is_named_before_training(
 def test_a_scenario_is_compared_like_all_images(tmp_path: Path) -> None:
     base = Recipe().override(**{"data.source": "photos", "data.folds": 3, "data.scenario": "90:10,total=100"})
     choice = choose(
-        parse_arms(["ce,cl"]),
-        base,
-        tmp_path / "CMP",
+        plan(tmp_path / "CMP", "ce,cl", base),
         engine=lambda: Pretending(slots=1),
         clock=lambda: 0.0,
         minutes=60.0,

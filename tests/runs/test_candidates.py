@@ -6,7 +6,15 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.candidates import Arm, cells, check_arms, parse_arm, parse_arms, split_changes, with_scenario
+from lopsided.runs.candidates import (
+    Candidate,
+    check_candidates,
+    parse_candidate,
+    parse_candidates,
+    split_changes,
+    with_scenario,
+)
+from lopsided.runs.comparison_plan import ComparisonPlan
 from lopsided.runs.keys import treatment_of
 
 BASE = Recipe().override(
@@ -15,7 +23,7 @@ BASE = Recipe().override(
 
 
 def test_a_list_with_commas_is_told_from_the_commas_between_parameters() -> None:
-    arms = parse_arms(
+    arms = parse_candidates(
         ["ce, afcl:eta=300,eta_unit=absolute,gamma=7 ,cl:temperature=0.5", "from-scratch:encoder_training.loss=focal"]
     )
     names = [
@@ -25,7 +33,7 @@ def test_a_list_with_commas_is_told_from_the_commas_between_parameters() -> None
         "from-scratch:encoder_training.loss=focal",
     ]
     assert [arm.name for arm in arms] == names
-    assert [arm.label(BASE) for arm in arms] == [
+    assert [arm.applied(BASE).loss.label for arm in arms] == [
         "CE",
         "AFCL(eta=300, eta_unit=absolute, gamma=7)",
         "CL(temperature=0.5)",
@@ -34,14 +42,14 @@ def test_a_list_with_commas_is_told_from_the_commas_between_parameters() -> None
 
 
 def test_a_loss_changes_the_base_and_one_for_classification_is_trained_end_to_end_for_as_long() -> None:
-    ce, cl = (arm.applied(BASE) for arm in parse_arms(["ce,cl"]))
+    ce, cl = (arm.applied(BASE) for arm in parse_candidates(["ce,cl"]))
     assert (ce.method, ce.encoder_training.epochs) == ("end-to-end", 40)
     assert (cl.method, cl.encoder_training.epochs, cl.classifier.epochs) == ("two-stage", 30, 10)
     assert cl.override(**{"encoder_training.loss": BASE.encoder_training.loss}) == BASE
 
 
 def test_an_arm_may_change_any_field_that_is_no_data() -> None:
-    arm = parse_arm("cl:temperature=0.5,encoder_training.sampler=balanced,data.image_size=32").applied(BASE)
+    arm = parse_candidate("cl:temperature=0.5,encoder_training.sampler=balanced,data.image_size=32").applied(BASE)
     assert (arm.encoder_training.sampler, arm.data.image_size) == ("balanced", 32)
     assert arm.encoder_training.loss.label == "CL(temperature=0.5)"
 
@@ -49,13 +57,13 @@ def test_an_arm_may_change_any_field_that_is_no_data() -> None:
 def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('seed = 9\n[data]\nsource = "isic2018"\ntest = 0.1\nchannels = 3\n[encoder]\nname = "mlp"\n')
-    arm = parse_arm(str(file), {"encoder_training.epochs": 2})
+    arm = parse_candidate(str(file), {"encoder_training.epochs": 2})
     recipe = arm.applied(BASE)
     assert arm.name == "mine"
     assert (recipe.encoder.name, recipe.encoder_training.epochs) == ("mlp", 2)
     assert (recipe.seed, recipe.threads, recipe.data.source, recipe.data.test) == (5, 2, "fashion-mnist-tops", 0.3)
     assert (recipe.data.image_size, recipe.data.channels) == (16, 3)  # How images are seen is the arm's own if it says.
-    named = parse_arm("paper-isic:gamma=2").applied(BASE)
+    named = parse_candidate("paper-isic:gamma=2").applied(BASE)
     assert (named.head.hidden, named.data.image_size) == (2048, 128)
     assert named.encoder_training.loss.parameters["gamma"] == 2
     assert named.data.classes == BASE.data.classes != named_recipe("paper-isic").data.classes
@@ -63,24 +71,26 @@ def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Pat
 
 def test_the_default_is_an_arm_with_the_data_of_the_base_and_the_pixels_of_its_weights() -> None:
     sets = {"encoder_training.epochs": 3, "fast": False}
-    arm = parse_arm("quick", sets).applied(BASE.override(**sets))
+    arm = parse_candidate("quick", sets).applied(BASE.override(**sets))
     assert (arm.method, arm.encoder.weights, arm.fast) == ("frozen", "embedded", False)
     assert (arm.data.source, arm.data.test, arm.data.image_size) == ("fashion-mnist-tops", 0.3, None)
     assert arm.seed == 5
     method, loss, _, _ = treatment_of(arm)
     assert (method, loss.name, arm.spec.epochs(arm)) == ("frozen", "ce", ())
-    assert parse_arm("quick").label(BASE) == "CE"
+    assert parse_candidate("quick").applied(BASE).loss.label == "CE"
 
 
 def test_a_loss_is_no_change_of_a_frozen_base() -> None:
     with pytest.raises(
         InputError, match=r"^arm 'cl': encoder_training\.loss has no effect with method \"frozen\"\. Use"
     ):
-        check_arms(parse_arms(["cl"]), named_recipe("quick"))
+        check_candidates(parse_candidates(["cl"]), named_recipe("quick"))
 
 
 def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
-    recipes = check_arms([Arm("plain"), Arm("warm", {"encoder_training.loss.temperature": 0.5})], BASE)
+    recipes = check_candidates(
+        [Candidate("plain"), Candidate("warm", {"encoder_training.loss.temperature": 0.5})], BASE
+    )
     assert recipes["plain"] == BASE
     assert recipes["warm"].encoder_training.loss.parameters["temperature"] == 0.5
 
@@ -115,13 +125,13 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
 )
 def test_arms_that_cannot_be_compared_are_refused(arms: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        check_arms(parse_arms([arms]), BASE)
+        check_candidates(parse_candidates([arms]), BASE)
 
 
-def test_cells_are_arms_by_scenarios_by_seeds_on_the_same_data() -> None:
+def test_cells_are_arms_by_scenarios_by_seeds_on_the_same_data(tmp_path: Path) -> None:
     base = BASE.override(**{"data.scenario": "90:10,total=100"})
-    arms = parse_arms(["ce,cl"])
-    found = cells(arms, base, ["50:50", "98:2,total=50"], range(2))
+    arms = parse_candidates(["ce,cl"])
+    found = ComparisonPlan(tmp_path, arms, base, scenarios=["50:50", "98:2,total=50"], runs=2).cells
     assert [(cell.arm, cell.recipe.data.scenario, cell.recipe.seed) for cell in found] == [
         (arm, scenario, seed)
         for seed in (0, 1)
@@ -143,8 +153,8 @@ def test_changes_that_fit_only_the_losses_of_the_arms_apply_to_them() -> None:
     base, late = split_changes(named_recipe("from-scratch"), sets, {"data.source": "x"})
     assert late == {"encoder_training.mixup": 0.2}
     assert (base.data.test, base.encoder_training.mixup) == (0.2, 0.0)
-    recipes = check_arms(parse_arms(["ce,focal"], sets, late), base)
+    recipes = check_candidates(parse_candidates(["ce,focal"], sets, late), base)
     assert [recipe.encoder_training.mixup for recipe in recipes.values()] == [0.2, 0.2]
     with pytest.raises(InputError, match=r"^arm 'cl': encoder_training\.mixup"):
-        check_arms(parse_arms(["ce,cl"], sets, late), base)
+        check_candidates(parse_candidates(["ce,cl"], sets, late), base)
     assert split_changes(named_recipe("from-scratch"), {"encoder_training.epochs": 3}, {})[1] == {}

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import t
 
 from lopsided.errors import InputError
+from lopsided.runs.answer import answer
 from lopsided.runs.comparison import Comparison, compare, name_arms, value_of
 from lopsided.runs.keys import LossTable
 from made_arms import run, runs
@@ -170,15 +171,15 @@ def test_the_sentence_names_the_best_arm_and_those_that_cannot_be_told_apart_fro
         *runs("close", *(value - 0.002 * (-1) ** i for i, value in enumerate(level))),
         *runs("once", 0.4),
     ]
-    assert compare(records).sentence("90:10") == (
+    assert answer(compare(records), "90:10").sentences()[0] == (
         "At 90:10, best has the highest UWA on test images, 55.0 per cent (5 runs); close and once cannot be told "
         "apart from it; low is lower."
     )
-    assert compare(runs("ce", 0.5, scenario=None)).sentence(None) == (
+    assert answer(compare(runs("ce", 0.5, scenario=None)), None).sentences()[0] == (
         "On all images, ce has the highest UWA on test images, 50.0 per cent (1 run)."
     )
     empty = compare([], arms={run("ce", 0, 0.5).treatment: "ce"}, scenarios=["90:10"])
-    assert empty.sentence("90:10") == "At 90:10, no arm has a finished run."
+    assert answer(empty, "90:10").sentences() == ["At 90:10, no arm has a finished run."]
 
 
 def test_that_the_best_arm_was_not_known_before_widens_its_intervals() -> None:

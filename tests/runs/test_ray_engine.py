@@ -208,7 +208,7 @@ class TestCommands:
         far = command_here("fit", *flags, "--out", tmp_path / "far", *engine)
         killer.join()
         assert far.code == 0, far.err
-        assert far.err.count("the worker died, and the fold continues") == 1
+        assert far.err.count("is tried again: The worker ended") == 1
         assert results_of(tmp_path / "far") == results_of(tmp_path / "here")
 
     def test_auto_hands_over_the_model_that_one_process_makes_of_its_recipe(

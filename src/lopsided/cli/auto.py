@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided.cli import sweeping
-from lopsided.cli.compare import BASELINE, about_comparison, check_images
 from lopsided.cli.output import StoppedError, say
 from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
@@ -34,8 +33,9 @@ def fit_auto(
     """Return the finished run of the chosen arm, and whether it was already finished."""
     from lopsided import files
     from lopsided.recipe import named_recipe
-    from lopsided.runs.auto import MINUTES, choose, usual_arms
-    from lopsided.runs.candidates import check_arms, fold_cells, parse_arms
+    from lopsided.runs.auto import MINUTES, choose, usual_candidates
+    from lopsided.runs.candidates import parse_candidates
+    from lopsided.runs.comparison_plan import ComparisonPlan
     from lopsided.runs.folder import COMPARISON, RECIPE, Run
     from lopsided.runs.run import run_recipe, settle
 
@@ -51,21 +51,14 @@ def fit_auto(
             if base.data.source is None:
                 raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
             base = _with_possible_folds(base, fields)
-            arms = parse_arms([",".join(usual_arms())], fields)
-            recipes = check_arms(arms, base)
-            source = sweeping.open_data(base)
-            images = check_images(folder, source, base)
-            planned = fold_cells(arms, base, [None], 1)
-            about = about_comparison(folder, source.name, base, recipes, planned)
-            about |= {"baseline": BASELINE, "images": images}
+            plan = ComparisonPlan(folder, parse_candidates([",".join(usual_candidates())], fields), base)
+            about = plan.about(sweeping.open_data(base))
             from lopsided.runs.view import sweep_view
 
             work.make()  # Wrong options are reported before a cluster is asked.
             with work.connected():
                 choice = choose(
-                    arms,
-                    base,
-                    folder,
+                    plan,
                     engine=work.make,
                     slots=work.make().slots,
                     minutes=MINUTES if minutes is None else minutes,

@@ -166,7 +166,7 @@ def _train(plan: Plan, out: Path, work: sweeping.Work, *, keep_models: bool, qui
 
     if not quiet and plan.left_out:
         say(plan.left_out)
-    source = sweeping.check_data(plan.recipe)
+    source = sweeping.open_data(plan.recipe).name
     if not quiet and (few := _too_few_runs(plan, source, out)):
         say(few)
     worker = work.make()

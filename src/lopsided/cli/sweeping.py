@@ -108,13 +108,8 @@ class Work(NamedTuple):
             yield
 
 
-def check_data(base: Recipe) -> str:
-    """Check images and weights once, before every cell of a sweep fails on them. Return the name of the source."""
-    return open_data(base).name
-
-
 def open_data(base: Recipe) -> Source:
-    """Check images and weights like ``check_data``. Return the source."""
+    """Check images and weights once, before every cell of a sweep fails on them. Return the source."""
     from lopsided.data.sources import Source
     from lopsided.runs.run import settle
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,10 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.machine import pick_device
 from lopsided.recipe import Recipe
+from lopsided.runs.cell import Cell
+from lopsided.runs.driver import drive
+from lopsided.runs.engines import Here
+from lopsided.runs.plan import Plan
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.fit import pixels_of
@@ -73,11 +78,14 @@ def out_of_fold(
     how: Literal["group", "stratified"] = "stratified" if samples.groups is None else "group"
     numbers = fold_numbers(samples.source(), how=how, folds=folds, seed=recipe.seed)
     prior, p = settled_prior(recipe, np.bincount(codes, minlength=num_classes)), np.empty((len(codes), num_classes))
-    for fold in range(folds):
-        here, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
-        trainer, _ = train(samples.rows(rest), recipe, verbose=verbose)
-        found = _probabilities(trainer, samples.X[here], images=samples.images)
-        p[here] = at_prevalence(found, trainer.card.prior, prior)
+
+    def score(cell: Cell) -> None:
+        tested = numbers == int(cell.key)
+        trainer, _ = train(samples.rows(np.flatnonzero(~tested)), recipe, verbose=verbose)
+        scores = _probabilities(trainer, samples.X[np.flatnonzero(tested)], images=samples.images)
+        p[tested] = at_prevalence(scores, trainer.card.prior, prior)
+
+    drive(Plan(Path(), [Cell(str(fold), recipe) for fold in range(folds)]), Here(score))  # Nothing is written.
     return p, numbers
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lopsided.evaluation.intervals import UNDEFINED, Figure
 from lopsided.evaluation.resampled import MOST_TIMES, cheapest_near_best, images_needed, repeats_needed, standard_error
 from lopsided.recipe.words import listed
-from lopsided.runs.comparison import SECONDS, Comparison, Entry
+from lopsided.runs.comparison import SECONDS, WORDS, Comparison, Entry
 
 FIGURE = "uwa"
 """The figure that decides."""
@@ -39,7 +39,7 @@ class Answer:
     """What a comparison says about one scenario. ``best`` and ``chosen`` are empty without a finished run.
 
     ``chosen`` is the cheapest arm within one standard error of the best arm. ``incomplete`` arms lack folds that the
-    others have, so they are not ranked. ``words`` replaces all sentences if the runs are not folds.
+    others have, so they are not ranked. If the runs are not folds, ``folds`` is 0 and nothing is chosen.
     """
 
     best: str = ""
@@ -53,7 +53,7 @@ class Answer:
     runs: int = 0
     rare: int = 0
     where: str = ""
-    words: str = ""
+    split: str = "test"
 
     @property
     def repeats(self) -> int:
@@ -62,10 +62,10 @@ class Answer:
 
     def sentences(self) -> list[str]:
         """Return the answer in words."""
-        if self.words:
-            return [self.words]
         if not self.best:
-            return [f"{self.where}, no arm has a finished fold."]
+            return [f"{self.where}, no arm has a finished {'fold' if self.folds else 'run'}."]
+        if not self.folds:
+            return [self._best()]
         found = [self._best(), *self._chosen()]
         found += [self._needed(each) for each in self.close]
         found += [
@@ -75,7 +75,9 @@ class Answer:
         return found
 
     def _best(self) -> str:
-        text = f"{self.where}, {self.best} has the highest UWA, {self.value.value:.1f} per cent ({self.runs} folds)"
+        on, what = ("", "fold") if self.folds else (f" on {WORDS[self.split]} images", "run")
+        number = f"{self.runs} {what}{'' if self.runs == 1 else 's'}"
+        text = f"{self.where}, {self.best} has the highest UWA{on}, {self.value.value:.1f} per cent ({number})"
         close = [each.arm for each in self.close]
         parts = [f"{listed(close)} cannot be told apart from it"] if close else []
         parts += [f"{listed(self.lower)} {'is' if len(self.lower) == 1 else 'are'} lower"] if self.lower else []
@@ -128,28 +130,29 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
 
     The best arm is known only after looking at the figures, so its differences are corrected for all pairs of arms.
     """
-    if comparison.folds is None:
-        return Answer(words=comparison.sentence(scenario))
     where = "On all images" if scenario is None else f"At {scenario}"
-    there = {arm: e for arm in comparison.arms if (e := comparison.entry(scenario, arm, "test", FIGURE)) is not None}
+    folds, split = comparison.folds or 0, "test"
+    if not folds and "held_out" in comparison.splits:
+        split = "held_out"
+    there = {arm: e for arm in comparison.arms if (e := comparison.entry(scenario, arm, split, FIGURE)) is not None}
     if not there:
-        return Answer(where=where, folds=comparison.folds)
+        return Answer(where=where, folds=folds)
     runs = max(len(entry.runs) for entry in there.values())
-    found = {arm: entry for arm, entry in there.items() if len(entry.runs) == runs}
+    found = {arm: entry for arm, entry in there.items() if not folds or len(entry.runs) == runs}
     minutes = {arm: _minutes(comparison, scenario, arm) for arm in there}
-    best = max(found, key=lambda arm: (found[arm].mean.value, -minutes[arm]))
+    best = max(found, key=lambda arm: (found[arm].mean.value, -minutes[arm] if folds else 0.0))
     level = comparison.level(len(found) * (len(found) - 1) // 2)
     gaps = {arm: found[best].less(entry, level) for arm, entry in found.items() if arm != best}
     lower = tuple(arm for arm, gap in gaps.items() if gap is not None and gap.differs)
     values = {arm: _differences(found[best], found[arm]) for arm in gaps}
-    errors = {arm: standard_error(each, found[best].overlap) if each else 0.0 for arm, each in values.items()}
+    errors = {arm: standard_error(each, found[best].overlap) if folds and each else 0.0 for arm, each in values.items()}
     below = {arm: found[best].mean.value - found[arm].mean.value for arm in gaps}
     close = tuple(
         Needed(
             arm,
             UNDEFINED if gap is None else gap.figure,
-            repeats_needed(values[arm], comparison.folds, found[best].overlap, level) if values[arm] else None,
-            images_needed(values[arm], comparison.rare, found[best].overlap, level) if values[arm] else None,
+            repeats_needed(values[arm], folds, found[best].overlap, level) if folds and values[arm] else None,
+            images_needed(values[arm], comparison.rare, found[best].overlap, level) if folds and values[arm] else None,
         )
         for arm, gap in gaps.items()
         if arm not in lower
@@ -157,15 +160,16 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
     return Answer(
         best=best,
         value=found[best].mean,
-        chosen=cheapest_near_best(best, below, errors, minutes),
+        chosen=cheapest_near_best(best, below, errors, minutes) if folds else "",
         close=close,
         lower=lower,
         incomplete={arm: len(entry.runs) for arm, entry in there.items() if arm not in found},
         minutes=minutes,
-        folds=comparison.folds,
-        runs=runs,
+        folds=folds,
+        runs=len(found[best].runs),
         rare=comparison.rare,
         where=where,
+        split=split,
     )
 
 

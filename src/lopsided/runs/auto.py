@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lopsided.errors import InputError, RunError
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import Recipe, named_recipes
 from lopsided.runs.answer import Answer, answer
-from lopsided.runs.candidates import Arm, check_arms, fold_cells
 from lopsided.runs.cell import Cell
 from lopsided.runs.comparison import compare
+from lopsided.runs.comparison_plan import ComparisonPlan
 from lopsided.runs.engines import Engine
 from lopsided.runs.keys import proportion, treatment_of
 from lopsided.runs.records import Record
@@ -31,7 +30,7 @@ _RECIPES = ("quick", "thorough", "adapter", "fine-tune")
 _ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
 
-def usual_arms() -> list[str]:
+def usual_candidates() -> list[str]:
     """Return the arms that are compared: the recipes that exist, and the losses from scratch."""
     there = named_recipes()
     return [arm for arm in _ARMS if arm in there or arm not in _RECIPES]
@@ -48,10 +47,9 @@ def work_of(recipe: Recipe) -> float:
     return (seen + 3 * recipe.spec.passes(recipe) * recipe.encoder_training.views) * (size / USUAL_SIZE) ** 2
 
 
-def cheapest_first(arms: Sequence[Arm], base: Recipe) -> list[Arm]:
-    """Return the arms in the order of their estimated cost."""
-    recipes = check_arms(arms, base)
-    return sorted(arms, key=lambda arm: work_of(recipes[arm.name]))
+def cheapest_first(recipes: Mapping[str, Recipe]) -> list[str]:
+    """Return the names of candidates in the order of their estimated cost."""
+    return sorted(recipes, key=lambda name: work_of(recipes[name]))
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,7 @@ class Choice:
 
 
 def choose(
-    arms: Sequence[Arm],
-    base: Recipe,
-    folder: Path,
+    plan: ComparisonPlan,
     *,
     engine: Callable[[], Engine],
     slots: int = 1,
@@ -84,15 +80,14 @@ def choose(
     about: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
-    """Compare arms over the folds of ``base`` in the folder of a comparison, and choose one of them.
+    """Train the candidates of a plan over folds, the cheapest first, within a budget, and choose one of them.
 
-    The first fold of an arm shows how long its other folds will take. If they do not fit into the budget, this arm and
-    the costlier ones are left out. The cheapest arm that does not fail is always completed. ``engine`` and ``view``
-    make an engine and a view for each part, and ``slots`` is the number of folds that an engine trains at once. A
-    second call continues, and counts the time of finished folds.
+    The first fold of a candidate shows how long its other folds will take. If they do not fit into the budget, this
+    candidate and the costlier ones are left out. The cheapest that does not fail is always completed. ``engine`` and
+    ``view`` make an engine and a view for each part, and ``slots`` is the number of folds that an engine trains at
+    once. A second call continues, and counts the time of finished folds.
     """
-    order = cheapest_first(arms, base)
-    recipes = check_arms(arms, base)
+    order = cheapest_first(plan.recipes)
     begin = clock()
     done: dict[str, Record] = {}
     left_out: dict[str, str] = {}
@@ -102,7 +97,7 @@ def choose(
         if not cells:
             return
         with view() as shown:
-            outcome = run_sweep(cells, folder, engine=engine(), view=shown, keep_models=True, about=about)
+            outcome = run_sweep(cells, plan.folder, engine=engine(), view=shown, keep_models=True, about=about)
         done.update({record.cell: record for record in outcome.done})
         for failure in outcome.failed:
             failed.setdefault(str(failure.arm), failure.error)
@@ -111,33 +106,34 @@ def choose(
         """Return the minutes of this call, or those of all finished folds if an earlier call made some of them."""
         return max(clock() - begin, sum(record.seconds for record in done.values()) / slots) / 60
 
-    complete = False
-    for number, arm in enumerate(order):
+    is_complete = False
+    for number, name in enumerate(order):
         try:
-            check_encoder(recipes[arm.name].encoder.spec)
-        except InputError as error:  # A setting for all arms, such as another encoder, need not fit this one.
-            failed[arm.name] = str(error)
+            check_encoder(plan.recipes[name].encoder.spec)
+        except InputError as error:  # A setting for all candidates, such as another encoder, need not fit this one.
+            failed[name] = str(error)
             continue
-        cells = fold_cells([arm], base, [None], 1)
-        if complete and spent() >= minutes:
-            left_out |= dict.fromkeys((each.name for each in order[number:]), f"the {minutes:g} minutes were over")
+        cells = plan.cells_of(name)
+        if is_complete and spent() >= minutes:
+            left_out |= dict.fromkeys(order[number:], f"the {minutes:g} minutes were over")
             break
         train(cells[:1])
-        if arm.name in failed:
+        if name in failed:
             continue
-        rest = math.ceil((len(cells) - 1) / slots) * done[cells[0].key].seconds / 60
-        if complete and spent() + rest > minutes:
-            why = f"its other folds would take about {rest:.1f} minutes, and {minutes:g} minutes are allowed"
-            left_out[arm.name] = why
-            left_out |= dict.fromkeys((each.name for each in order[number + 1 :]), "it costs more than an arm left out")
+        others = math.ceil((len(cells) - 1) / slots) * done[cells[0].key].seconds / 60
+        if is_complete and spent() + others > minutes:
+            why = f"its other folds would take about {others:.1f} minutes, and {minutes:g} minutes are allowed"
+            left_out[name] = why
+            left_out |= dict.fromkeys(order[number + 1 :], "it costs more than an arm left out")
             break
         train(cells[1:])
-        complete = complete or arm.name not in failed
-    wanted = {treatment_of(fold_cells([arm], base, [None], 1)[0].recipe): arm.name for arm in order}
-    kept = {treatment: name for treatment, name in wanted.items() if name not in left_out and name not in failed}
-    scenario = proportion(base.data.scenario)
-    found = answer(compare(done.values(), arms=kept, scenarios=[scenario]), scenario) if done and kept else Answer()
+        is_complete = is_complete or name not in failed
+    names = {treatment_of(cell.recipe): name for name in order for cell in plan.cells_of(name)[:1]}
+    complete = {treatment: name for treatment, name in names.items() if name not in left_out and name not in failed}
+    scenario = proportion(plan.base.data.scenario)
+    comparison = compare(done.values(), arms=complete, scenarios=[scenario])
+    found = answer(comparison, scenario) if done and complete else Answer()
     if not found.chosen:
         first = next(iter(failed.values()), "no arm has a finished fold.")
         raise RunError(f"No arm could be compared: {first}")
-    return Choice(found, recipes[found.chosen], left_out, failed)
+    return Choice(found, plan.recipes[found.chosen], left_out, failed)

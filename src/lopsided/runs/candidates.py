@@ -12,7 +12,6 @@ from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, named_recipe, named_recipes, parse_change
 from lopsided.recipe.words import leaves, shown, suggest
-from lopsided.runs.cell import Cell
 
 LOSS = "encoder_training.loss"
 OWN_DATA = frozenset({"data.image_size", "data.channels"})
@@ -26,10 +25,10 @@ SHARED_FIELDS = frozenset({"seed", "description"}) | RUNTIME_FIELDS
 
 
 @dataclass(frozen=True)
-class Arm:
+class Candidate:
     """Changes of a recipe by dotted names, or another recipe, which keeps the data and the seed of the base.
 
-    >>> Arm("mine", {"encoder_training.loss": "cl"}).applied(Recipe()).encoder_training.loss.label
+    >>> Candidate("mine", {"encoder_training.loss": "cl"}).applied(Recipe()).encoder_training.loss.label
     'CL'
     """
 
@@ -47,10 +46,6 @@ class Arm:
         if self.recipe.augment.normalisation == "weights":  # Size and channels then belong to the encoder's weights.
             own = {}
         return self.recipe.override(**shared, **{path: _get(base, path) for path in own}).override(**self.changes)
-
-    def label(self, base: Recipe) -> str:
-        """Return the label of the arm's loss."""
-        return self.applied(base).loss.label
 
 
 def is_shared(path: str) -> bool:
@@ -70,14 +65,14 @@ def split_changes(start: Recipe, sets: Mapping[str, Any], given: Mapping[str, An
         return start.override(**{path: sets[path] for path in sets if path not in late}, **given), late
 
 
-def parse_arms(
+def parse_candidates(
     texts: Iterable[str], sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None
-) -> list[Arm]:
+) -> list[Candidate]:
     """Read arms from comma-separated lists; ``sets`` are changes that also apply to arms which are recipes.
 
     ``late`` are changes that apply to arms which are losses, because the base does not have them.
 
-    >>> [arm.name for arm in parse_arms(["ce,cl,afcl:eta=300,eta_unit=absolute"])]
+    >>> [arm.name for arm in parse_candidates(["ce,cl,afcl:eta=300,eta_unit=absolute"])]
     ['ce', 'cl', 'afcl:eta=300,eta_unit=absolute']
     """
     parts: list[str] = []
@@ -92,17 +87,19 @@ def parse_arms(
     if not parts or not all(parts):
         must = "--arms must be a comma-separated list without empty entries"
         raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
-    return [parse_arm(part, sets, late) for part in parts]
+    return [parse_candidate(part, sets, late) for part in parts]
 
 
-def parse_arm(text: str, sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None) -> Arm:
+def parse_candidate(
+    text: str, sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None
+) -> Candidate:
     """Read one arm: a loss, a named recipe or a recipe file, optionally followed by a colon and changes.
 
     ``sets`` that have no effect on a recipe with a frozen encoder are left out of it.
 
     A change without a dot sets a parameter of the loss; a change with a dot sets a field of the recipe.
 
-    >>> parse_arm("afcl:eta=300,eta_unit=absolute").changes["encoder_training.loss"]
+    >>> parse_candidate("afcl:eta=300,eta_unit=absolute").changes["encoder_training.loss"]
     {'name': 'afcl', 'eta': 300, 'eta_unit': 'absolute'}
     """
     what, colon, rest = text.partition(":")
@@ -120,7 +117,7 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None, late: Mapping[st
     fields = {path: value for path, value in changes.items() if "." in path or path in Recipe.model_fields}
     parameters = {path: value for path, value in changes.items() if path not in fields}
     if what in catalogue.names():
-        return Arm(text, {LOSS: {"name": what, **parameters} if parameters else what, **(late or {}), **fields})
+        return Candidate(text, {LOSS: {"name": what, **parameters} if parameters else what, **(late or {}), **fields})
     own = {f"{LOSS}.{name}": value for name, value in parameters.items()}
     if what.endswith(".toml"):
         recipe, name = Recipe.load(what), f"{Path(what).stem}{text[len(what) :]}"
@@ -132,10 +129,10 @@ def parse_arm(text: str, sets: Mapping[str, Any] | None = None, late: Mapping[st
         do = suggest(what, known) or f"The losses are {', '.join(catalogue.names())}."
         raise InputError(sentence(must, shown(text), do))
     common = {path: value for path, value in (sets or {}).items() if recipe.unused(path) is None}
-    return Arm(name, {**common, **own, **fields}, recipe)
+    return Candidate(name, {**common, **own, **fields}, recipe)
 
 
-def check_arms(arms: Sequence[Arm], base: Recipe) -> dict[str, Recipe]:
+def check_candidates(arms: Sequence[Candidate], base: Recipe) -> dict[str, Recipe]:
     """Return the recipe of each arm; raise an error if two have the same name or content."""
     found: dict[str, Recipe] = {}
     names: dict[str, str] = {}
@@ -161,32 +158,6 @@ def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:
     if total is not None and parse_scenario(scenario).total is None:
         scenario = f"{scenario},total={total}"
     return recipe.override(**{"data.scenario": scenario})
-
-
-def cells(arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], seeds: Iterable[int]) -> list[Cell]:
-    """Return the cells of a comparison, seed by seed, so that an interrupted one has complete tables of fewer runs."""
-    return _cells(arms, base, scenarios, [{"seed": seed} for seed in seeds])
-
-
-def fold_cells(arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], repeats: int) -> list[Cell]:
-    """Return the cells of a comparison whose runs are the folds of ``base``, fold by fold. All arms see the same folds.
-
-    A cell does not depend on the number of repeats, so that further repeats add to a comparison.
-    """
-    number = (base.data.folds or 0) * repeats
-    return _cells(arms, base, scenarios, [{"data.fold": fold} for fold in range(1, number + 1)])
-
-
-def _cells(
-    arms: Sequence[Arm], base: Recipe, scenarios: Sequence[str | None], runs: Sequence[Mapping[str, Any]]
-) -> list[Cell]:
-    recipes = check_arms(arms, base)
-    return [
-        Cell.of(with_scenario(recipe, scenario).override(**run), name)
-        for run in runs
-        for scenario in scenarios
-        for name, recipe in recipes.items()
-    ]
 
 
 def _get(recipe: Recipe, path: str) -> Any:

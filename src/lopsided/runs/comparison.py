@@ -25,7 +25,7 @@ from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
 from lopsided.evaluation.metric_table import METRICS, is_share
-from lopsided.recipe.words import listed, shown
+from lopsided.recipe.words import shown
 from lopsided.runs.keys import Treatment
 from lopsided.runs.records import ROUNDING, Record
 
@@ -185,34 +185,6 @@ class Comparison:
         """
         return 1 - ALPHA / max(comparisons or len(self.arms) - 1, 1)
 
-    def sentence(self, scenario: str | None) -> str:
-        """Return which arm has the highest UWA, and which arms cannot be told apart from it.
-
-        The best arm is chosen after looking at the figures, so the intervals are corrected for all pairs of arms.
-        """
-        split = "held_out" if "held_out" in self.splits else "test"
-        found = {arm: entry for arm in self.arms if (entry := self.entry(scenario, arm, split, "uwa")) is not None}
-        where = "On all images" if scenario is None else f"At {scenario}"
-        if not found:
-            return f"{where}, no arm has a finished run."
-        best = max(found, key=lambda arm: found[arm].mean.value)
-        number = len(found[best].runs)
-        told = (
-            f"{where}, {best} has the highest UWA on {WORDS[split]} images, {found[best].mean.value:.1f} per cent "
-            f"({number} run{'' if number == 1 else 's'})"
-        )
-        pairs = len(found) * (len(found) - 1) // 2
-        gaps = {
-            arm: self.difference(scenario, best, split, "uwa", to=arm, comparisons=pairs)
-            for arm in found
-            if arm != best
-        }
-        lower = [arm for arm, gap in gaps.items() if gap is not None and gap.differs]
-        close = [arm for arm in gaps if arm not in lower]
-        parts = [f"{listed(close)} cannot be told apart from it"] if close else []
-        parts += [f"{listed(lower)} {'is' if len(lower) == 1 else 'are'} lower"] if lower else []
-        return "; ".join([told, *parts]) + "."
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         return {
@@ -222,7 +194,6 @@ class Comparison:
             "baseline": self.baseline,
             "scenarios": list(self.scenarios),
             "entries": [self._to_dict(key, entry) for key, entry in self.entries.items()],
-            "sentences": [self.sentence(scenario) for scenario in self.scenarios],
             "rule": self.rule,
             **({} if self.folds is None else {"folds": self.folds, "rare": self.rare}),
         }

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.cell import Cell
+from lopsided.runs.driver import drive
+from lopsided.runs.engines import Here
 from lopsided.runs.folder import Run
+from lopsided.runs.plan import Plan
 from lopsided.runs.run import run_recipe
 
 if TYPE_CHECKING:
@@ -54,10 +58,16 @@ def run_demo(
 
     ``reporter`` returns the reporter for the run of a recipe. ``summary.json`` is written at the end.
     """
+    recipes = {
+        loss: recipe if device is None else recipe.override(device=device)
+        for loss, recipe in demo_recipes(seed).items()
+    }
     runs = {}
-    for loss, recipe in demo_recipes(seed).items():
-        settled = recipe if device is None else recipe.override(device=device)
-        runs[loss] = run_recipe(settled, Path(out) / loss, resume=True, reporter=reporter(loss))
+
+    def train(cell: Cell) -> None:
+        runs[cell.place] = run_recipe(cell.recipe, Path(out) / cell.place, resume=True, reporter=reporter(cell.place))
+
+    drive(Plan(Path(out), [Cell(loss, recipe, place=loss) for loss, recipe in recipes.items()]), Here(train))
     files.atomic_write(Path(out) / SUMMARY, json.dumps(summarise(runs), indent=2, allow_nan=False) + "\n")
     return runs
 
