@@ -32,8 +32,8 @@ import shared
 from lopsided.data.sources import open_source
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.losses.objective import Objective
-from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import seeded_init
+from lopsided.models.heads import Adapter
 from lopsided.models.pretrained import EMBEDDED_ENCODER
 from lopsided.recipe import Recipe, named_recipe, parse_change
 from lopsided.training.adapter import Rows, Unseen, fit_adapter, fit_plain, head_folds

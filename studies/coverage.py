@@ -25,8 +25,8 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 import shared
-from lopsided.data.folds import fold_numbers
 from lopsided.data.sources import source_from_arrays
+from lopsided.data.splits import fold_numbers
 from lopsided.evaluation.metrics import confusion_figures, evaluate
 from lopsided.seeds import derive_seed
 

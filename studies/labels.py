@@ -32,8 +32,8 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy.special import softmax
 
 import shared
-from lopsided.data.folds import fold_numbers
 from lopsided.data.sources import Source, open_source, source_from_arrays
+from lopsided.data.splits import fold_numbers
 from lopsided.evaluation.labels import NEAR, check_labels, standardised
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import named_recipe

@@ -227,7 +227,7 @@ def frozen_model(
 
 def importance(encoder: str, width: int) -> Floats | None:
     """Return how much a regression weighs each of the features of an encoder; None: all the same."""
-    from lopsided.models.layout import Columns, Layout
+    from lopsided.models.blocks.block import Columns, Layout
     from lopsided.recipe.blocks import FINAL
     from lopsided.recipe.encoder_spec import EncoderSpec
 

@@ -51,9 +51,9 @@ from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.isic import CLASSES
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.inference.engine import Engine
+from lopsided.models.blocks.block import scaled
 from lopsided.models.blocks.pixels import Pixels
-from lopsided.models.layout import scaled
-from lopsided.models.views import look
+from lopsided.models.model import look
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
 from lopsided.training.adapter import Rows, fit_plain

@@ -34,9 +34,9 @@ from sklearn.model_selection import train_test_split
 import shared
 import study
 from lopsided.inference.engine import Engine
-from lopsided.models.layout import scaled
+from lopsided.models.blocks.block import scaled
+from lopsided.models.model import look
 from lopsided.models.pretrained import EMBEDDED_ENCODER
-from lopsided.models.views import look
 from lopsided.recipe.views import CANDIDATES, name_views
 from lopsided.training.methods.frozen import UPRIGHT, choose_views
 from lopsided.training.regression import fit_regression

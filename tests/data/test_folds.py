@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.data.folds import fold_numbers, fold_recipes, fold_splits, most_folds
 from lopsided.data.prepare import split_note, split_source
 from lopsided.data.sources import Source, source_from_arrays
-from lopsided.data.splits import How
+from lopsided.data.splits import How, fold_numbers, fold_recipes, fold_splits, most_folds
 from lopsided.errors import DataError, InputError
 from lopsided.facts import notes
 from lopsided.recipe import Recipe, named_recipe

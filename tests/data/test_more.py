@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lopsided.data.more import add_more, training_source
-from lopsided.data.prepare import Sources
+from lopsided.data.prepare import Sources, add_more, training_source
 from lopsided.data.sources import open_source, source_from_arrays
 from lopsided.data.splits import Splits, split
 from lopsided.errors import DataError

@@ -10,10 +10,10 @@ from PIL import Image
 
 from lopsided.data import decoding
 from lopsided.data.decoding import read_header
-from lopsided.data.folds import fold_recipes
 from lopsided.data.inputs import prepare
 from lopsided.data.prepare import Sources, split_note, split_rule, split_source, usual_side
 from lopsided.data.sources import Source, open_source
+from lopsided.data.splits import fold_recipes
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
 

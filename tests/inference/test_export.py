@@ -18,8 +18,7 @@ from lopsided.inference.predict import answers_of
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead, CosineHead
-from lopsided.models.model import Model, ModelCard, with_views
-from lopsided.models.views import look
+from lopsided.models.model import Model, ModelCard, look, with_views
 from lopsided.recipe.views import VIEWS
 from lopsided.runs.reopen import open_model
 from tiny import CLASSES, SIZE, write_model, write_photos

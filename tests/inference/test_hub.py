@@ -20,10 +20,8 @@ from lopsided.data.images import FileImages
 from lopsided.errors import InputError, RunError
 from lopsided.inference import hub
 from lopsided.inference.scorer import Scorer
-from lopsided.models.adapter import Adapter
-from lopsided.models.encoders import build_encoder
-from lopsided.models.ensemble import Ensemble
-from lopsided.models.heads import ClassifierHead
+from lopsided.models.encoders import Ensemble, build_encoder
+from lopsided.models.heads import Adapter, ClassifierHead
 from lopsided.models.machine import arrange
 from lopsided.models.model import AdapterCard, Model, ModelCard
 from lopsided.reports.card_use import use

@@ -12,9 +12,8 @@ import torch
 from lopsided.errors import RunError
 from lopsided.inference.engine import Engine
 from lopsided.inference.export import INPUT, export_onnx
-from lopsided.models.adapter import Adapter, adapter_width
 from lopsided.models.encoders import build_encoder, seeded_init
-from lopsided.models.heads import ClassifierHead
+from lopsided.models.heads import Adapter, ClassifierHead, adapter_width
 from lopsided.models.model import AdapterCard, Model, ModelCard, load_model, save_model
 
 SIZE = 32

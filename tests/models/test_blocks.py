@@ -19,13 +19,11 @@ from lopsided.errors import InputError
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import list_cache
 from lopsided.inference.scorer import Scorer
-from lopsided.models.blocks.block import FeatureBlock
+from lopsided.models.blocks.block import Columns, FeatureBlock, Layout, scaled
 from lopsided.models.blocks.pixels import WIDTH, Pixels, areas
-from lopsided.models.encoders import build_encoder
+from lopsided.models.encoders import build_encoder, embedded_state
 from lopsided.models.graph import INPUT, OUTPUT, Graph, UntranslatableError, to_onnx
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.late import embedded_state
-from lopsided.models.layout import Columns, Layout, scaled
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import blocks as catalogue

@@ -10,9 +10,8 @@ from lopsided.data.augment import to_float
 from lopsided.errors import RunError
 from lopsided.inference.engine import Engine
 from lopsided.models.encoders import build_encoder
-from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model, ModelCard, load_model, save_model
+from lopsided.models.model import Model, ModelCard, average, load_model, save_model
 
 SIDE = 32
 BIASES = [(0.5, 0.0), (0.0, 0.0), (-0.2, 0.4)]

@@ -14,11 +14,10 @@ from lopsided.data.augment import to_float
 from lopsided.errors import InputError, RunError
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
+from lopsided.models.blocks.block import scaled
 from lopsided.models.encoders import build_encoder
-from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.layout import scaled
-from lopsided.models.model import Model, ModelCard, load_model, save_model
+from lopsided.models.model import Model, ModelCard, average, load_model, save_model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, Preprocessing, preprocessing_of
 from lopsided.recipe.encoder_spec import Scaling
 

@@ -14,11 +14,10 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import empty_cache, list_cache
 from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.inference.scorer import Scorer
-from lopsided.models import late
-from lopsided.models.encoders import build_encoder
+from lopsided.models import encoders
+from lopsided.models.encoders import build_encoder, embedded_state, late_encoder
 from lopsided.models.fast.small_maps import SmallMapConv2d
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.late import embedded_state, late_encoder
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
 from lopsided.recipe.encoder_spec import EncoderSpec
@@ -96,7 +95,7 @@ def test_a_graph_that_was_kept_needs_no_layers_and_is_checked_again(
     (path,) = (cache / "graphs-1").iterdir()
     assert list_cache(cache)[-1]["bytes"] == path.stat().st_size
     with monkeypatch.context() as patch:
-        patch.setattr(late, "build_encoder", None)
+        patch.setattr(encoders, "build_encoder", None)
         model = made_late()
         assert np.array_equal(Engine(model, SHAPE).features(photos(2)), first)
         assert not model.is_complete
@@ -151,7 +150,7 @@ def test_a_model_is_loaded_without_its_layers_if_its_weights_fit_them(
     model = made_late()
     save_model(tmp_path, model, card())
     with monkeypatch.context() as patch:
-        patch.setattr(late, "build_encoder", None)
+        patch.setattr(encoders, "build_encoder", None)
         loaded, again = load_model(tmp_path)
         assert not loaded.is_complete
     assert np.array_equal(Engine(loaded, again.shape).features(photos(1)), Engine(model, SHAPE).features(photos(1)))

@@ -12,10 +12,8 @@ from lopsided.data.augment import to_float
 from lopsided.errors import InputError, RunError
 from lopsided.inference.engine import Engine
 from lopsided.models.encoders import build_encoder
-from lopsided.models.ensemble import average
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model, ModelCard, load_card, load_model, save_model, with_views
-from lopsided.models.views import look
+from lopsided.models.model import Model, ModelCard, average, load_card, load_model, look, save_model, with_views
 from lopsided.recipe.views import SETS, VIEWS
 
 SIDE = 16

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lopsided.data.more import add_more
+from lopsided.data.prepare import add_more
 from lopsided.data.sources import open_source
 from lopsided.inference.find import Result
 from lopsided.inference.journal import Journal, Row

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lopsided.data.augment import to_float
-from lopsided.data.folds import fold_recipes, whole_recipe
+from lopsided.data.splits import fold_recipes, whole_recipe
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.evaluation.calibration import at_prevalence
 from lopsided.facts import notes

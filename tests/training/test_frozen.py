@@ -17,7 +17,7 @@ from lopsided.errors import InputError
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
-from lopsided.models import late
+from lopsided.models import encoders
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
 from lopsided.recipe import Recipe, named_recipe
@@ -105,7 +105,7 @@ def test_a_run_on_cached_features_makes_no_layers_and_writes_the_same_bytes(
     first = fit(recipe, source_of(photos), tmp_path / "1", reporter=told)
     assert told.images == 39
     assert first.model.is_complete
-    monkeypatch.setattr(late, "build_encoder", None)
+    monkeypatch.setattr(encoders, "build_encoder", None)
     again = fit(recipe, source_of(photos), tmp_path / "2", reporter=told)
     assert told.images == 39
     assert not again.model.is_complete

@@ -15,7 +15,7 @@ from lopsided.data.sources import Source, open_source
 from lopsided.errors import RunError
 from lopsided.inference.scorer import Scorer
 from lopsided.models.blocks.pixels import WIDTH
-from lopsided.models.ensemble import average, average_classifiers
+from lopsided.models.model import average, average_classifiers
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import run_recipe
 from lopsided.training.adapter import Rows, fit_plain

@@ -24,8 +24,7 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model, ModelCard
-from lopsided.models.views import look
+from lopsided.models.model import Model, ModelCard, look
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import SETS, VIEWS
 from lopsided.runs.run import run_recipe

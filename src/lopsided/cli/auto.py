@@ -86,8 +86,8 @@ def _with_possible_folds(base: Recipe, fields: Mapping[str, Any]) -> Recipe:
     """Return the recipe with fewer folds if the rarest class is too small for five and no number was given."""
     if "data.folds" in fields:
         return base
-    from lopsided.data.folds import most_folds
     from lopsided.data.prepare import Sources, split_rule
+    from lopsided.data.splits import most_folds
     from lopsided.runs.run import settle
 
     source = Sources().drawn(settle(base))

@@ -13,7 +13,7 @@ from lopsided.data.images import FileImages, Known, Progress
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
 from lopsided.data.sources.names import name_cautions
-from lopsided.data.sources.registry import KINDS
+from lopsided.data.sources.source import KINDS
 from lopsided.recipe.words import listed
 
 

@@ -16,13 +16,21 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from lopsided.data.folds import whole_recipe
 from lopsided.data.inputs import Inputs, MemoryInputs, StreamedInputs
 from lopsided.data.sources import source_from_arrays
+from lopsided.data.splits import whole_recipe
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.estimator.fitting import PREDICT_BATCH, Samples, out_of_fold, train
-from lopsided.estimator.inputs import are_images, checked_groups, on_cpu, plain_numbers, stacked
-from lopsided.estimator.saved import DTYPES, FILE_NAME, FORMAT, plain, read_saved
+from lopsided.estimator.fitting import (
+    PREDICT_BATCH,
+    Samples,
+    are_images,
+    checked_groups,
+    on_cpu,
+    out_of_fold,
+    plain_numbers,
+    stacked,
+    train,
+)
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
@@ -403,3 +411,28 @@ class LopsidedClassifier(TwoStageClassifier):
         Inputs of one group, such as photographs of one patient, stay together in the inner folds.
         """
         return self._fit(X, y, groups)
+
+
+FILE_NAME = "estimator.json"
+FORMAT = 2
+DTYPES: dict[str, Any] = {
+    "i": np.int64, "u": np.uint64, "f": np.float64, "b": np.bool_, "U": np.str_, "O": object
+}  # fmt: skip
+
+
+def plain(value: object) -> object:
+    """Return a numpy number or a path as a JSON value."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def read_saved(path: Path) -> dict[str, Any]:
+    """Read the file of a saved estimator, which may be missing."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not valid JSON. Save the estimator again.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise RunError(f"{path} does not have format {FORMAT}. Save the estimator again.")
+    return content

@@ -20,8 +20,7 @@ from lopsided.data.augment import to_float
 from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.inference.runtime import load_onnxruntime
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
-from lopsided.models.model import Model
-from lopsided.models.views import look
+from lopsided.models.model import Model, look
 
 Features = npt.NDArray[np.float32]
 

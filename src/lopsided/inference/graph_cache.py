@@ -21,7 +21,7 @@ from lopsided import __version__
 from lopsided.errors import RunError
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, remove_leftovers
 from lopsided.inference.feature_cache import GRAPHS, cache_limit, cache_root, trim
-from lopsided.models.late import LateEncoder
+from lopsided.models.encoders import LateEncoder
 from lopsided.models.model import Model, weights_hash
 
 Features = npt.NDArray[np.float32]

@@ -163,7 +163,7 @@ def _encoders(model: Model, card: ModelCard) -> Iterator[tuple[nn.Module, list[f
     import torch
 
     from lopsided.models.blocks.block import FeatureBlock, Tapped
-    from lopsided.models.ensemble import Ensemble
+    from lopsided.models.encoders import Ensemble
 
     if not isinstance(model.encoder, Ensemble):
         yield model.encoder, list(card.mean), list(card.std)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lopsided.data.decoding import FolderId, walk_images
+from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.data.sources.names import Patterns, Twins
-from lopsided.data.sources.tables import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.errors import DataError, sentence
 from lopsided.files import check_regular
 

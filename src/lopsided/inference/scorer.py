@@ -24,8 +24,7 @@ from lopsided.inference.neighbours import Known
 from lopsided.inference.packs import Pack, Scores, joined
 from lopsided.inference.probabilities import Floats, check_finite, check_shape, gather_rows, share_rows
 from lopsided.inference.small import SmallImages
-from lopsided.models.model import Model, ModelCard, weights_hash
-from lopsided.models.views import look
+from lopsided.models.model import Model, ModelCard, look, weights_hash
 from lopsided.recipe.blocks import FINAL
 
 Counted = Callable[[int, int], None]

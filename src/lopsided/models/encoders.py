@@ -1,11 +1,17 @@
-"""Encoders: any timm model by name, or an MLP for plain vectors. Weights are safetensors, which cannot run code."""
+"""Encoders: any timm model by name, or an MLP for plain vectors. Weights are safetensors, which cannot run code.
+
+The layers of an embedded encoder are made when they are first needed (``LateEncoder``). If all features of a run are
+cached, only the weights are needed: to find the features, and to write the model. Importing timm and making the layers
+would take longer than the rest of such a run.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +21,18 @@ from torch import Tensor, nn
 
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
-from lopsided.models.blocks.block import Tapped
-from lopsided.models.ensemble import Ensemble
-from lopsided.models.layout import Columns, Layout
-from lopsided.models.pretrained import EMBEDDED, check_embedded, embedded_file, preprocessing_of, unknown_encoder
+from lopsided.models.blocks.block import Columns, Layout, Tapped
+from lopsided.models.machine import arrange, seeded
+from lopsided.models.pretrained import (
+    EMBEDDED,
+    EMBEDDED_SHA256,
+    check_embedded,
+    embedded_file,
+    preprocessing_of,
+    unknown_encoder,
+)
 from lopsided.recipe.blocks import FINAL
 from lopsided.recipe.encoder_spec import MLP_NAME, EncoderSpec
-from lopsided.seeds import derive_seed
 
 MLP_HIDDEN = (128, 128)
 """Layer widths of the encoder "mlp"; "mlp-512-64" has layers of 512 and 64."""
@@ -98,12 +109,9 @@ def _joined(spec: EncoderSpec, channels: int, size: tuple[int, int] | None, seed
     return joined, sum(group.width for group in groups)
 
 
-@contextmanager
-def seeded_init(seed: int, *names: str) -> Iterator[None]:
+def seeded_init(seed: int, *names: str) -> AbstractContextManager[None]:
     """Seed the initial weights inside the block by the run's seed and these names. The global state does not change."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, "init", *names))
-        yield
+    return seeded(torch.device("cpu"), seed, "init", *names)
 
 
 class MLPEncoder(nn.Sequential):
@@ -290,3 +298,100 @@ def _names(value: object) -> tuple[str, ...]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "mean", "std")
+"""Names of tensors that are not trained: those of batch norm, and the normalisation of joined encoders."""
+
+
+class LateEncoder(nn.Module):
+    """The weights of an encoder, by the names that its layers have. ``make`` returns the encoder with its layers."""
+
+    def __init__(self, name: str, state: Mapping[str, Tensor], layout: Layout, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.name, self.layout, self._make = name, layout, make
+        for key, value in state.items():
+            *path, name = key.split(".")
+            module: nn.Module = self
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            if name in _BUFFERS:
+                module.register_buffer(name, value)
+            else:
+                module.register_parameter(name, nn.Parameter(value))
+
+    def made(self) -> nn.Module:
+        """Return the encoder with its layers and these weights."""
+        encoder = self._make()
+        encoder.load_state_dict(self.state_dict())
+        return encoder.to(next(self.buffers()).device).train(self.training)
+
+
+def late_encoder(
+    name: str, state: Mapping[str, Tensor], layout: Layout, shape: tuple[int, ...], *, fast: bool
+) -> LateEncoder:
+    """Return an encoder with this state for images of this shape on a CPU. See ``arrange`` for ``fast``."""
+    return LateEncoder(name, state, layout, partial(_make, name, shape, fast))
+
+
+def _make(name: str, shape: tuple[int, ...], fast: bool) -> nn.Module:
+    encoder, _ = build_encoder(name, channels=shape[0], image_size=(shape[1], shape[2]))
+    if fast:
+        arrange(encoder, torch.device("cpu"), shape)
+    return encoder
+
+
+def embedded_state(spec: EncoderSpec) -> tuple[dict[str, Tensor], Layout] | None:
+    """Return the weights of embedded encoders, alone or joined, as their layers hold them, and their columns.
+
+    Return None unless all weights are embedded and no block needs the layers.
+    """
+    if spec.reading("encoder") or any(p.weights != EMBEDDED or p.name not in EMBEDDED_SHA256 for p in spec.parts):
+        return None
+    members = [_read(name) for name in spec.names]
+    groups = [Columns(FINAL, member["conv_head.weight"].shape[0], place) for place, member in enumerate(members)]
+    if not spec.is_joined:
+        return members[0], Layout(tuple(groups))
+    blocks = spec.reading("image")
+    for place, block in enumerate(blocks, start=len(members)):
+        groups += [Columns(block, width, place) for width in block.load()().widths]
+    state = {f"members.{place}.{key}": value for place, one in enumerate(members) for key, value in one.items()}
+    pixels = [preprocessing_of(name, EMBEDDED) for name in spec.names]
+    mean = [*(p.mean for p in pixels), *[(0.0, 0.0, 0.0)] * len(blocks)]
+    std = [*(p.std for p in pixels), *[(1.0, 1.0, 1.0)] * len(blocks)]
+    return {**state, "mean": torch.tensor(mean), "std": torch.tensor(std)}, Layout(tuple(groups))
+
+
+def _read(name: str) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    with reading_tensors():
+        state = {key: value.float() for key, value in load_file(embedded_file(name)).items()}
+    # Each batch norm also counts its training steps. The file leaves this out.
+    norms = [key.removesuffix("running_mean") for key in state if key.endswith("running_mean")]
+    return state | {f"{norm}num_batches_tracked": torch.tensor(0) for norm in norms}
+
+
+class Ensemble(nn.Module):
+    """Encoders side by side, each with its own normalisation of the pixels. The output joins their features.
+
+    ``layout`` says what the columns of joined encoders are. An ensemble of models has none of its own.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, members: Sequence[nn.Module], channels: int, layout: Layout | None = None) -> None:
+        super().__init__()
+        self.layout = layout
+        self.members = nn.ModuleList(members)
+        self.register_buffer("mean", torch.zeros(len(members), channels))
+        self.register_buffer("std", torch.ones(len(members), channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features (n, f_1 + f_2 + ...) of images (n, c, h, w)."""
+        shape = (len(self.members), 1, -1, 1, 1)
+        scaled = zip(self.members, self.mean.view(shape), self.std.view(shape), strict=True)
+        return torch.cat([member((x - mean) / std) for member, mean, std in scaled], dim=1)

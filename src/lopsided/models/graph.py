@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lopsided.models.blocks.block import FeatureBlock, Tapped
-from lopsided.models.ensemble import Ensemble
+from lopsided.models.encoders import Ensemble
 
 Floats = npt.NDArray[np.float32]
 

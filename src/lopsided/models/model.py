@@ -1,11 +1,11 @@
-"""The trained model and its two files: the weights as safetensors, the rest as JSON."""
+"""The trained model, averages of models, and the two files: the weights as safetensors, the rest as JSON."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,17 +15,14 @@ from torch import Tensor, nn
 
 from lopsided import __version__
 from lopsided.errors import InputError, LopsidedError, RunError, sentence
+from lopsided.evaluation.decision import PLAIN as MOST_PROBABLE
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
-from lopsided.models.adapter import Adapter, adapter_width
-from lopsided.models.encoders import build_encoder
-from lopsided.models.ensemble import Ensemble
-from lopsided.models.heads import ClassifierHead, build_head
-from lopsided.models.late import LateEncoder, embedded_state, late_encoder
-from lopsided.models.layout import Layout
+from lopsided.models.blocks.block import Layout
+from lopsided.models.encoders import Ensemble, LateEncoder, build_encoder, embedded_state, late_encoder
+from lopsided.models.heads import Adapter, ClassifierHead, adapter_width, build_head
 from lopsided.models.machine import arrange
 from lopsided.models.pretrained import EMBEDDED
-from lopsided.models.views import mean_over_views
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
 from lopsided.recipe.encoder_spec import EncoderSpec, Scaling
 from lopsided.recipe.views import PLAIN, VIEWS, check_views
@@ -436,3 +433,87 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     values = [value.detach() for value in tensors if value.is_floating_point() and value.numel()]
     # The largest absolute value needs one pass over the memory, and it is NaN if a weight is NaN.
     return not values or bool(torch.stack([*torch._foreach_norm(values, math.inf)]).isfinite().all())
+
+
+def look(images: Tensor, view: str) -> Tensor:
+    """Return one view of images (n, c, h, w): every pixel has the value of another pixel."""
+    return _LOOKS[view](images)
+
+
+def mean_over_views(images: Tensor, views: Sequence[str], encode: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the mean of ``encode`` over views of images. Views are added up in order, so that the sum is repeatable.
+
+    With one view, this is ``encode`` of that view, to the last bit. Several views go through ``encode`` as one batch,
+    so that an exported file holds the encoder once.
+    """
+    if len(views) == 1:
+        return encode(look(images, views[0]))
+    rows = encode(torch.cat([look(images, view) for view in views]))
+    parts = rows.reshape(len(views), -1, *rows.shape[1:])
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total / len(views)
+
+
+_LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "hflip": lambda x: x.flip(-1),
+    "vflip": lambda x: x.flip(-2),
+    "rot180": lambda x: x.flip(-2, -1),
+    "rot90": lambda x: torch.rot90(x, 1, (-2, -1)),
+    "rot270": lambda x: torch.rot90(x, -1, (-2, -1)),
+    "transpose": lambda x: x.transpose(-2, -1),
+    "transverse": lambda x: x.flip(-2, -1).transpose(-2, -1),
+}
+
+
+_UNSET = {"temperature": 1.0, "bias": None, "calibrated_on": 0, "decision": MOST_PROBABLE, "sha256": ""}
+"""Facts of a card that an average of models does not have."""
+
+
+def average_classifiers(
+    models: Sequence[tuple[Model, ModelCard]], biases: Sequence[Sequence[float]]
+) -> tuple[Model, ModelCard]:
+    """Return ``average`` of models that share a frozen encoder: one of them, with the mean of their linear layers."""
+    model, card = models[0]
+    with torch.no_grad():
+        layers = [each.classifier for each, _ in models]
+        weight = torch.stack([layer.weight for layer in layers]).mean(dim=0)
+        bias = torch.stack([layer.bias + layer.bias.new_tensor(own) for layer, own in zip(layers, biases, strict=True)])
+        model.classifier.weight.copy_(weight)
+        model.classifier.bias.copy_(bias.mean(dim=0))
+    return model, card.model_copy(update=_UNSET)
+
+
+def average(
+    models: Sequence[tuple[Model, ModelCard]],
+    biases: Sequence[Sequence[float]] | None = None,
+    shares: Sequence[float] | None = None,
+) -> tuple[Model, ModelCard]:
+    """Return one image model with the mean logits of several, after adding the ``biases`` of each model to its logits.
+
+    The features of the members are joined, and the linear layer holds the layers of the members, times their
+    ``shares``, which are equal by default. The card has the prior of the first model, and no decision.
+    """
+    first, card = models[0]
+    for model, _ in models:
+        model.complete()
+    num, num_classes = len(models), len(card.classes)
+    encoder = Ensemble([model.encoder for model, _ in models], card.channels)
+    classifier = ClassifierHead(sum(model.classifier.in_features for model, _ in models), num_classes)
+    offsets = torch.zeros(num, num_classes) if biases is None else torch.tensor(biases, dtype=torch.float32)
+    with torch.no_grad():
+        encoder.mean.copy_(torch.stack([model.mean.flatten().cpu() for model, _ in models]))
+        encoder.std.copy_(torch.stack([model.std.flatten().cpu() for model, _ in models]))
+        each = [1 / num] * num if shares is None else shares
+        pairs = list(zip(each, (model.classifier for model, _ in models), strict=True))
+        classifier.weight.copy_(torch.cat([share * layer.weight.cpu() for share, layer in pairs], dim=1))
+        own = [share * (layer.bias.cpu() + bias) for (share, layer), bias in zip(pairs, offsets, strict=True)]
+        classifier.bias.copy_(torch.stack(own).sum(dim=0))
+    plain = {"mean": (0.0,) * card.channels, "std": (1.0,) * card.channels, "members": num}
+    card = card.model_copy(update={**plain, **_UNSET, "features": classifier.in_features})
+    joined = Model(
+        encoder, classifier, card.mean, card.std, card.kind, views=card.views, scaling=card.scaling, members=num
+    )  # fmt: skip
+    return joined.to(first.classifier.weight.device).eval(), card

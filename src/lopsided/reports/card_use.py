@@ -55,7 +55,7 @@ VIEW_CODE = {
     "transpose": "pixels.transpose(-2, -1)",
     "transverse": "pixels.flip(-2, -1).transpose(-2, -1)",
 }
-"""The views of an image as torch writes them (``lopsided.models.views``)."""
+"""The views of an image as torch writes them (``lopsided.models.model``)."""
 
 _SCALING_CODE = {
     "none": (),

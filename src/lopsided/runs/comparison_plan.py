@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lopsided.data.folds import fold_numbers
 from lopsided.data.prepare import data_seed, split_rule
+from lopsided.data.splits import fold_numbers
 from lopsided.errors import InputError, sentence
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, check_classes

@@ -12,8 +12,7 @@ import numpy as np
 
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs, prepare
-from lopsided.data.more import training_source
-from lopsided.data.prepare import Sources, split_source
+from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.errors import InputError, RunError
 from lopsided.inference.packs import Mapper, packs
 from lopsided.inference.readable import ReadableImages

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.more import training_source
-from lopsided.data.prepare import split_rule, split_source
+from lopsided.data.prepare import split_rule, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
@@ -214,9 +213,8 @@ class FoldResults:
 
     def _model(self, change: Calibration, decision: Decision) -> tuple[Model, ModelCard]:
         """Return the model of all images, or the ensemble of the folds of the first repeat, calibrated."""
-        from lopsided.models.ensemble import average, average_classifiers
         from lopsided.models.machine import pick_device
-        from lopsided.models.model import load_model
+        from lopsided.models.model import average, average_classifiers, load_model
         from lopsided.training.decide import recalibrate
         from lopsided.training.prior import bias_between
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lopsided import files
-from lopsided.data.folds import fold_numbers, fold_recipes, most_folds, whole_recipe
 from lopsided.data.prepare import Sources, data_seed, split_rule
 from lopsided.data.sources import Source
+from lopsided.data.splits import fold_numbers, fold_recipes, most_folds, whole_recipe
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes

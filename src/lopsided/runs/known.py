@@ -12,8 +12,7 @@ import numpy as np
 
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs
-from lopsided.data.more import training_source
-from lopsided.data.prepare import Sources
+from lopsided.data.prepare import Sources, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import InputError, LopsidedError, RunError, sentence

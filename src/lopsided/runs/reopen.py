@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lopsided import files
-from lopsided.data.more import training_source
-from lopsided.data.prepare import Sources, split_source
+from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack

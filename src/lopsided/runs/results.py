@@ -16,7 +16,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from lopsided import __version__, files
-from lopsided.data.more import training_source
+from lopsided.data.prepare import training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks
 from lopsided.evaluation.by_rule import decided_unseen, figures_by_rule

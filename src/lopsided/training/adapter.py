@@ -29,7 +29,7 @@ from lopsided.data.inputs import Indices, MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.losses.objective import Objective
-from lopsided.models.adapter import Adapter
+from lopsided.models.heads import Adapter
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.fields import TRAINING_FIELDS
 from lopsided.seeds import derive_seed

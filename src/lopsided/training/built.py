@@ -23,10 +23,8 @@ from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.probabilities import share_rows
 from lopsided.inference.scorer import Scorer
 from lopsided.inference.small import SmallImages
-from lopsided.models.adapter import Adapter
-from lopsided.models.encoders import build_encoder, seeded_init
-from lopsided.models.heads import ClassifierHead, build_head
-from lopsided.models.late import embedded_state, late_encoder
+from lopsided.models.encoders import build_encoder, embedded_state, late_encoder, seeded_init
+from lopsided.models.heads import Adapter, ClassifierHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe

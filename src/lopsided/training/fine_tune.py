@@ -36,8 +36,7 @@ from lopsided.facts import notes
 from lopsided.inference.engine import Engine, evaluating
 from lopsided.inference.probabilities import share_rows
 from lopsided.models.cut import Cut, block_numbers, cut_encoder
-from lopsided.models.model import Model
-from lopsided.models.views import look
+from lopsided.models.model import Model, look
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.sections import USUAL_VIEWS
 from lopsided.seeds import derive_seed

@@ -42,8 +42,7 @@ import torch
 
 from lopsided import __version__
 from lopsided.data.inputs import Part, Prepared, StreamedInputs, check_trainable, prepare
-from lopsided.data.more import training_source
-from lopsided.data.prepare import split_note, split_source
+from lopsided.data.prepare import split_note, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks

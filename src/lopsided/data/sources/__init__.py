@@ -1,6 +1,5 @@
 """Sources of images: folders, tables and known data sets, all opened as a ``Source``."""
 
-from lopsided.data.sources.registry import SOURCE_NAMES, name_of
-from lopsided.data.sources.source import Source, check_splits, open_source, source_from_arrays
+from lopsided.data.sources.source import SOURCE_NAMES, Source, check_splits, name_of, open_source, source_from_arrays
 
 __all__ = ["SOURCE_NAMES", "Source", "check_splits", "name_of", "open_source", "source_from_arrays"]

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lopsided.data.images import FileImages
-from lopsided.data.sources.listing import Listing
-from lopsided.data.sources.tables import read_columns
+from lopsided.data.sources.listing import Listing, read_columns
 from lopsided.errors import DataError, sentence
 
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")

@@ -1,15 +1,25 @@
-"""The images of a folder, a table or a known data set, before classes are chosen and checked."""
+"""The images of a folder, a table or a known data set, before classes are chosen and checked.
+
+A folder has one sub-folder per class, or the class folders under train/, val/ and test/. A CSV or Parquet table has the
+columns path and label, and optionally group and split.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lopsided.data.images import Images
-from lopsided.errors import DataError, sentence
+from lopsided.data.decoding import SUFFIXES, is_image_name, walk_images
+from lopsided.data.images import FileImages, Images
+from lopsided.errors import DataError, MissingDependencyError, sentence
+from lopsided.files import check_regular
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -73,3 +83,258 @@ def select(listing: Listing, keep: Callable[[str], bool], what: str) -> Listing:
         splits=None if listing.splits is None else some(listing.splits),
         left_out=len(listing.names) - len(rows),
     )
+
+
+def list_folder(folder: Path) -> Listing:
+    """List the images of a folder. Hidden files and files without an image suffix are ignored.
+
+    ``train``, ``val`` and ``test`` (or their longer names) are split folders in two cases: the folder holds ``train``
+    and another split folder, or only ``train``; or it holds split folders only, and these hold folders and no images.
+    Otherwise they are classes.
+    """
+    below = _folders(folder)
+    splits = {child: SPLIT_NAMES[child.name.lower()] for child in below if child.name.lower() in SPLIT_NAMES}
+    trains = "train" in splits.values() and (len(splits) > 1 or len(below) == 1)
+    if not trains and not (splits and len(splits) == len(below) and all(_holds_folders(child) for child in splits)):
+        rows = _class_rows(folder, (folder,))
+        return _listing(folder, rows, None)
+    others = [child.name for child in below if child not in splits]
+    if others:
+        names = ", ".join(sorted(child.name for child in splits))
+        raise DataError(
+            f"{folder} holds both splits ({names}) and a class ({others[0]!r}). Move one of them elsewhere."
+        )
+    if len(set(splits.values())) < len(splits):
+        got = f"{', '.join(sorted(child.name for child in splits))} in {folder}"
+        raise DataError(sentence("each split must have only one folder", got))
+    rows, marks = [], []
+    for child, split in splits.items():
+        found = _class_rows(child, (folder, child))
+        rows += found
+        marks += [split] * len(found)
+    return _listing(folder, rows, marks)
+
+
+def _listing(folder: Path, rows: list[tuple[Path, str]], splits: list[str] | None) -> Listing:
+    return Listing(
+        name=folder.resolve().name,
+        where=str(folder),
+        images=FileImages([path for path, _ in rows]),
+        labels=[label for _, label in rows],
+        names=[path.relative_to(folder).as_posix() for path, _ in rows],
+        splits=splits,
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        children = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"Cannot read the folder {folder} ({error.strerror}).") from error
+    return [child for child in children if child.is_dir() and not child.name.startswith(".")]
+
+
+def _loose(folder: Path) -> list[str]:
+    return sorted(child.name for child in folder.iterdir() if is_image_name(child.name) and child.is_file())
+
+
+def _holds_folders(folder: Path) -> bool:
+    return bool(_folders(folder)) and not _loose(folder)
+
+
+def _class_rows(folder: Path, above: tuple[Path, ...]) -> list[tuple[Path, str]]:
+    loose = _loose(folder)
+    if loose:
+        got = f"{len(loose)} directly in {folder}, the first {loose[0]}"
+        repair = "Put each image in the folder of its class."
+        raise DataError(sentence("images must be in one sub-folder per class", got, repair))
+    rows = []
+    for child in _folders(folder):
+        images = list(walk_images(child, above))
+        if not images:
+            repair = f"Add images or remove the folder (known suffixes: {' '.join(sorted(SUFFIXES))})."
+            raise DataError(sentence("every class folder must hold at least one image", f"none in {child}", repair))
+        rows += [(path, child.name) for path in images]
+    if not rows:
+        repair = "Put the images of each class in a separate sub-folder."
+        raise DataError(sentence("a folder of images must hold one sub-folder per class", f"none in {folder}", repair))
+    return rows
+
+
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
+
+
+def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listing:
+    """List the images of a table.
+
+    Relative paths are relative to the folder of the table. A path outside that folder needs ``allow_outside``,
+    because a table may come from a stranger: an absolute path, a path with ``..``, or a path through a link. Labels are
+    text: 01 and 1 are two classes. ``group`` names the group column; the default is
+    the column ``group``, if the table has it.
+    """
+    columns, lines = _read(table, {"path", "label", group or "group", "split"})
+    needed = ["path", "label"] + ([group] if group else [])
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        got = f"{', '.join(columns) or 'none'} in {table}"
+        raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got))
+    if not columns["path"]:
+        raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))
+    optional = ["split"] if group else ["group", "split"]
+    for name in needed + [name for name in optional if name in columns]:
+        _check_filled(table, name, columns[name], lines)
+    inside = Inside(table, allow_outside)
+    names = [inside.check(line, text) for line, text in zip(lines, columns["path"], strict=True)]
+    _check_once(table, names, lines)
+    splits = _splits(table, columns["split"], lines) if "split" in columns else None
+    return Listing(
+        name=table.stem,
+        where=str(table),
+        table=table,
+        images=FileImages([table.parent / name for name in names]),
+        labels=columns["label"],
+        names=names,
+        groups=columns.get(group or "group"),
+        splits=splits,
+    )
+
+
+def read_columns(table: Path, used: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Return the columns of a table as text. Empty cells are empty strings.
+
+    Of a Parquet table, only the columns in ``used`` (all if None) are converted to text; the other columns are empty.
+    """
+    return _read(table, used)[0]
+
+
+class Inside:
+    """Checks that the paths in a table stay below its folder, unless ``allow_outside``: a stranger may have made it.
+
+    A path may lead outside because it is absolute, by ``..``, or through a link. Each folder is resolved only once.
+    """
+
+    def __init__(self, table: Path, allow_outside: bool) -> None:
+        self.table, self.allow_outside = table, allow_outside
+        self._root = os.path.realpath(table.parent)
+        self._folders: dict[str, str] = {}
+
+    def check(self, line: int, text: str) -> str:
+        """Return the normal form of the path in a line, or raise."""
+        path = os.path.normpath(text)
+        if self.allow_outside:
+            return Path(path).as_posix()
+        if os.path.isabs(path) or Path(path).parts[:1] == ("..",):
+            raise self._outside(line, text)
+        above, last = os.path.split(os.path.join(self._root, path))
+        if above not in self._folders:
+            self._folders[above] = os.path.realpath(above)
+        place = os.path.join(self._folders[above], last)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place != self._root and not place.startswith(os.path.join(self._root, "")):
+            raise self._outside(line, f"{Path(path).as_posix()}, which links to {place},")
+        return Path(path).as_posix()
+
+    def _outside(self, line: int, what: str) -> DataError:
+        repair = (
+            "Move the table above its images, or allow outside paths: allow_outside=true in fit and Python, "
+            "--allow-outside in other commands."
+        )
+        got = f"{what} in line {line} of {self.table}"
+        return DataError(sentence("paths must stay below the folder of the table", got, repair))
+
+
+def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, list[str]], Sequence[int]]:
+    """Return the columns, and the line of the file on which each row ends. The first row of Parquet is line 2.
+
+    Of a Parquet table, only the columns in ``used`` (all if None) are converted to text; the other columns are empty.
+    """
+    if table.suffix.lower() in (".parquet", ".pq"):
+        columns = _read_parquet(table, used)
+        return columns, range(2, 2 + max(map(len, columns.values()), default=0))
+    try:
+        check_regular(table)
+        text = table.read_bytes().decode("utf-8-sig")  # Line breaks inside cells are kept.
+    except OSError as error:
+        raise DataError(f"Cannot read the table {table} ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"The CSV table {table} is not UTF-8: byte {error.start} is invalid.") from error
+    header = next(iter(text.splitlines()), "")
+    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        numbered = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise DataError(f"The CSV table {table} is not well formed ({error}).") from error
+    if not numbered:
+        raise DataError(f"The CSV table {table} is empty. Its first line must hold the column names.")
+    header_row = [name.strip() for name in numbered[0][1]]
+    _check_different(table, header_row)
+    for line, row in numbered:
+        if len(row) != len(header_row):
+            got = f"{len(row)} cells in line {line} of {table}"
+            raise DataError(sentence(f"every line must have {len(header_row)} cells, like the first line", got))
+    body = numbered[1:]
+    columns = {name: [row[i].strip() for _, row in body] for i, name in enumerate(header_row)}
+    return columns, [line for line, _ in body]
+
+
+def _check_different(table: Path, columns: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise DataError(sentence("the columns of a table must have different names", f"{name!r} twice in {table}"))
+        seen.add(name)
+
+
+def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[str]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        repair = "Run pip install pyarrow, or write the table as CSV."
+        raise MissingDependencyError(f"Reading Parquet needs pyarrow, which is not installed. {repair}") from error
+    try:
+        check_regular(table)
+        content = pyarrow.parquet.read_table(table, memory_map=False)
+        _check_different(table, content.column_names)
+        return {
+            name: _texts(content.column(name)) if used is None or name in used else [] for name in content.column_names
+        }
+    except DataError:
+        raise
+    # Invalid UTF-8, dates outside the range of Python and unknown time zones raise built-in exceptions.
+    except (OSError, ValueError, LookupError, OverflowError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"Cannot read the Parquet table {table} ({reason:.200}).") from error
+
+
+def _texts(column: Any) -> list[str]:
+    return ["" if value is None else str(value) for value in column.to_pylist()]
+
+
+def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int]) -> None:
+    for line, value in zip(numbers, values, strict=True):
+        if not value:
+            got = f"an empty cell in line {line} of {table}"
+            raise DataError(sentence(f"the column {column} must be filled in every line", got))
+        if "\0" in value:  # No file name contains NUL, and some programs would cut the text there.
+            got = f"one in line {line} of {table}"
+            raise DataError(sentence(f"the column {column} must not contain NUL characters", got))
+
+
+def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> None:
+    lines: dict[str, int] = {}
+    for line, name in zip(numbers, names, strict=True):
+        if name in lines:
+            got = f"{name} in lines {lines[name]} and {line} of {table}"
+            raise DataError(sentence("each image must be listed only once", got))
+        lines[name] = line
+
+
+def _splits(table: Path, values: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    for line, value in zip(numbers, values, strict=True):
+        if value.lower() not in SPLIT_NAMES:
+            got = f"{value!r} in line {line} of {table}"
+            raise DataError(sentence("the column split must hold train, val or test", got))
+    return [SPLIT_NAMES[value.lower()] for value in values]

@@ -1,16 +1,116 @@
-"""The interface between a feature block and the models that have it."""
+"""Feature blocks and the columns that they give: how columns are scaled and weighed before the classifier.
+
+Features of a convolutional network are sums of activations: a few are large, and most are near zero. A root brings them
+closer together, and length 1 removes the contrast of the image: power normalisation (Perronnin, Sanchez and Mensink,
+2010; the square root turns SIFT into RootSIFT, Arandjelovic and Zisserman, 2012).
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from lopsided.recipe.blocks import FINAL, Block
+from lopsided.recipe.encoder_spec import Scaling
 
 if TYPE_CHECKING:
     from lopsided.models.graph import Graph
+
+_POWERS = {"root": 1 / 2, "cube-root": 1 / 3}
+_STEEP = 1e-4
+"""The slope of a root in training is bounded by its slope here: 50 for the square root, 155 for the cube root."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns side by side that belong to one block and are scaled and weighed together.
+
+    ``member`` is the place of the encoder or block that computes them, among those that are joined.
+    """
+
+    block: Block
+    width: int
+    member: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of the features of a model, from left to right."""
+
+    groups: tuple[Columns, ...]
+
+    @classmethod
+    def final(cls, width: int) -> Layout:
+        """Return the layout of the final layer of one encoder."""
+        return cls((Columns(FINAL, width),))
+
+    @property
+    def width(self) -> int:
+        """The number of all columns."""
+        return sum(group.width for group in self.groups)
+
+    def final_of(self, features: Tensor) -> Tensor:
+        """Return the columns of final layers."""
+        parts = zip(self.groups, self._parts(features), strict=True)
+        return torch.cat([columns for group, columns in parts if group.block.name == FINAL.name], dim=1)
+
+    def importance(self) -> npt.NDArray[np.float64] | None:
+        """Return how much a regression weighs each column; None: all the same.
+
+        The squared weights of a group add up to its share times the number of columns without a share.
+        """
+        if all(group.block.share is None for group in self.groups):
+            return None
+        base = sum(group.width for group in self.groups if group.block.share is None)
+        return np.concatenate(
+            [
+                np.full(width, 1.0 if share is None else np.sqrt(share * base / width))
+                for share, width in ((group.block.share, group.width) for group in self.groups)
+            ]
+        )
+
+    def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Return the columns of each group."""
+        return torch.split_with_sizes(features, [group.width for group in self.groups], dim=1)
+
+    def scaled(self, features: Tensor, scaling: Scaling) -> Tensor:
+        """Return features (n, f) as the classifier gets them."""
+        parts = dict(enumerate(self._parts(features)))
+        joint = [place for place, group in enumerate(self.groups) if group.block.scaling == "joint"]
+        together = scaled(torch.cat([parts[place] for place in joint], dim=1), scaling)
+        parts |= zip(joint, Layout(tuple(self.groups[place] for place in joint))._parts(together), strict=True)
+        apart = [place for place, group in enumerate(self.groups) if group.block.scaling == "apart"]
+        parts |= {place: scaled(parts[place], scaling) for place in apart}
+        return torch.cat(list(parts.values()), dim=1)
+
+
+def scaled(features: Tensor, scaling: Scaling) -> Tensor:
+    """Return ``sign(x) sqrt(|x|)`` of features (n, f), divided by its length; "cube-root": with the cube root.
+
+    >>> scaled(torch.tensor([[9.0, -16.0], [0.0, 0.0]]), "root").tolist()
+    [[0.6000000238418579, -0.800000011920929], [0.0, 0.0]]
+    >>> [round(x, 4) for x in scaled(torch.tensor([[27.0, -64.0]]), "cube-root")[0].tolist()]
+    [0.6, -0.8]
+    """
+    if scaling == "none":
+        return features
+    return normalize(features.sign() * _root(features.abs(), _POWERS[scaling]), dim=1)
+
+
+def _root(x: Tensor, power: float) -> Tensor:
+    """Return ``x**power``. Below ``_STEEP`` its slope is that at ``_STEEP``: many activations are exactly 0."""
+    root = x.detach().pow(power)
+    if not x.requires_grad:
+        return root
+    return root + (x - x.detach()) * (power * x.detach().clamp(min=_STEEP).pow(power - 1))
 
 
 class FeatureBlock(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lopsided.facts import notes
-from lopsided.models.adapter import Adapter
 from lopsided.models.encoders import seeded_init
+from lopsided.models.heads import Adapter
 from lopsided.models.model import AdapterCard
 from lopsided.training.adapter import Joined, Rows, fit_adapter
 from lopsided.training.checkpoint import Facts, State

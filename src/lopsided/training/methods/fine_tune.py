@@ -15,9 +15,8 @@ from torch import Tensor
 from lopsided.data.samplers import BatchSampler
 from lopsided.errors import InputError
 from lopsided.facts import notes
-from lopsided.models.ensemble import average
 from lopsided.models.machine import arrange
-from lopsided.models.model import Model
+from lopsided.models.model import Model, average
 from lopsided.recipe import Recipe
 from lopsided.training import fine_tune
 from lopsided.training.checkpoint import State, load_strictly
