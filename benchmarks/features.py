@@ -211,7 +211,7 @@ def folder(photos: Path, peer: Path | None) -> dict[str, Any]:
             found[f"predict 5 images, {name}"] = timed(
                 ["predict", f"{folder}/first", *few, "--out", f"{folder}/{name}-2.csv"], source, folder
             )
-        arms = f"compare {photos} --out {folder}/arms --arms quick,adapter --seeds 1 --workers 1 -q"
+        arms = f"compare {photos} --out {folder}/arms --methods quick,adapter --seeds 1 --workers 1 -q"
         timed(arms.split(), versions["lopsided"], folder)
         lines = map(json.loads, Path(folder, "arms", "records.jsonl").read_text().splitlines())
         found["arms"] = {line["arm"]: line["seconds"] for line in lines}

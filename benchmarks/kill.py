@@ -97,7 +97,7 @@ RECIPES = {
 WORKERS = ("--workers", "2", "--threads", "1")
 SWEEPS = {
     "reproduce": ("reproduce", "eta", "--scenarios", "70:30,80:20,90:10", "--values", "0,300", "--runs", "1", *WORKERS),
-    "compare": ("compare", "--arms", "ce,cl", "--folds", "3", *WORKERS),
+    "compare": ("compare", "--methods", "ce,cl", "--folds", "3", *WORKERS),
 }
 """Commands of six cells each."""
 

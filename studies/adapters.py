@@ -35,7 +35,7 @@ from lopsided.losses.objective import Objective
 from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import Adapter
 from lopsided.models.pretrained import EMBEDDED_ENCODER
-from lopsided.recipe import Recipe, named_recipe, parse_change
+from lopsided.recipe import Recipe, named_recipe, read_words
 from lopsided.training.adapter import Rows, Unseen, fit_adapter, fit_plain, head_folds
 from lopsided.training.regression import standardisation
 
@@ -146,7 +146,9 @@ def summary(path: Path) -> str:
         arms = {arm: {s: line["arms"][arm] for s, line in lines.items()} for arm in next(iter(lines.values()))["arms"]}
         for arm, runs in arms.items():
             rows.append((*key, arm, len(runs), *shared.compared(runs, arms[BASE], "uwa", "auroc")))
-    return shared.table("data | proportions | arm | runs | UWA | against regression | AUROC | against regression", rows)
+    return shared.table(
+        "data | proportions | method | runs | UWA | against regression | AUROC | against regression", rows
+    )
 
 
 PAIRS = (("ACL", "CL"), ("ACL +", "CL +"), ("AFCL", "ACL"), ("ACL +", BASE))
@@ -184,7 +186,7 @@ def main() -> None:
     if given.what == "features":
         compute_features(given.data, given.features)
         return
-    changes, compute = dict(map(parse_change, given.set)), tops if given.data == "tops" else isic
+    changes, compute = read_words(given.set).values, tops if given.data == "tops" else isic
     data = dict(np.load(given.features / f"{given.data}.npz"))
     cells = (
         {"data": given.data, "scenario": scenario, "seed": seed, "changes": changes}

@@ -1,16 +1,16 @@
 """The methods of the field, ResNet-18 from scratch, equal numbers of epochs: Fashion-MNIST and ISIC 2018.
 
     lopsided compare --recipe studies/arms/base.toml --baseline weighted-ce --scenario 90:10,98:2 --seeds 6 \\
-      --arms weighted-ce,ce,focal,logit-adjusted,class-balanced,label-aware-smoothing,ldam,cl,fcl,acl,afcl --out CMP
-    lopsided compare ... --arms studies/arms/bcl.toml,studies/arms/ce-drw.toml     # and the other files there
-    lopsided compare ... --scenario 90:10,95:5,98:2 --seeds 12 --arms weighted-ce,cl,acl,afcl --out CMP
+      --methods weighted-ce,ce,focal,logit-adjusted,class-balanced,label-aware-smoothing,ldam,cl,fcl,acl,afcl --out CMP
+    lopsided compare ... --methods studies/arms/bcl.toml,studies/arms/ce-drw.toml     # and the other files there
+    lopsided compare ... --scenario 90:10,95:5,98:2 --seeds 12 --methods weighted-ce,cl,acl,afcl --out CMP
     python studies/arms.py CMP          # copy the records of the comparison to studies/records/methods.jsonl
     lopsided compare --recipe studies/arms/tail.toml --baseline weighted-ce --seeds 3 --out TAIL \\
-      --arms weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,studies/arms/bcl.toml     # and ce-mixup-crt
+      --methods weighted-ce,ce,logit-adjusted,ldam,cl,acl,afcl,studies/arms/bcl.toml     # and ce-mixup-crt
     python studies/arms.py --tail TAIL  # the same for studies/records/methods_tail.jsonl, all ten classes
     python studies/arms.py              # print the table of both records
     python studies/arms.py --pairs      # the paper's family against CL, on the same seeds
-    lopsided compare --recipe studies/arms/isic.toml --folds 5 --arms quick,ce,weighted-ce,cl,afcl --out ISIC
+    lopsided compare --recipe studies/arms/isic.toml --folds 5 --methods quick,ce,weighted-ce,cl,afcl --out ISIC
     python studies/arms.py --isic ISIC  # the same for studies/records/methods_isic.jsonl
     python studies/arms.py --isic
 
@@ -77,7 +77,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm and scenario, the highest mean of ``balanced`` first."""
     settings = shared.nested(({**line, **figures(line)} for line in lines), "scenario", "arm", "seed")
     rows = [(scenario, *row) for scenario in sorted(settings) for row in _rows(settings[scenario], BASE)]
-    head = "proportions | arm | runs | balanced | minus weighted CE | plain | AUROC | minus weighted CE | minutes"
+    head = "proportions | method | runs | balanced | minus weighted CE | plain | AUROC | minus weighted CE | minutes"
     return shared.table(head, rows)
 
 
@@ -98,7 +98,7 @@ def isic_table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm on the folds of ISIC 2018, and the differences to ``quick``, corrected for folds."""
     overlap = fold_overlap([line["test"]["images"] for line in lines], [line["fold"]["rest"] for line in lines])
     arms = shared.nested(({**line, **figures(line), "fold": _fold(line)} for line in lines), "arm", "fold")
-    head = "arm | folds | balanced | minus quick | plain | AUROC | minus quick | minutes"
+    head = "method | folds | balanced | minus quick | plain | AUROC | minus quick | minutes"
     return shared.table(head, _rows(arms, "quick", overlap))
 
 

@@ -65,7 +65,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 def table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each arm."""
     rows = ((line["data"], line["arm"], f"{line['processor'] / 120:.1f}", f"{line['memory']:,}") for line in lines)
-    return shared.table("data | arm | minutes of two cores | peak memory, MiB", rows)
+    return shared.table("data | method | minutes of two cores | peak memory, MiB", rows)
 
 
 def main() -> None:

@@ -155,7 +155,7 @@ def table() -> str:
             means = [shared.shown(mean(lines, name)) for name in ("uwa", "auroc")]
             costs = ["" if minutes is None else f"{minutes:.1f}", "" if memory is None else f"{memory:,}"]
             rows.append((setting, arm, group, len(lines), *means, *costs))
-    return shared.table("data | arm | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB", rows)
+    return shared.table("data | method | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB", rows)
 
 
 def against() -> str:

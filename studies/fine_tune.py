@@ -184,7 +184,9 @@ def summary(path: Path) -> str:
                 minutes = statistics.median(line["minutes"] for line in runs.values())
                 rows.append((setting, arm, len(runs), *cells, f"{minutes:.1f}"))
         if rows:
-            tables.append(shared.table("data | arm | runs | UWA | minus quick | AUROC | minus quick | minutes", rows))
+            tables.append(
+                shared.table("data | method | runs | UWA | minus quick | AUROC | minus quick | minutes", rows)
+            )
     return "\n\n".join(tables)
 
 

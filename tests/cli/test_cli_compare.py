@@ -33,7 +33,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, En
     """The photos, the folder and the output of a comparison of three arms with two seeds; not to be changed."""
     folder = tmp_path_factory.mktemp("compared")
     photos = write_photos(folder / "photos", {"cat": 30, "dog": 12})
-    arms = ("--arms", "weighted-ce,cl,afcl:gamma=7", "--baseline", "cl", "--seeds", "2")
+    arms = ("--methods", "weighted-ce,cl,afcl gamma=7", "--baseline", "cl", "--seeds", "2")
     return photos, folder / "CMP", command_here("compare", photos, *arms, "--out", folder / "CMP", *TINY)
 
 
@@ -44,7 +44,7 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
     records = read_records(out / "records.jsonl")[0]
     assert {(record.arm, record.method, record.seed) for record in records} == {
         *(("weighted-ce", "end-to-end", seed) for seed in (0, 1)),
-        *((arm, "two-stage", seed) for arm in ("cl", "afcl:gamma=7") for seed in (0, 1)),
+        *((arm, "two-stage", seed) for arm in ("cl", "afcl gamma=7") for seed in (0, 1)),
     }
     assert len({record.data for record in records}) == 2
     assert {record.seed: record.epochs for record in records if record.arm == "weighted-ce"} == {0: (2,), 1: (2,)}
@@ -53,7 +53,7 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
     assert [line.split("  ")[0].strip() for line in lines[2:7] if line[:1] != " "] == [
         "weighted-ce",
         "cl",
-        "afcl:gamma=7",
+        "afcl gamma=7",
     ]
     assert sum("less cl" in line for line in lines) == 2
     assert " has the highest UWA on test images, " in lines[-2]
@@ -66,7 +66,9 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
 def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, Path, Ended], tmp_path: Path) -> None:
     photos, done, _ = comparison
     out = shutil.copytree(done, tmp_path / "CMP")
-    ended = command_here("compare", photos, "--arms", "ce,cl", "--seeds", "1", "--out", out, *TINY, "--json", "--quiet")
+    ended = command_here(
+        "compare", photos, "--methods", "ce,cl", "--seeds", "1", "--out", out, *TINY, "--json", "--quiet"
+    )
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
     assert [arm["name"] for arm in content["arms"]] == ["ce", "cl"]
@@ -77,7 +79,7 @@ def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, P
     page = command_here("report", out)
     assert page.code == 0, page.err
     text = (out / "report.html").read_text()
-    assert all(f"<bdi>{arm}</bdi>" in text for arm in ("ce", "cl", "weighted-ce", "afcl:gamma=7"))
+    assert all(f"<bdi>{arm}</bdi>" in text for arm in ("ce", "cl", "weighted-ce", "afcl gamma=7"))
 
 
 @pytest.fixture
@@ -98,13 +100,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 
 
 def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
-    arms = ("--arms", "ce,afcl:eta=0.1,gamma=7", "--arms", "from-scratch:encoder_training.loss=focal")
+    arms = ("--methods", "ce,afcl eta=0.1 gamma=7", "--methods", "from-scratch encoder_training.loss=focal")
     scenarios = ("--scenario", "90:10,total=20,50:50", "--scenario", "long-tail:10,step")
     ended = call("compare", photos, *arms, *scenarios, "--seeds", "2", "data.test=0.3", "--out", tmp_path / "CMP")
     assert ended.code == 0, ended.err
     assert {(cell.arm, cell.recipe.data.scenario, cell.recipe.seed, cell.recipe.data.test) for cell in trained} == {
         (arm, scenario, seed, 0.3)
-        for arm in ("ce", "afcl:eta=0.1,gamma=7", "from-scratch:encoder_training.loss=focal")
+        for arm in ("ce", "afcl eta=0.1 gamma=7", "from-scratch encoder_training.loss=focal")
         for scenario in ("90:10,total=20", "50:50", "long-tail:10,step")
         for seed in (0, 1)
     }
@@ -114,7 +116,7 @@ def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained:
 def test_a_recipe_takes_the_place_of_the_default(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(f'[data]\nsource = "{photos}"\n[encoder]\nname = "mlp"\n')
-    assert call("compare", "--recipe", mine, "--arms", "cl", "--seeds", "1", "--out", tmp_path / "CMP").code == 0
+    assert call("compare", "--recipe", mine, "--methods", "cl", "--seeds", "1", "--out", tmp_path / "CMP").code == 0
     assert [cell.recipe.encoder.name for cell in trained] == ["mlp"]
 
 
@@ -123,11 +125,11 @@ def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
 ) -> None:
     out = tmp_path / "CMP"
     for more in (
-        ("--arms", "cl", "--seeds", "1"),
-        ("--arms", "cl,afcl", "--seeds", "2", "device=cpu", "threads=1"),
-        ("--arms", "ce", "--scenario", "50:50,total=8"),
-        ("--arms", "afcl", "--scenario", "90:10"),
-        ("--arms", "cl", "encoder_training.loss=fcl"),
+        ("--methods", "cl", "--seeds", "1"),
+        ("--methods", "cl,afcl", "--seeds", "2", "device=cpu", "threads=1"),
+        ("--methods", "ce", "--scenario", "50:50,total=8"),
+        ("--methods", "afcl", "--scenario", "90:10"),
+        ("--methods", "cl", "encoder_training.loss=fcl"),
     ):
         ended = call("compare", photos, "--out", out, *more)
         assert ended.code == 0, ended.err
@@ -152,7 +154,11 @@ def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
             ("encoder_training.loss.temperature=0.1",),
             "runs with other settings: encoder_training.loss.temperature was 0.07 and is now 0.1.",
         ),
-        ("mine.toml", (), "runs of the arm 'mine' with other settings: encoder_training.lr was 0.5 and is now 0.25."),
+        (
+            "mine.toml",
+            (),
+            "runs of the method 'mine' with other settings: encoder_training.lr was 0.5 and is now 0.25.",
+        ),
         (
             "cl",
             ("--scenario", "90:10,total=9"),
@@ -173,11 +179,11 @@ def test_other_settings_than_those_of_the_runs_in_a_folder_are_named_and_refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text("[encoder_training]\nlr = 0.5\n")
-    first = call("compare", photos, "--arms", "cl,mine.toml", "--scenario", "90:10,total=8", "--out", "CMP")
+    first = call("compare", photos, "--methods", "cl,mine.toml", "--scenario", "90:10,total=8", "--out", "CMP")
     assert first.code == 0, first.err
     before, number = Path("CMP", "sweep.json").read_text(), len(trained)
     Path("mine.toml").write_text("[encoder_training]\nlr = 0.25\n")
-    assert_refused(call("compare", photos, "--arms", arms, *flags, "--out", "CMP"), f"CMP has {told}")
+    assert_refused(call("compare", photos, "--methods", arms, *flags, "--out", "CMP"), f"CMP has {told}")
     assert (Path("CMP", "sweep.json").read_text(), len(trained)) == (before, number)
 
 
@@ -194,7 +200,7 @@ def test_a_folder_whose_settings_lack_a_field_is_refused(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     out = tmp_path / "CMP"
-    command = ("compare", photos, "--arms", "cl,quick", "--seeds", "1", "--out", out)
+    command = ("compare", photos, "--methods", "cl,quick", "--seeds", "1", "--out", out)
     assert call(*command).code == 0
     forget(out / "sweep.json", "encoder_training.ema")
     told = f"{out} has runs with other settings: encoder_training.ema was unset and is now 0.0."
@@ -203,7 +209,7 @@ def test_a_folder_whose_settings_lack_a_field_is_refused(
 
 def test_a_folder_without_settings_continues(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
     out = tmp_path / "CMP"
-    flags = ("--arms", "cl", "--seeds", "1", "encoder_training.epochs=5", "--out", out)
+    flags = ("--methods", "cl", "--seeds", "1", "encoder_training.epochs=5", "--out", out)
     assert call("compare", photos, *flags).code == 0
     (out / "sweep.json").write_text('{"format": 1}')  # What an error about a damaged file advises.
     ended = call("compare", photos, *flags)
@@ -220,7 +226,7 @@ def test_other_settings_may_follow_where_no_run_has_ended(
     monkeypatch.setattr(sweep, "run_sweep", run_sweep)
     for epochs in (5, 6):
         change = (f"encoder_training.epochs={epochs}",)
-        assert call("compare", photos, "--arms", "cl", *change, "--out", tmp_path / "CMP").code == 0
+        assert call("compare", photos, "--methods", "cl", *change, "--out", tmp_path / "CMP").code == 0
     about = json.loads((tmp_path / "CMP" / "sweep.json").read_text())
     assert about["settings"]["encoder_training.epochs"] == 6
 
@@ -230,42 +236,42 @@ def test_failed_cells_are_named_and_the_code_is_1(
 ) -> None:
     failure = Failure("0123", None, LossTable("cl"), 2, "it broke.", "mine")
     monkeypatch.setattr(sweep, "run_sweep", lambda cells, out, **more: sweep.Outcome([], [failure], 0))
-    ended = call("compare", photos, "--arms", "cl", "--out", tmp_path / "CMP")
+    ended = call("compare", photos, "--methods", "cl", "--out", tmp_path / "CMP")
     assert ended.code == 1
     assert "all images mine seed 2 failed: it broke." in ended.out
-    assert "On all images, no arm has a finished run." in ended.out
+    assert "On all images, no method has a finished run." in ended.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (
-            ("--arms", "cll"),
-            "an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'. Did you mean cl?",
+            ("--methods", "cll"),
+            "a method must be a loss, a named recipe or a recipe's TOML file, got 'cll'. Did you mean cl?",
         ),
-        (("--arms", "cl,cl"), "The arm 'cl' is listed twice."),
-        (("--arms", "fcl,fcl:gamma=1"), "The arms 'fcl' and 'fcl:gamma=1' are the same recipe."),
-        (("--arms", "cl,ce", "--baseline", "afcl"), "--baseline must be one of the arms, cl, ce, got 'afcl'."),
-        (("--arms", "cl", "--seeds", "0"), "Invalid value for '--seeds'"),
-        (("--arms", "cl", "--scenario", "ninety"), "a scenario must be a proportion or a long tail, got 'ninety'."),
+        (("--methods", "cl,cl"), "The method 'cl' is listed twice."),
+        (("--methods", "fcl,fcl gamma=1"), "The methods 'fcl' and 'fcl gamma=1' are the same recipe."),
+        (("--methods", "cl,ce", "--baseline", "afcl"), "--baseline must be one of the methods, cl, ce, got 'afcl'."),
+        (("--methods", "cl", "--seeds", "0"), "Invalid value for '--seeds'"),
+        (("--methods", "cl", "--scenario", "ninety"), "a scenario must be a proportion or a long tail, got 'ninety'."),
         (
-            ("--arms", "cl", "--scenario", "90:10,90:10,total=9"),
+            ("--methods", "cl", "--scenario", "90:10,90:10,total=9"),
             "--scenario names the proportions of 90:10,total=9 twice.",
         ),
-        (("--arms", "cl", "data.test=0"), "A comparison needs test images, but data.test is 0."),
+        (("--methods", "cl", "data.test=0"), "A comparison needs test images, but data.test is 0."),
         (
-            ("--arms", "cl", "encoder.nam=mlp"),
+            ("--methods", "cl", "encoder.nam=mlp"),
             "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
         ),
-        (("--arms", "cl", "--recipe", "quik"), "Did you mean quick?"),
-        (("--arms", "cl", "data.source=x"), "photos and data.source=x set the same field to"),
+        (("--methods", "cl", "--recipe", "quik"), "Did you mean quick?"),
+        (("--methods", "cl", "data.source=x"), "photos and data.source=x set the same field to"),
         (
-            ("--arms", "cl", "--scenario", "90:10", "data.scenario=50:50"),
+            ("--methods", "cl", "--scenario", "90:10", "data.scenario=50:50"),
             "--scenario 90:10 and data.scenario=50:50 set the same field to different values.",
         ),
-        (("--arms", "cl", "--engine", "cloud"), "--engine must be local, ray or ray:ADDRESS, got 'cloud'."),
+        (("--methods", "cl", "--engine", "cloud"), "--engine must be local, ray or ray:ADDRESS, got 'cloud'."),
         (
-            ("--arms", "cl", "--engine", "local:there"),
+            ("--methods", "cl", "--engine", "local:there"),
             "--engine must be local, ray or ray:ADDRESS, got 'local:there'.",
         ),
     ],
@@ -281,24 +287,24 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
 
 def test_an_arm_for_two_classes_is_refused_before_three_classes_are_trained(call: Call, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 6, "dog": 6, "fox": 6})
-    arms = ("--arms", "ce,supmin", "encoder_training.views=2")
+    arms = ("--methods", "ce,supmin", "encoder_training.views=2")
     assert_refused(
         call("compare", photos, *arms, "--out", tmp_path / "CMP"),
-        "arm 'supmin': The loss supmin is for 2 classes, but the data have 3.",
+        "method 'supmin': The loss supmin is for 2 classes, but the data have 3.",
     )
     assert not (tmp_path / "CMP").exists()
 
 
 def test_without_a_folder_or_data_it_is_said(call: Call, photos: Path, tmp_path: Path) -> None:
     assert_refused(
-        call("compare", photos, "--arms", "cl"),
+        call("compare", photos, "--methods", "cl"),
         "--out is missing. Name the folder of the comparison, such as --out CMP.",
     )
     assert_refused(
-        call("compare", "--arms", "cl", "--out", tmp_path / "CMP"),
+        call("compare", "--methods", "cl", "--out", tmp_path / "CMP"),
         "DATA is missing, and the recipe names no source. Write lopsided compare DATA",
     )
-    gone = call("compare", tmp_path / "gone", "--arms", "cl", "--out", tmp_path / "CMP")
+    gone = call("compare", tmp_path / "gone", "--methods", "cl", "--out", tmp_path / "CMP")
     assert_refused(gone, "gone, which does not exist.")
 
 
@@ -309,14 +315,14 @@ def test_a_folder_with_runs_on_other_data_or_of_another_verb_is_refused_and_left
     append_records(out / "records.jsonl", run("cl", 0, 0.5, source="pictures"))
     before = names_below(tmp_path)
     told = f"{out} has runs on 'pictures', not on 'photos'. Choose"
-    assert_refused(call("compare", photos, "--arms", "cl", "--out", out), told)
+    assert_refused(call("compare", photos, "--methods", "cl", "--out", out), told)
     paper = sweep.open_sweep(tmp_path / "paper", {"kind": "reproduce"})
     told = f"{paper} contains a sweep of `lopsided reproduce`, not of `lopsided compare`."
-    assert_refused(call("compare", photos, "--arms", "cl", "--out", paper), told)
+    assert_refused(call("compare", photos, "--methods", "cl", "--out", paper), told)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("years of work")
     told = "contains other files and no sweep. Choose a new or empty folder."
-    assert_refused(call("compare", photos, "--arms", "cl", "--out", tmp_path / "notes"), told)
+    assert_refused(call("compare", photos, "--methods", "cl", "--out", tmp_path / "notes"), told)
     assert names_below(tmp_path) == sorted([*before, "notes/thesis.tex", "paper/sweep.json"])
 
 

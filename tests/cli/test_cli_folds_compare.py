@@ -32,7 +32,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, En
     """The photos, the folder and the output of two arms over three folds; not to be changed."""
     folder = tmp_path_factory.mktemp("compared")
     photos = write_photos(folder / "photos", {"cat": 15, "dog": 9})
-    arms = ("--arms", "ce,cl", "--folds", "3")
+    arms = ("--methods", "ce,cl", "--folds", "3")
     return photos, folder / "CMP", command_here("compare", photos, *arms, "--out", folder / "CMP", *TINY)
 
 
@@ -58,7 +58,7 @@ def test_every_image_is_tested_once_by_each_arm_and_all_arms_see_the_same_folds(
     }
     assert ended.out.startswith("photos: out-of-fold images, per cent\n")
     assert "has the highest UWA, " in ended.out
-    assert "Take c" in ended.out
+    assert "Use c" in ended.out
     about = json.loads((out / "sweep.json").read_text())
     assert about["settings"]["data.folds"] == 3
 
@@ -68,7 +68,7 @@ def test_more_repeats_only_add_and_the_page_has_the_folds(comparison: tuple[Path
     photos, done, _ = comparison
     out = shutil.copytree(done, tmp_path / "CMP")
     before = (out / "records.jsonl").read_text()
-    more = ("--arms", "ce", "--folds", "3", "--repeats", "2", "--json", "--quiet")
+    more = ("--methods", "ce", "--folds", "3", "--repeats", "2", "--json", "--quiet")
     ended = command_here("compare", photos, *more, "--out", out, *TINY)
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
@@ -107,7 +107,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 def test_cells_are_arms_by_folds_and_a_recipe_keeps_its_own_validation_share(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
-    ended = call("compare", photos, "--folds", "3", "--repeats", "2", "--arms", "quick,ce", "--out", tmp_path / "CMP")
+    ended = call(
+        "compare", photos, "--folds", "3", "--repeats", "2", "--methods", "quick,ce", "--out", tmp_path / "CMP"
+    )
     assert ended.code == 0, ended.err
     assert {(cell.arm, cell.recipe.data.fold, cell.recipe.data.folds, cell.recipe.seed) for cell in trained} == {
         (arm, fold, 3, 0) for arm in ("quick", "ce") for fold in range(1, 7)
@@ -124,7 +126,7 @@ def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tm
     groups = ["both" if place in (0, len(rows) - 1) else f"g{place}" for place in range(len(rows))]
     lines = ["path,label,patient", *(f"{row},{group}" for row, group in zip(rows, groups, strict=True))]
     (photos / "table.csv").write_text("\n".join(lines) + "\n")
-    flags = ("--folds", "3", "--arms", "ce", "data.group=patient", "--out", tmp_path / "CMP")
+    flags = ("--folds", "3", "--methods", "ce", "data.group=patient", "--out", tmp_path / "CMP")
     ended = call("compare", photos / "table.csv", *flags)
     assert ended.code == 0, ended.err
     assert ended.err == "One group holds images of several classes, for example both. Check its labels.\n"
@@ -133,7 +135,7 @@ def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tm
 def test_a_field_that_is_set_for_all_arms_holds_for_recipes_too(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
-    flags = ("--folds", "3", "--arms", "quick,ce", "data.val=0.1")
+    flags = ("--folds", "3", "--methods", "quick,ce", "data.val=0.1")
     assert call("compare", photos, *flags, "--out", tmp_path / "CMP").code == 0
     assert {cell.recipe.data.val for cell in trained} == {0.1}
 
@@ -157,10 +159,10 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
         (("--folds", "3", "--repeats", "0"), "Invalid value for '--repeats'"),
         (("--folds", "3", "data.folds=4"), "A comparison cannot set data.folds. Use --folds and --repeats."),
         (("--folds", "3", "data.fold=1"), "A comparison cannot set data.fold. Use --folds and --repeats."),
-        (("--folds", "3", "--arms", "quik"), "Did you mean quick?"),
+        (("--folds", "3", "--methods", "quik"), "Did you mean quick?"),
         (
-            ("--folds", "3", "--arms", "quick,ce", "encoder.name=mlp"),
-            "arm 'quick': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
+            ("--folds", "3", "--methods", "quick,ce", "encoder.name=mlp"),
+            "method 'quick': encoder.name must be one of tf_efficientnet_lite0, tf_efficientnet_lite1, ",
         ),
         (
             ("--folds", "7"),
@@ -184,7 +186,7 @@ def test_a_folder_of_other_images_or_other_folds_or_of_seeds_is_refused(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     out = tmp_path / "CMP"
-    arms = ("--arms", "ce,cl", "--out", out)
+    arms = ("--methods", "ce,cl", "--out", out)
     assert call("compare", photos, "--folds", "3", *arms).code == 0
     assert_refused(
         call("compare", photos, "--folds", "2", *arms),
@@ -199,6 +201,6 @@ def test_a_folder_of_other_images_or_other_folds_or_of_seeds_is_refused(
     seeds = sweep.open_sweep(tmp_path / "seeds", {"kind": "compare"})
     append_records(seeds / "records.jsonl", run("cl", 0, 0.5))
     assert_refused(
-        call("compare", photos, "--folds", "3", "--arms", "cl", "--out", seeds),
+        call("compare", photos, "--folds", "3", "--methods", "cl", "--out", seeds),
         f"{seeds} has runs of seeds, not of folds. Choose another folder.",
     )

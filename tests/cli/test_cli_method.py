@@ -50,7 +50,9 @@ def test_a_method_of_another_package_goes_through_every_verb(call: Call, photos:
     arm.write_text(Recipe.load(run / "recipe.toml").override(**changes).to_toml())
     plain = tmp_path / "plain.toml"
     plain.write_text(Recipe.load(arm).override(method="frozen").to_toml())
-    compared = call("compare", photos, "--arms", f"{plain},{arm}", "--folds", "2", "--out", tmp_path / "c", "--quiet")
+    compared = call(
+        "compare", photos, "--methods", f"{plain},{arm}", "--folds", "2", "--out", tmp_path / "c", "--quiet"
+    )
     assert compared.code == 0, compared.err
     assert "mine" in compared.out
 

@@ -144,7 +144,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_ends_fit_before_training(
     ended = call("fit", photos, "--out", tmp_path / "run", "--track", "mlflow")
     missing = "--track mlflow needs the package no_such_module, which is not installed."
     assert (ended.code, ended.err) == (2, f"lopsided: {missing} Run pip install 'lopsided[mlflow]'.\n")
-    ended = call("compare", photos, "--arms", "ce,cl", "--out", tmp_path / "run", "--track", "mlflow")
+    ended = call("compare", photos, "--methods", "ce,cl", "--out", tmp_path / "run", "--track", "mlflow")
     assert (ended.code, ended.err) == (2, f"lopsided: {missing} Run pip install 'lopsided[mlflow]'.\n")
     assert not (tmp_path / "run").exists()
 

@@ -235,3 +235,12 @@ def test_doctor_tells_the_room_that_the_cache_will_take_and_the_fast_paths(monke
     assert found["memory"].meaning == "25% of the free memory can cache 100 images of 224 x 224"
     assert found["fast paths"].value.startswith("small maps, channels last")
     assert "fast = false" in found["fast paths"].meaning
+
+
+def test_a_recipe_is_printed_with_the_fields_that_have_an_effect(call: Call) -> None:
+    quick, scratch, tuned = (call("recipes", name).out for name in ("quick", "from-scratch", "fine-tune"))
+    assert "[regression]" in quick
+    assert not any(section in quick for section in ("[encoder_training]", "[head]", "[fine_tune]", "[selection]"))
+    assert "[encoder_training.loss]" in scratch
+    assert not any(section in scratch for section in ("[regression]", "[adapter]", "[fine_tune]"))
+    assert "[fine_tune]" in tuned

@@ -41,8 +41,10 @@ def test_arms_are_in_the_order_in_which_they_were_asked_for_and_any_is_the_basel
 def test_a_page_needs_no_script_to_show_the_sentence_figures_and_minutes(tmp_path: Path) -> None:
     page = arms_page(write(tmp_path / "CMP", [*runs("ce", 0.5, 0.6), *runs("cl", 0.6, 0.7)]))
     text = words(page)
-    assert "At 90:10, cl has the highest UWA on test images, 65.0 per cent (2 runs); ce cannot be told apart" in text
-    assert "4 runs on photos: 2 arms, 1 scenario, 2 seeds." in text
+    assert (
+        "At 90:10, cl has the highest UWA on test images, 65.0 per cent (2 runs); ce has no reliable difference" in text
+    )
+    assert "4 runs on photos: 2 methods, 1 scenario, 2 seeds." in text
     assert "90:10: recall on test images" in text
     assert "Bonferroni" in text
     assert "60 s" in text
@@ -112,7 +114,7 @@ def test_a_sweep_whose_mark_cannot_be_read_has_no_page(tmp_path: Path, content: 
 def test_scenarios_of_one_arm_with_other_totals_stay_one_arm(tmp_path: Path) -> None:
     records = [*runs("cl", 0.5, scenario="90:10"), *runs("cl", 0.6, scenario="50:50", family="fedcba9876543210")]
     page = arms_page(write(tmp_path / "CMP", records))
-    assert "1 arm, 2 scenarios" in page
+    assert "1 method, 2 scenarios" in page
 
 
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from made_runs import Open
 
 pytestmark = pytest.mark.slow
 
-ARMS = {"ce": (0.52, 0.61, 0.55), "cl": (0.64, 0.70, 0.69), "afcl:gamma=7": (0.66, 0.75, 0.65)}
+ARMS = {"ce": (0.52, 0.61, 0.55), "cl": (0.64, 0.70, 0.69), "afcl gamma=7": (0.66, 0.75, 0.65)}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_arms_can_be_sorted_by_their_mean(page_file: Path, show: Open) -> None:
     page = show(page_file)
     table = page.locator("#arms-1 .one-of:visible table").first
     table.locator("thead th", has_text="mean").get_by_role("button").click()
-    assert table.locator("tbody th").all_inner_texts() == ["afcl:gamma=7", "cl", "ce"]
+    assert table.locator("tbody th").all_inner_texts() == ["afcl gamma=7", "cl", "ce"]
 
 
 def test_without_a_script_everything_is_there_and_nothing_sticks_out(page_file: Path, show: Open) -> None:

@@ -61,9 +61,9 @@ def test_images_that_only_one_arm_recognises_are_listed_the_clearest_first(made:
 def test_the_page_has_the_answer_the_curves_and_the_pictures_of_disagreements(made: Path) -> None:
     page = arms_page(made)
     text = words(page)
-    assert "16 runs on photos: 2 arms, 8 folds." in text
+    assert "16 runs on photos: 2 methods, 8 folds." in text
     assert "On all images, weighted-ce has the highest UWA, " in text
-    assert "Take " in text
+    assert "Use " in text
     assert "corrected resampled t interval" in text
     assert "weighted-ce recognises, ce misses: 3 images" in text
     assert "ce recognises, weighted-ce misses: 1 image" in text

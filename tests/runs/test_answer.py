@@ -44,7 +44,7 @@ def test_runs_of_seeds_keep_students_interval_and_sentence() -> None:
     comparison = compared(runs("ce", 0.6, 0.7, 0.8), runs("cl", 0.5, 0.6, 0.7))
     assert comparison.folds is None
     assert answer(comparison, "90:10").sentences() == [
-        "At 90:10, ce has the highest UWA on test images, 70.0 per cent (3 runs); cl cannot be told apart from it."
+        "At 90:10, ce has the highest UWA on test images, 70.0 per cent (3 runs); cl has no reliable difference to it."
     ]
 
 
@@ -79,15 +79,15 @@ def test_the_answer_names_the_best_the_close_and_the_lower_arms() -> None:
     assert found.chosen == "small"
     first, second, third = found.sentences()
     assert first == (
-        "On all images, big has the highest UWA, 82.0 per cent (5 folds); small cannot be told apart from it; poor is "
-        "lower."
+        "On all images, big has the highest UWA, 82.0 per cent (5 folds); small has no reliable difference to it; poor "
+        "is lower."
     )
     assert second == (
-        "Take small: it is the cheapest arm within one standard error of the best arm (60 s per fold; big needs 10.0 "
+        "Use small: it is the cheapest method within one standard error of the best (60 s per fold; big needs 10.0 "
         "minutes)."
     )
     assert third.startswith("big and small differ by 0.1 points. It would take ")
-    assert third.endswith(" to tell them apart. More repeats of the same images would not be enough.")
+    assert third.endswith(" to show that. More repeats of the same images would not be enough.")
 
 
 def test_a_cheaper_arm_that_is_more_than_one_standard_error_below_is_not_taken() -> None:
@@ -95,7 +95,7 @@ def test_a_cheaper_arm_that_is_more_than_one_standard_error_below_is_not_taken()
     found = answer(comparison, None)
     assert (found.best, found.chosen) == ("big", "big")
     assert found.sentences()[1] == (
-        "Take big: no arm within one standard error of it is clearly cheaper (10.0 minutes per fold)."
+        "Use big: no method within one standard error of it is clearly cheaper (10.0 minutes per fold)."
     )
 
 
@@ -110,7 +110,7 @@ def test_the_answer_says_how_many_repeats_or_rare_images_would_be_enough() -> No
     assert needed.repeats is not None
     assert found.sentences()[-1] == (
         f"big and small differ by 3.2 points. It would take about {needed.repeats} repeats instead of 1 or about "
-        f"{needed.images} rare images instead of 24 to tell them apart."
+        f"{needed.images} rare images instead of 24 to show that."
     )
 
 
@@ -118,7 +118,7 @@ def test_equal_arms_cannot_be_told_apart_by_more_images() -> None:
     found = answer(compared(folds("big", *BEST, seconds=9.0), folds("small", *BEST, seconds=6.0)), None)
     assert (found.best, found.chosen) == ("small", "small")  # Of equals the cheaper arm is the best.
     assert found.sentences()[-1] == (
-        "small and big do not differ in UWA, so more repeats or images would not tell them apart."
+        "small and big do not differ in UWA, so more repeats or images would not show a difference."
     )
 
 
@@ -136,7 +136,7 @@ def test_arms_without_common_folds_are_said_to_have_none() -> None:
 
 def test_a_comparison_without_a_finished_fold_says_so() -> None:
     comparison = compare([], scenarios=[None])
-    assert answer(replace(comparison, folds=5), None).sentences() == ["On all images, no arm has a finished fold."]
+    assert answer(replace(comparison, folds=5), None).sentences() == ["On all images, no method has a finished fold."]
 
 
 def test_json_has_the_answer_and_the_rule_of_folds() -> None:

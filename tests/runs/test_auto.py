@@ -62,8 +62,8 @@ def by_cost(arms: str, base: Recipe) -> list[str]:
 
 def test_arms_are_tried_in_the_order_of_their_estimated_cost() -> None:
     base = named_recipe("from-scratch").override(**{"data.source": "photos", "data.folds": 3})
-    order = by_cost("afcl:encoder_training.views=2,ce,thorough,quick", base)
-    assert order == ["quick", "thorough", "ce", "afcl:encoder_training.views=2"]
+    order = by_cost("afcl encoder_training.views=2,ce,thorough,quick", base)
+    assert order == ["quick", "thorough", "ce", "afcl encoder_training.views=2"]
     assert work_of(base.override(**{"data.image_size": 112})) == pytest.approx(work_of(base) / 4)
     assert {"quick", "thorough", "ce", "cl", "afcl"} <= set(usual_candidates())
 
@@ -92,7 +92,7 @@ def test_without_time_only_the_cheapest_arm_is_trained(tmp_path: Path) -> None:
     assert {arm for arm, _ in Pretending.trained} == {first}
     assert choice.answer.chosen == first
     assert set(choice.left_out.values()) == {"the 0 minutes were over"}
-    assert f"Take {first}: no other arm has all folds." in choice.sentences()
+    assert f"Use {first}: no other method has all folds." in choice.sentences()
 
 
 def test_a_second_call_trains_nothing_again_and_counts_the_time_of_the_first(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_arm_that_fails_is_named_and_the_others_are_compared(
     assert choice.answer.best == "cl"
     assert choice.sentences()[-1] == "ce failed: it broke."
     monkeypatch.setattr(Pretending, "wrong", ("ce", "weighted-ce", "cl"))
-    with pytest.raises(RunError, match=r"^No arm could be compared: it broke\.$"):
+    with pytest.raises(RunError, match=r"^No method could be compared: it broke\.$"):
         chosen(tmp_path / "other", minutes=60.0)
 
 

@@ -22,15 +22,15 @@ BASE = Recipe().override(
 )
 
 
-def test_a_list_with_commas_is_told_from_the_commas_between_parameters() -> None:
+def test_methods_are_separated_by_commas_and_their_words_by_spaces() -> None:
     arms = parse_candidates(
-        ["ce, afcl:eta=300,eta_unit=absolute,gamma=7 ,cl:temperature=0.5", "from-scratch:encoder_training.loss=focal"]
+        ["ce, afcl eta=300 eta_unit=absolute gamma=7 ,cl temperature=0.5", "from-scratch encoder_training.loss=focal"]
     )
     names = [
         "ce",
-        "afcl:eta=300,eta_unit=absolute,gamma=7",
-        "cl:temperature=0.5",
-        "from-scratch:encoder_training.loss=focal",
+        "afcl eta=300 eta_unit=absolute gamma=7",
+        "cl temperature=0.5",
+        "from-scratch encoder_training.loss=focal",
     ]
     assert [arm.name for arm in arms] == names
     assert [arm.applied(BASE).loss.label for arm in arms] == [
@@ -49,7 +49,7 @@ def test_a_loss_changes_the_base_and_one_for_classification_is_trained_end_to_en
 
 
 def test_an_arm_may_change_any_field_that_is_no_data() -> None:
-    arm = parse_candidate("cl:temperature=0.5,encoder_training.sampler=balanced,data.image_size=32").applied(BASE)
+    arm = parse_candidate("cl temperature=0.5 encoder_training.sampler=balanced data.image_size=32").applied(BASE)
     assert (arm.encoder_training.sampler, arm.data.image_size) == ("balanced", 32)
     assert arm.encoder_training.loss.label == "CL(temperature=0.5)"
 
@@ -63,7 +63,7 @@ def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Pat
     assert (recipe.encoder.name, recipe.encoder_training.epochs) == ("mlp", 2)
     assert (recipe.seed, recipe.threads, recipe.data.source, recipe.data.test) == (5, 2, "fashion-mnist-tops", 0.3)
     assert (recipe.data.image_size, recipe.data.channels) == (16, 3)  # How images are seen is the arm's own if it says.
-    named = parse_candidate("paper-isic:gamma=2").applied(BASE)
+    named = parse_candidate("paper-isic gamma=2").applied(BASE)
     assert (named.head.hidden, named.data.image_size) == (2048, 128)
     assert named.encoder_training.loss.parameters["gamma"] == 2
     assert named.data.classes == BASE.data.classes != named_recipe("paper-isic").data.classes
@@ -82,7 +82,7 @@ def test_the_default_is_an_arm_with_the_data_of_the_base_and_the_pixels_of_its_w
 
 def test_a_loss_is_no_change_of_a_frozen_base() -> None:
     with pytest.raises(
-        InputError, match=r"^arm 'cl': encoder_training\.loss has no effect with method \"frozen\"\. Use"
+        InputError, match=r"^method 'cl': encoder_training\.loss has no effect with method \"frozen\"\. Use"
     ):
         check_candidates(parse_candidates(["cl"]), named_recipe("quick"))
 
@@ -98,28 +98,29 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
 @pytest.mark.parametrize(
     ("arms", "told"),
     [
-        ("cll", r"^an arm must be a loss, a named recipe or a recipe's TOML file, got 'cll'\. Did you mean cl\?$"),
+        ("cll", r"^a method must be a loss, a named recipe or a recipe's TOML file, got 'cll'\. Did you mean cl\?$"),
         ("qqqq", r"got 'qqqq'\. The losses are cl, fcl, "),
-        ("ce,,cl", r"^--arms must be a comma-separated list without empty entries, got 'ce,,cl'\. Such as ce,"),
-        ("", r"^--arms must be a comma-separated list"),
-        ("ce,ce", r"^The arm 'ce' is listed twice\. Remove one of the two arms\.$"),
+        ("ce,,cl", r"^--methods must be a comma-separated list without empty entries, got 'ce,,cl'\. Such as "),
+        ("", r"^--methods must be a comma-separated list"),
+        ("ce,ce", r"^The method 'ce' is listed twice\. Remove one of the two\.$"),
         (
-            "cl,cl:temperature=0.07",
-            r"^The arms 'cl' and 'cl:temperature=0\.07' are the same recipe\. Remove",
+            "cl,cl temperature=0.07",
+            r"^The methods 'cl' and 'cl temperature=0\.07' are the same recipe\. Remove",
         ),
-        ("cl:eta=3", r"^arm 'cl:eta=3': encoder_training\.loss \"cl\" has no parameter 'eta'; it has"),
-        ("acl:eta=-1", r"^arm 'acl:eta=-1': encoder_training\.loss\.eta must be a finite number >= 0, got -1\.$"),
-        ("cl:seed=3", r"^The arm 'cl:seed=3' sets seed, but an arm cannot change data or seed\. Choose seeds"),
-        ("cl:", r"^The arm 'cl:' has a change that cannot be read: ''\. Write changes once each"),
-        ("cl:gamma", r"^The arm 'cl:gamma' has a change that cannot be read: 'gamma'\."),
-        ("cl:name=fcl", r"^The arm 'cl:name=fcl' has a change that cannot be read"),
-        ("acl:eta=1,eta=2", r"has a change that cannot be read: 'eta=2'"),
+        ("cl eta=3", r"^method 'cl eta=3': encoder_training\.loss \"cl\" has no parameter 'eta'; it has"),
+        ("acl eta=-1", r"^method 'acl eta=-1': encoder_training\.loss\.eta must be a finite number >= 0, got -1\.$"),
+        ("cl seed=3", r"^The method 'cl seed=3' sets seed, but a method cannot change data or seed\. Choose seeds"),
+        ("cl gamma", r"^The method 'cl gamma' has a word that cannot be read: 'gamma'\. Separate methods by commas"),
+        ("cl 'x", r"^The method .* cannot be read: no closing quotation\.$"),
+        ("cl gama=3", r"^method 'cl gama=3': A recipe has no field 'gama'\. Did you mean gamma\?$"),
+        ("quick blend=0.5", r"^method 'quick blend=0\.5': blend=0\.5 may mean adapter\.blend or fine_tune\.blend\."),
+        ("default", r"^default is not one recipe: "),
         (
-            "cl:encoder_training=3",
-            r"^arm 'cl:encoder_training=3': encoder_training is a section and cannot be 3\. Set a field, such as "
+            "cl encoder_training=3",
+            r"^method 'cl encoder_training=3': encoder_training is a section and cannot be 3\. Set a field, such as "
             r"encoder_training\.epochs\.$",
         ),
-        ("cl:data.test=0.5", r"^The arm 'cl:data\.test=0\.5' sets data\.test, but "),
+        ("cl data.test=0.5", r"^The method 'cl data\.test=0\.5' sets data\.test, but "),
         ("gone.toml", r"^a recipe must be a readable TOML file, got gone\.toml"),
     ],
 )
@@ -155,6 +156,6 @@ def test_changes_that_fit_only_the_losses_of_the_arms_apply_to_them() -> None:
     assert (base.data.test, base.encoder_training.mixup) == (0.2, 0.0)
     recipes = check_candidates(parse_candidates(["ce,focal"], sets, late), base)
     assert [recipe.encoder_training.mixup for recipe in recipes.values()] == [0.2, 0.2]
-    with pytest.raises(InputError, match=r"^arm 'cl': encoder_training\.mixup"):
+    with pytest.raises(InputError, match=r"^method 'cl': encoder_training\.mixup"):
         check_candidates(parse_candidates(["ce,cl"], sets, late), base)
     assert split_changes(named_recipe("from-scratch"), {"encoder_training.epochs": 3}, {})[1] == {}

@@ -51,7 +51,7 @@ def test_any_arm_is_the_baseline() -> None:
     assert difference(by_name, "ce").figure.value == pytest.approx(-3.0)
     assert difference(by_name, "cl") is None
     assert difference(by_default, "ce", to="cl") == difference(by_name, "ce")
-    with pytest.raises(InputError, match=r"^the baseline must be one of the arms, ce, cl, afcl, got 'none'\.$"):
+    with pytest.raises(InputError, match=r"^the baseline must be one of the methods, ce, cl, afcl, got 'none'\.$"):
         compare(records, baseline="none")
 
 
@@ -172,14 +172,14 @@ def test_the_sentence_names_the_best_arm_and_those_that_cannot_be_told_apart_fro
         *runs("once", 0.4),
     ]
     assert answer(compare(records), "90:10").sentences()[0] == (
-        "At 90:10, best has the highest UWA on test images, 55.0 per cent (5 runs); close and once cannot be told "
-        "apart from it; low is lower."
+        "At 90:10, best has the highest UWA on test images, 55.0 per cent (5 runs); close and once have no "
+        "reliable difference to it; low is lower."
     )
     assert answer(compare(runs("ce", 0.5, scenario=None)), None).sentences()[0] == (
         "On all images, ce has the highest UWA on test images, 50.0 per cent (1 run)."
     )
     empty = compare([], arms={run("ce", 0, 0.5).treatment: "ce"}, scenarios=["90:10"])
-    assert answer(empty, "90:10").sentences() == ["At 90:10, no arm has a finished run."]
+    assert answer(empty, "90:10").sentences() == ["At 90:10, no method has a finished run."]
 
 
 def test_that_the_best_arm_was_not_known_before_widens_its_intervals() -> None:

@@ -230,8 +230,8 @@ class TestCommands:
     ) -> None:
         out, boards = tmp_path / "CMP", tmp_path / "boards"
         sets = {"encoder.name": "mlp", "encoder_training.epochs": 2, "encoder_training.batch_size": 8, "device": "cpu"}
-        flags = [part for name, value in sets.items() for part in (f"{name}={value}",)]
-        tracked = ("--arms", "ce", "--folds", "2", "--track", f"tensorboard:{boards}", "--out", out)
+        flags = [f"{name}={value}" for name, value in sets.items()]
+        tracked = ("--methods", "ce", "--folds", "2", "--track", f"tensorboard:{boards}", "--out", out)
         ended = command_here("compare", photos, *tracked, *flags, *engine)
         assert ended.code == 0, ended.err
         records = read_records(out / "records.jsonl")[0]

@@ -524,7 +524,7 @@ def test_trackers_of_a_recipe_file_are_shown_and_act_only_if_the_user_names_them
     assert (tmp_path / "asked" / "tensorboard").is_dir()
     again = command_here("fit", "--out", tmp_path / "asked", "--resume")  # A folder may be a gift, too.
     assert (again.code, "add --track tensorboard" in again.err) == (0, True)
-    compare = ["compare", photos, "--recipe", gift, "--arms", "cl", "--out", tmp_path / "compared", "--seeds", "1"]
+    compare = ["compare", photos, "--recipe", gift, "--methods", "cl", "--out", tmp_path / "compared", "--seeds", "1"]
     ended = command_here(*compare)
     assert (ended.code, "add --track tensorboard" in ended.err) == (0, True)
     assert not list(tmp_path.glob("compared/**/tensorboard"))

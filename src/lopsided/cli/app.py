@@ -57,7 +57,7 @@ def lopsided(
       lopsided find run archive --class melanoma --out found.csv
       lopsided export run --to onnx
       lopsided report run --open          show the mistakes of the model
-      lopsided compare photos --arms weighted-ce,cl,afcl --seeds 3 --out CMP
+      lopsided compare photos --methods "quick, ce, afcl" --folds 5 --out CMP
       lopsided reproduce eta --out sweep --quick
     """
 

@@ -1,4 +1,4 @@
-"""``lopsided fit --auto``: compare arms over folds within a time budget, and train the model of the chosen arm."""
+"""``lopsided fit --auto``: compare methods over folds within a time budget, and train the chosen one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``lopsided compare``, which compares arms: losses or recipes on the same data."""
+"""The command ``lopsided compare``, which compares methods: losses or recipes on the same data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lopsided.runs.records import Failure
 
 SEEDS = 3
-"""The default number of runs of each arm without folds."""
+"""The default number of runs of each method without folds."""
 
 
 def compare(
@@ -32,28 +32,28 @@ def compare(
         typer.Argument(
             metavar="DATA NAME=VALUE",
             help="DATA: the name of a source, a folder or a table; by default the data of --recipe. NAME=VALUE: fields "
-            "of the recipe for all arms, as in `lopsided fit`, such as epochs=10.",
+            "of the recipe for all methods, as in `lopsided fit`, such as epochs=10.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="CMP", help="The folder of the comparison. The same command continues it.")
     ] = None,
-    arms: Annotated[
+    methods: Annotated[
         list[str] | None,
         option(
             CHOICE,
-            "Arms, separated by commas: losses (cl), losses with parameters (afcl:gamma=7), named recipes, or recipe "
-            "files (mine.toml). A recipe keeps the data of --recipe.",
+            "Methods, separated by commas: losses (cl), named recipes (quick) or recipe files (mine.toml), each with "
+            "words if need be (afcl gamma=7). A recipe keeps the data of --recipe.",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        option(CHOICE, "The arm that the others are compared to; by default the arm default, or else the first."),
+        option(CHOICE, "The method that the others are compared to; by default quick, or else the first."),
     ] = None,
     folds: Annotated[
         int | None,
-        option(CHOICE, "Test every image: the runs of an arm are these folds, the same for all arms.", min=2),
+        option(CHOICE, "Test every image: the runs of a method are these folds, the same for all methods.", min=2),
     ] = None,
     repeats: Annotated[int | None, option(CHOICE, "How often to draw the folds; 1 by default.", min=1)] = None,
     scenario: Annotated[
@@ -62,7 +62,7 @@ def compare(
     ] = None,
     seeds: Annotated[
         int | None,
-        option(CHOICE, "Without --folds: runs of each arm in each scenario, seeds 0, 1, ...; 3 by default.", min=1),
+        option(CHOICE, "Without --folds: runs of each method in each scenario, seeds 0, 1, ...; 3 by default.", min=1),
     ] = None,
     recipe: Annotated[
         str,
@@ -82,26 +82,26 @@ def compare(
 ) -> None:
     """Compare losses or recipes on the same images, with intervals.
 
-    All arms are trained on the same images with the same seeds, and compared
-    to the baseline run by run. A classification loss is trained end to end,
-    for as many epochs as the two stages of the other arms together. Finished
-    runs are kept in CMP: the same command continues an interrupted
-    comparison, and further seeds, arms or scenarios add to it. Other settings
-    need another folder. A failed cell does not stop the others; the exit code
-    is then 1.
+    All methods are trained on the same images with the same seeds, and
+    compared to the baseline run by run. A classification loss is trained end
+    to end, for as many epochs as the two stages of the others together.
+    Finished runs are kept in CMP: the same command continues an interrupted
+    comparison, and further seeds, methods or scenarios add to it. Other
+    settings need another folder. A failed run does not stop the others; the
+    exit code is then 1.
 
     With --folds, every image is tested once in each repeat, by a model that
-    was trained without it. The answer names the best arm, the arms that
-    cannot be told apart from it, the arm to take, and how many more repeats
-    or rare images would tell two arms apart.
+    was trained without it. The answer names the best method, those without a
+    reliable difference to it, the one to use, and how many more repeats or
+    rare images would show a difference.
 
     \b
     Examples:
-      lopsided compare photos --arms quick,ce,cl,afcl --folds 5 --repeats 3 --out CMP
-      lopsided compare photos --arms ce,weighted-ce,cl,afcl --out CMP
-      lopsided compare photos --arms cl,afcl:gamma=7 --seeds 5 --out CMP
-      lopsided compare photos --arms cl,mine.toml --baseline cl --out CMP
-      lopsided compare fashion-mnist-tops --arms ce,cl --scenario 90:10,98:2 --out CMP
+      lopsided compare photos --methods "quick, ce, cl, afcl" --folds 5 --out CMP
+      lopsided compare photos --methods "cl, afcl gamma=7" --seeds 5 --out CMP
+      lopsided compare photos --methods "cl, mine.toml" --baseline cl --out CMP
+      lopsided compare photos epochs=10 image_size=64 --methods "ce, cl" --out CMP
+      lopsided compare fashion-mnist-tops --scenario 90:10,98:2 --out CMP
       lopsided report CMP --open
     """
     from lopsided.data.prepare import split_rule
@@ -121,7 +121,7 @@ def compare(
     given |= _fold_fields(folds, repeats, seeds, sets)
     base, late = _read_base(recipe, sets, given, quiet=quiet)
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "quick,ce,weighted-ce,cl,afcl"
-    chosen = parse_candidates(arms or [usual], sets, late)
+    chosen = parse_candidates(methods or [usual], sets, late)
     if not base.data.test and folds is None:
         raise InputError("A comparison needs test images, but data.test is 0. Set it, such as test=0.15.")
     runs = (seeds or SEEDS) if folds is None else (repeats or 1)
@@ -155,7 +155,7 @@ def _fold_fields(folds: int | None, repeats: int | None, seeds: int | None, sets
 def _read_base(
     name: str, sets: Mapping[str, Any], given: Mapping[str, Any], *, quiet: bool
 ) -> tuple[Recipe, dict[str, Any]]:
-    """Return the base recipe, and the changes that only the losses of the arms may take."""
+    """Return the base recipe, and the changes that only the losses of the methods may take."""
     from lopsided.recipe import find_recipe
     from lopsided.runs.candidates import split_changes
 

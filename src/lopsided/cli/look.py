@@ -32,7 +32,7 @@ def recipes(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes, or print one recipe with its fields explained.
+    """List the recipes, or print one with the fields that have an effect on it.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def recipes(
     if as_json:
         show_json(recipe.model_dump(mode="json"))
     else:
-        show(recipe.to_toml().rstrip("\n"))
+        show(recipe.acting_toml().rstrip("\n"))
 
 
 def losses(as_json: Json = False) -> None:

@@ -37,7 +37,7 @@ def report(
 
     The page of a run shows the results on the rare class, misclassified
     images, an adjustable threshold, a map of the features, learning curves
-    and the recipe. The page of a sweep shows its arms side by side with
+    and the recipe. The page of a comparison shows its methods side by side with
     intervals, and the differences between paired runs. If the sweep repeats
     a table of the paper, the page shows figures over eta and gamma, and
     verdicts. The page is a single file and loads nothing.

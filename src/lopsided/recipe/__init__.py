@@ -5,7 +5,7 @@ from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
 from lopsided.recipe.fields import RUNTIME_FIELDS, UNHASHED_FIELDS
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
-from lopsided.recipe.schema import Recipe, parse_change
+from lopsided.recipe.schema import Recipe
 from lopsided.recipe.sections import Classifier, EncoderTraining
 from lopsided.recipe.values import MAX_SIDE
 
@@ -24,6 +24,5 @@ __all__ = [
     "is_word",
     "named_recipe",
     "named_recipes",
-    "parse_change",
     "read_words",
 ]

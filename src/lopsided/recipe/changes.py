@@ -98,6 +98,11 @@ def read_words(
     for name, value in parts:
         for path in _fields(name, value, next((loss for loss in losses if loss), None), recipe):
             changes.set(name, path, _value(path, value.strip()))
+    values = changes.values
+    if isinstance(values.get(LOSS), str):  # Parameters are part of the loss, so that they can complete each other.
+        own = {path: values.pop(path) for path in list(values) if path.startswith(f"{LOSS}.")}
+        if own:
+            values[LOSS] = {"name": values[LOSS], **{path.removeprefix(f"{LOSS}."): own[path] for path in own}}
     return changes
 
 

@@ -181,6 +181,11 @@ class Recipe(Section):
         """Return TOML with every field and its description. Reading it gives the same recipe."""
         return words.to_toml(self)
 
+    def acting_toml(self) -> str:
+        """Return TOML with the fields that have an effect on this recipe, or another value than by default."""
+        others = {path for path, field, value in words.leaves(self) if value != field.default}
+        return words.to_toml(self, is_left_out=lambda path: path not in others and self.unused(path) is not None)
+
     def override(self, /, **changes: Any) -> Recipe:
         """Return a recipe with new values for the fields with these dotted names.
 
@@ -300,25 +305,6 @@ class Recipe(Section):
         """Return the SHA-256 of the ``chosen`` fields that change what is trained."""
         hashed = {path: value for path, value in self.chosen() if path not in UNHASHED_FIELDS}
         return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
-
-
-def parse_change(text: str) -> tuple[str, Any]:
-    """Parse ``dotted.name=value``. The value is TOML; if it is not valid TOML, it is a string.
-
-    >>> parse_change("encoder_training.loss.eta=300"), parse_change("encoder.name=resnet50")
-    (('encoder_training.loss.eta', 300), ('encoder.name', 'resnet50'))
-    """
-    path, equals, value = text.partition("=")
-    if not equals or not path.strip():
-        raise InputError(
-            sentence("--set must be dotted.name=value", words.shown(text), "Example: --set encoder.name=resnet50.")
-        )
-    if value.strip() == "unset":
-        return path.strip(), None
-    try:
-        return path.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):  # tomllib passes on Python's limits on digits and depth
-        return path.strip(), value.strip()
 
 
 def _place(values: dict[str, Any], path: str, value: object) -> None:

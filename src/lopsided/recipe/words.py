@@ -7,7 +7,7 @@ import functools
 import json
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -51,10 +51,12 @@ def leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo,
         yield from leaves(section, f"{prefix}{name}.")
 
 
-def to_toml(model: BaseModel) -> str:
+def to_toml(model: BaseModel, *, is_left_out: Callable[[str], bool] = lambda path: False) -> str:
     """Return TOML with every field below its description. A field without a value becomes a comment."""
     lines: list[str] = []
     for path, field, value in leaves(model):
+        if is_left_out(path):
+            continue
         section, _, name = path.rpartition(".")
         if section and f"[{section}]" not in lines:
             about = type(functools.reduce(getattr, section.split("."), model)).__doc__
@@ -107,7 +109,7 @@ def unknown(path: str, model: type[BaseModel], value: object = None) -> str:
     sections = list(dict.fromkeys(name.rpartition(".")[0] for name in fields if "." in name))
     section = next(iter(difflib.get_close_matches(path[:200], sections, n=1)), "")
     close = section if section and isinstance(value, dict) else _similar(path[:200], fields)
-    do = f"Did you mean {close}?" if close else "`lopsided recipes quick` shows all fields."
+    do = f"Did you mean {close}?" if close else "`lopsided recipes NAME` shows the fields of a recipe."
     if section and not close:
         first = next(name for name in fields if name.rpartition(".")[0] == section)
         do = f"{section} is a section with fields such as {first}."

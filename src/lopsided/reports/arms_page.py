@@ -42,7 +42,7 @@ def arms_page(folder: Path, beside: Path | None = None, *, allow_outside: bool =
     passed_over = sum(comparison.passed_over for comparison in comparisons)
     warnings = sweep.warnings(single)
     if passed_over:
-        why = "An earlier run has the same arm, data and seed."
+        why = "An earlier run has the same method, data and seed."
         warnings.append((f"{amount(passed_over, 'run')} ignored", why))
     there = {figure for comparison in comparisons for figure in comparison.figures}
     room = fold_page.PICTURE_LIMIT
@@ -70,7 +70,7 @@ def _render(
         images=images,
         title="Comparison" if sweep.name.lower() == "comparison" else f"Comparison {sweep.name}",
         folder=sweep.name,
-        summary=sweep.summary(amount(len({arm for comparison in comparisons for arm in comparison.arms}), "arm")),
+        summary=sweep.summary(amount(len({arm for comparison in comparisons for arm in comparison.arms}), "method")),
         warnings=warnings,
         figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
         groups=[

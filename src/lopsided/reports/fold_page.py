@@ -65,10 +65,13 @@ def curve_plots(data: OutOfFold) -> dict[str, Any]:
         "x": (0.0, 1.0), "y": (0.0, 1.0), "width": _SIDE, "height": _SIDE, "y_ticks": svg.ticks(0, 1),
     }  # fmt: skip
     roc = svg.Plot(
-        f"ROC curves of {quoted(name)}, one for each arm", x_label="false positive rate", y_label="recall", **common
+        f"ROC curves of {quoted(name)}, one for each method", x_label="false positive rate", y_label="recall", **common
     )
     pr = svg.Plot(
-        f"Precision-recall curves of {quoted(name)}, one for each arm", x_label="recall", y_label="precision", **common
+        f"Precision-recall curves of {quoted(name)}, one for each method",
+        x_label="recall",
+        y_label="precision",
+        **common,
     )
     share = float((data.labels == label).mean())
     roc.line([(0, 0), (1, 1)], "reference")
@@ -87,7 +90,7 @@ def curve_plots(data: OutOfFold) -> dict[str, Any]:
         "roc": roc.render(),
         "pr": pr.render(),
         "legend": legend,
-        "note": f"{amount(left, 'more arm')} not drawn." if left > 0 else "",
+        "note": f"{amount(left, 'more method')} not drawn." if left > 0 else "",
     }
 
 

@@ -63,7 +63,7 @@ class Answer:
     def sentences(self) -> list[str]:
         """Return the answer in words."""
         if not self.best:
-            return [f"{self.where}, no arm has a finished {'fold' if self.folds else 'run'}."]
+            return [f"{self.where}, no method has a finished {'fold' if self.folds else 'run'}."]
         if not self.folds:
             return [self._best()]
         found = [self._best(), *self._chosen()]
@@ -79,7 +79,8 @@ class Answer:
         number = f"{self.runs} {what}{'' if self.runs == 1 else 's'}"
         text = f"{self.where}, {self.best} has the highest UWA{on}, {self.value.value:.1f} per cent ({number})"
         close = [each.arm for each in self.close]
-        parts = [f"{listed(close)} cannot be told apart from it"] if close else []
+        have = "has" if len(close) == 1 else "have"
+        parts = [f"{listed(close)} {have} no reliable difference to it"] if close else []
         parts += [f"{listed(self.lower)} {'is' if len(self.lower) == 1 else 'are'} lower"] if self.lower else []
         return "; ".join([text, *parts]) + "."
 
@@ -88,10 +89,10 @@ class Answer:
         if not (self.close or self.lower):
             return []
         if self.chosen == self.best:
-            return [f"Take {self.best}: no arm within one standard error of it is clearly cheaper ({cost})."]
+            return [f"Use {self.best}: no method within one standard error of it is clearly cheaper ({cost})."]
         against = f"{self.best} needs {time_text(60 * self.minutes[self.best])}"
-        why = "it is the cheapest arm within one standard error of the best arm"
-        return [f"Take {self.chosen}: {why} ({cost}; {against})."]
+        why = "it is the cheapest method within one standard error of the best"
+        return [f"Use {self.chosen}: {why} ({cost}; {against})."]
 
     def _needed(self, needed: Needed) -> str:
         both = f"{self.best} and {needed.arm}"
@@ -100,16 +101,16 @@ class Answer:
             return f"{both} have no fold in common."
         if needed.repeats is None and needed.images is None:
             if needed.below.value < 0.05:
-                return f"{both} do not differ in UWA, so more repeats or images would not tell them apart."
+                return f"{both} do not differ in UWA, so more repeats or images would not show a difference."
             most = f"more than {MOST_TIMES:,.0f} times as many rare images"
-            return f"{both} differ by {gap}. It would take {most} to tell them apart."
+            return f"{both} differ by {gap}. It would take {most} to show that."
         ways = []
         if needed.repeats is not None:
             ways.append(f"about {needed.repeats} repeats instead of {self.repeats}")
         if needed.images is not None:
             ways.append(f"about {needed.images:,} rare images instead of {self.rare:,}")
         no_repeats = " More repeats of the same images would not be enough." if needed.repeats is None else ""
-        return f"{both} differ by {gap}. It would take {' or '.join(ways)} to tell them apart.{no_repeats}"
+        return f"{both} differ by {gap}. It would take {' or '.join(ways)} to show that.{no_repeats}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""

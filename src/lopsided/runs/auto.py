@@ -65,7 +65,7 @@ class Choice:
         """Return the answer in words, and the arms that were left out."""
         found = self.answer.sentences()
         if not (self.answer.close or self.answer.lower):
-            found.append(f"Take {self.answer.chosen}: no other arm has all folds.")
+            found.append(f"Use {self.answer.chosen}: no other method has all folds.")
         found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
         return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]
 
@@ -124,7 +124,7 @@ def choose(
         if is_complete and spent() + others > minutes:
             why = f"its other folds would take about {others:.1f} minutes, and {minutes:g} minutes are allowed"
             left_out[name] = why
-            left_out |= dict.fromkeys(order[number + 1 :], "it costs more than an arm left out")
+            left_out |= dict.fromkeys(order[number + 1 :], "it costs more than a method left out")
             break
         train(cells[1:])
         is_complete = is_complete or name not in failed
@@ -134,6 +134,6 @@ def choose(
     comparison = compare(done.values(), arms=complete, scenarios=[scenario])
     found = answer(comparison, scenario) if done and complete else Answer()
     if not found.chosen:
-        first = next(iter(failed.values()), "no arm has a finished fold.")
-        raise RunError(f"No arm could be compared: {first}")
+        first = next(iter(failed.values()), "no method has a finished fold.")
+        raise RunError(f"No method could be compared: {first}")
     return Choice(found, plan.recipes[found.chosen], left_out, failed)

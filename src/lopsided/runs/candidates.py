@@ -1,7 +1,8 @@
-"""Arms: named changes of a recipe, to be compared on the same data."""
+"""Candidates: named changes of a recipe, to be compared on the same data."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +11,18 @@ from typing import Any
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
-from lopsided.recipe import RUNTIME_FIELDS, Recipe, named_recipe, named_recipes, parse_change
+from lopsided.recipe import RUNTIME_FIELDS, Recipe, find_recipe, is_word, named_recipes, read_words
 from lopsided.recipe.words import leaves, shown, suggest
 
 LOSS = "encoder_training.loss"
 OWN_DATA = frozenset({"data.image_size", "data.channels"})
-"""Fields of the data that an arm may set: they change how images are presented, not which images are used."""
+"""Fields of the data that a candidate may set: they change how images are presented, not which images are used."""
 
 OWN_IN_FOLDS = frozenset({"data.val"})
-"""Fields of the data that a recipe keeps as an arm if the runs are folds. The test images do not depend on them."""
+"""Fields of the data that a recipe keeps if the runs are folds. The test images do not depend on them."""
 
 SHARED_FIELDS = frozenset({"seed", "description"}) | RUNTIME_FIELDS
-"""Fields that every arm takes from the base recipe, besides the data."""
+"""Fields that every candidate takes from the base recipe, besides the data."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Candidate:
     recipe: Recipe | None = None
 
     def applied(self, base: Recipe) -> Recipe:
-        """Return the recipe of this arm, with the data and the seed of ``base``."""
+        """Return the recipe of this candidate, with the data and the seed of ``base``."""
         if self.recipe is None:
             return base.override(**self.changes)
         kept = OWN_IN_FOLDS if base.data.folds is not None else frozenset()
@@ -49,12 +50,12 @@ class Candidate:
 
 
 def is_shared(path: str) -> bool:
-    """Return whether all arms share a field: the data, the seed, and fields that do not change the result."""
+    """Return whether all candidates share a field: the data, the seed, and fields that do not change the result."""
     return path in SHARED_FIELDS or (path.startswith("data.") and path not in OWN_DATA)
 
 
 def split_changes(start: Recipe, sets: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """Return the base of a comparison, and the ``sets`` that do not fit it but may fit the losses of the arms.
+    """Return the base of a comparison, and the ``sets`` that do not fit it but may fit the losses of the candidates.
 
     Such as ``encoder_training.mixup``, which the loss of the base may not take.
     """
@@ -68,85 +69,80 @@ def split_changes(start: Recipe, sets: Mapping[str, Any], given: Mapping[str, An
 def parse_candidates(
     texts: Iterable[str], sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None
 ) -> list[Candidate]:
-    """Read arms from comma-separated lists; ``sets`` are changes that also apply to arms which are recipes.
+    """Read the methods of a comparison from comma-separated lists.
 
-    ``late`` are changes that apply to arms which are losses, because the base does not have them.
+    ``sets`` are changes that also apply to methods which are recipes. ``late`` are changes that apply to methods which
+    are losses, because the base does not have them.
 
-    >>> [arm.name for arm in parse_candidates(["ce,cl,afcl:eta=300,eta_unit=absolute"])]
-    ['ce', 'cl', 'afcl:eta=300,eta_unit=absolute']
+    >>> [method.name for method in parse_candidates(["ce, cl, afcl eta=300 eta_unit=absolute"])]
+    ['ce', 'cl', 'afcl eta=300 eta_unit=absolute']
     """
-    parts: list[str] = []
-    for text in texts:
-        own: list[str] = []
-        for part in map(str.strip, text.split(",")):
-            if own and "=" in part and ":" not in part.partition("=")[0] and ":" in own[-1]:
-                own[-1] += f",{part}"
-            else:
-                own.append(part)
-        parts += own
+    parts = [part.strip() for text in texts for part in text.split(",")]
     if not parts or not all(parts):
-        must = "--arms must be a comma-separated list without empty entries"
-        raise InputError(sentence(must, shown(",".join(parts)), "Such as ce,weighted-ce,cl,afcl."))
+        must = "--methods must be a comma-separated list without empty entries"
+        raise InputError(sentence(must, shown(",".join(parts)), 'Such as "quick, ce, afcl gamma=7".'))
     return [parse_candidate(part, sets, late) for part in parts]
 
 
 def parse_candidate(
     text: str, sets: Mapping[str, Any] | None = None, late: Mapping[str, Any] | None = None
 ) -> Candidate:
-    """Read one arm: a loss, a named recipe or a recipe file, optionally followed by a colon and changes.
+    """Read one method: a loss, a named recipe or a recipe file, and the words that change it.
 
-    ``sets`` that have no effect on a recipe with a frozen encoder are left out of it.
+    ``sets`` that have no effect on a recipe are left out of it.
 
-    A change without a dot sets a parameter of the loss; a change with a dot sets a field of the recipe.
-
-    >>> parse_candidate("afcl:eta=300,eta_unit=absolute").changes["encoder_training.loss"]
+    >>> parse_candidate("afcl eta=300 eta_unit=absolute").changes["encoder_training.loss"]
     {'name': 'afcl', 'eta': 300, 'eta_unit': 'absolute'}
     """
-    what, colon, rest = text.partition(":")
-    changes: dict[str, Any] = {}
-    for part in rest.split(",") if colon else ():
-        name, equals, _ = part.partition("=")
-        if not equals or name.strip() in ("", "name", *changes):
-            do = "Write changes once each, such as afcl:eta=300,gamma=7."
-            raise InputError(f"The arm {shown(text)} has a change that cannot be read: {shown(part)}. {do}")
-        changes |= [parse_change(part)]
+    try:
+        what, *texts = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"The method {shown(text)} cannot be read: {str(error).lower()}.") from None
+    odd = next((word for word in texts if not is_word(word)), None)
+    if odd is not None:
+        do = "Separate methods by commas, and write settings as NAME=VALUE, such as afcl gamma=7."
+        raise InputError(f"The method {shown(text)} has a word that cannot be read: {shown(odd)}. {do}")
+    is_loss = what in catalogue.names()
+    recipe = None if is_loss else _find(what, text)
+    try:
+        changes = read_words(texts, {LOSS: ("loss", what)} if is_loss else {}, lambda: recipe).values
+    except InputError as error:
+        raise InputError(f"method {shown(text)}: {error}") from None
     for path in changes:
         if path == "data" or is_shared(path):
-            do = "Choose seeds with --seeds." if path == "seed" else "Change it for all arms with --set."
-            raise InputError(f"The arm {shown(text)} sets {path}, but an arm cannot change data or seed. {do}")
-    fields = {path: value for path, value in changes.items() if "." in path or path in Recipe.model_fields}
-    parameters = {path: value for path, value in changes.items() if path not in fields}
-    if what in catalogue.names():
-        return Candidate(text, {LOSS: {"name": what, **parameters} if parameters else what, **(late or {}), **fields})
-    own = {f"{LOSS}.{name}": value for name, value in parameters.items()}
-    if what.endswith(".toml"):
-        recipe, name = Recipe.load(what), f"{Path(what).stem}{text[len(what) :]}"
-    elif what in named_recipes():
-        recipe, name = named_recipe(what), text
-    else:
-        known = [*catalogue.names(), *named_recipes()]
-        must = "an arm must be a loss, a named recipe or a recipe's TOML file"
-        do = suggest(what, known) or f"The losses are {', '.join(catalogue.names())}."
-        raise InputError(sentence(must, shown(text), do))
+            do = "Choose seeds with --seeds." if path == "seed" else "Write it after DATA, for all methods."
+            raise InputError(f"The method {shown(text)} sets {path}, but a method cannot change data or seed. {do}")
+    name = " ".join([Path(what).stem if what.endswith(".toml") else what, *texts])
+    if recipe is None:
+        return Candidate(name, {LOSS: changes.pop(LOSS), **(late or {}), **changes})
     common = {path: value for path, value in (sets or {}).items() if recipe.unused(path) is None}
-    return Candidate(name, {**common, **own, **fields}, recipe)
+    return Candidate(name, {**common, **changes}, recipe)
 
 
-def check_candidates(arms: Sequence[Candidate], base: Recipe) -> dict[str, Recipe]:
-    """Return the recipe of each arm; raise an error if two have the same name or content."""
+def _find(what: str, text: str) -> Recipe:
+    """Return the recipe of a method that is no loss."""
+    if what.endswith(".toml") or what in (*named_recipes(), "default"):
+        return find_recipe(what)
+    must = "a method must be a loss, a named recipe or a recipe's TOML file"
+    do = suggest(what, [*catalogue.names(), *named_recipes()]) or f"The losses are {', '.join(catalogue.names())}."
+    raise InputError(sentence(must, shown(text), do))
+
+
+def check_candidates(candidates: Sequence[Candidate], base: Recipe) -> dict[str, Recipe]:
+    """Return the recipe of each candidate; raise an error if two have the same name or content."""
     found: dict[str, Recipe] = {}
     names: dict[str, str] = {}
-    for arm in arms:
-        if arm.name in found:
-            raise InputError(f"The arm {shown(arm.name)} is listed twice. Remove one of the two arms.")
+    for candidate in candidates:
+        if candidate.name in found:
+            raise InputError(f"The method {shown(candidate.name)} is listed twice. Remove one of the two.")
         try:
-            recipe = found[arm.name] = arm.applied(base)
+            recipe = found[candidate.name] = candidate.applied(base)
         except InputError as error:
-            raise InputError(f"arm {shown(arm.name)}: {error}") from None
-        other = names.setdefault(recipe.content_hash(), arm.name)
-        if other != arm.name:
-            both = f"{shown(other)} and {shown(arm.name)}"
-            raise InputError(f"The arms {both} are the same recipe. Remove one of the two arms.")
+            raise InputError(f"method {shown(candidate.name)}: {error}") from None
+        other = names.setdefault(recipe.content_hash(), candidate.name)
+        if other != candidate.name:
+            both = f"{shown(other)} and {shown(candidate.name)}"
+            raise InputError(f"The methods {both} are the same recipe. Remove one of the two.")
     return found
 
 

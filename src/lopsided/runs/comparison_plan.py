@@ -52,8 +52,8 @@ class ComparisonPlan:
         self.folder, self.base = folder, base
         self.recipes = check_candidates(candidates, base)
         if baseline is not None and baseline not in self.recipes:
-            must = f"--baseline must be one of the arms, {', '.join(self.recipes)}"
-            raise InputError(sentence(must, repr(baseline), "Add it to --arms."))
+            must = f"--baseline must be one of the methods, {', '.join(self.recipes)}"
+            raise InputError(sentence(must, repr(baseline), "Add it to --methods."))
         self.baseline = baseline or (BASELINE if BASELINE in self.recipes else next(iter(self.recipes)))
         changes = [{"seed": seed} for seed in range(base.seed, base.seed + runs)]
         if base.data.folds is not None:
@@ -78,7 +78,7 @@ class ComparisonPlan:
                 else:
                     check_classes(recipe, num_classes)
             except InputError as error:
-                raise InputError(f"arm {shown(name)}: {error}") from None
+                raise InputError(f"method {shown(name)}: {error}") from None
 
     def about(self, source: Source) -> dict[str, Any]:
         """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or settings."""
@@ -98,7 +98,7 @@ class ComparisonPlan:
                 self._check_same("runs", *both)
             for name in filter(old_changes.__contains__, changes):
                 then = _without_loss(old) | _table(old_changes, name)
-                self._check_same(f"runs of the arm {shown(name)}", then, _without_loss(settings) | changes[name])
+                self._check_same(f"runs of the method {shown(name)}", then, _without_loss(settings) | changes[name])
             for name in filter(old_scenarios.__contains__, scenarios):
                 then, now = ({"data.scenario": each[name]} for each in (old_scenarios, scenarios))
                 self._check_same(f"runs at {name}", then, now)

@@ -135,7 +135,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for block in blocks(comparison):
         console.print(Text(printable(block.title), style="bold"))
         table = Table(box=None, pad_edge=False)
-        for i, header in enumerate(["arm", *(column[0] for column in block.columns)]):
+        for i, header in enumerate(["method", *(column[0] for column in block.columns)]):
             table.add_column(printable(header), justify="right" if i else "left", no_wrap=not i)
         for row in block.rows(comparison):
             styles = ["", *("bold" if "*" in cell else "" for cell in row[1:])]
@@ -171,5 +171,5 @@ def notes(comparison: Comparison) -> list[str]:
     found.append(f"{means} {comparison.rule} * The interval excludes 0.")
     if comparison.passed_over:
         number = runs_text(comparison.passed_over)
-        found.append(f"{number} ignored: an earlier run has the same arm, data and seed.")
+        found.append(f"{number} ignored: an earlier run has the same method, data and seed.")
     return found
