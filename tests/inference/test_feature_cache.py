@@ -98,12 +98,10 @@ def test_a_file_that_a_killed_writer_left_is_not_read_and_goes_away(space: Space
 
 def test_a_cache_of_another_version_is_neither_read_nor_kept_beyond_the_limit(space: Space) -> None:
     space.store(digests(1), rows(1))
-    old = space.root / "features-0" / space.folder.name
-    old.parent.mkdir()
-    space.folder.rename(old)
+    space.folder.parent.rename(space.root / "features-0")
     assert not space.fetch(digests(1), 3)[1].any()
     assert trim(space.root, 0) == 1
-    assert not list(old.iterdir())
+    assert not list(space.root.glob("features-0/*/*"))
 
 
 def test_the_packs_used_last_are_kept(space: Space) -> None:
@@ -162,3 +160,48 @@ def test_the_verb_shows_and_empties_the_cache(
     assert capsys.readouterr().out.startswith("Removed 0.0 MB from ")
     assert run(["cache"]) == 0
     assert capsys.readouterr().out == f"0.0 MB of at most 4,295 MB in {space.root}.\n"
+
+
+def test_the_cache_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    Space(tmp_path / "cache", FACTS).store(digests(1), rows(1))
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path))
+    tmp_path.chmod(mode)
+    with pytest.raises(InputError, match="Run chmod 700"):
+        cache_root()
+    tmp_path.chmod(0o755)
+    assert cache_root() == tmp_path
+
+
+def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(InputError, match="Other users"):
+        cache_root()
+
+
+def test_only_what_the_cache_wrote_is_removed(space: Space, tmp_path: Path) -> None:
+    space.store(digests(1), rows(1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    own_name = packs(space)[0].name
+    foreign = [
+        elsewhere / own_name,  # behind a linked folder
+        tmp_path / "features-mine" / "model.safetensors",  # no folder of the cache
+        space.folder.parent / "model.safetensors",  # no name of the cache
+        space.folder / "model.safetensors",
+    ]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"mine")
+    (space.folder.parent / ("0" * 32)).symlink_to(elsewhere)
+    (space.folder / f"{'0' * 32}.safetensors").symlink_to(elsewhere / own_name)
+    assert trim(tmp_path, 0) == 1
+    space.store(digests(1), rows(1))
+    empty_cache(tmp_path)
+    assert packs(space) == [space.folder / f"{'0' * 32}.safetensors", space.folder / "model.safetensors"]
+    assert all(path.read_bytes() == b"mine" for path in foreign)

@@ -9,6 +9,10 @@ removed and its features are computed again.
 
 The cache is in ``$LOPSIDED_CACHE``, by default the user's cache folder. If it is larger than its limit, the packs that
 were not used for the longest time are removed. A disk error never stops a run; it only disables the cache.
+
+Whoever can write to the cache can change the answers of models, so that it is as trusted as the code: its folder is
+made for its owner alone, and one that others may write is refused. Only files that the cache wrote are ever removed:
+they have its names, lie in folders with its marker, and are reached through no link.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import hashlib
 import json
 import math
 import os
+import re
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, remove_leftovers
+from lopsided.files import atomic_write, check_regular, disk_errors, make_folder, reading_tensors, remove_leftovers
 
 Features = npt.NDArray[np.float32]
 
@@ -39,7 +45,11 @@ GRAPHS = "graphs-1"
 PACK = 512
 """Vectors in a pack. A killed run loses at most the vectors of one pack."""
 DEFAULT_GIB = 4.0
+MARKER = "CACHEDIR.TAG"
+"""Marks a folder of the cache; backup programs know this name and leave the folder out."""
+_MARK = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of lopsided. It can be removed.\n"
 _KEY, _SUFFIX = "lopsided", ".safetensors"
+_OWN_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class Space:
         content: dict[str, npt.NDArray[Any]] = {"keys": keys, "features": np.ascontiguousarray(features, np.float32)}
         about = {"format": FORMAT, "sha256": _checksum(content), **self.facts}
         data = save(content, {_KEY: json.dumps(about, sort_keys=True)})
+        make_cache_folder(self.folder.parent)
         make_folder(self.folder)
         atomic_write(self.folder / f"{hashlib.sha256(data).hexdigest()[:32]}{_SUFFIX}", data)
 
@@ -197,11 +208,37 @@ def cache_root() -> Path | None:
     if cache_limit() == 0:
         return None
     given = os.environ.get("LOPSIDED_CACHE")
-    if given:
-        return Path(given)
+    root = Path(given) if given else None
     with suppress(RuntimeError):  # The user may have no home folder.
-        return _user_folder() / "lopsided"
-    return None
+        root = root or _user_folder() / "lopsided"
+    if root is not None:
+        _check_private(root)
+    return root
+
+
+def _check_private(root: Path) -> None:
+    """Raise if other users may write to the cache, or if it belongs to one of them."""
+    try:
+        facts = root.stat()
+    except OSError:
+        return
+    if os.name == "posix" and (facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or facts.st_uid != os.getuid()):
+        raise InputError(
+            f"Other users can change the cache {root}, and with it the answers of models. Run chmod 700 on it, or set "
+            "LOPSIDED_CACHE to a folder of your own."
+        )
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Create a folder of the cache below its root, for the owner alone, with the marker that allows to remove files."""
+    root = folder.parent
+    if not root.exists():
+        make_folder(root.parent)
+        with disk_errors(root):
+            root.mkdir(mode=0o700, exist_ok=True)
+    make_folder(folder)
+    if not (folder / MARKER).exists():
+        atomic_write(folder / MARKER, _MARK)
 
 
 def cache_limit() -> int:
@@ -264,19 +301,24 @@ def list_cache(root: Path) -> list[dict[str, Any]]:
 def empty_cache(root: Path) -> int:
     """Remove all features, including those of other versions. Return the number of removed bytes."""
     freed = 0
-    for folder in sorted([*root.glob("features-*"), *root.glob("graphs-*")]):
-        for path in [*folder.glob(f"**/*{_SUFFIX}"), *folder.glob("**/.*.tmp")]:
-            try:
-                size = path.stat().st_size
-                path.unlink()
-                freed += size
-            except FileNotFoundError:  # Another process was faster.
-                continue
-            except OSError as error:
-                raise RunError(f"cannot remove {path} ({error.strerror}). Change its permissions.") from None
-        for part in (*folder.glob("*"), folder):
+    for path in list(_all_packs(root)):
+        try:
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+        except FileNotFoundError:  # Another process was faster.
+            continue
+        except OSError as error:
+            raise RunError(f"cannot remove {path} ({error.strerror}). Change its permissions.") from None
+    for folder in _own_folders(root):
+        for part in _plain_folders(folder):
+            remove_leftovers(part)
             with suppress(OSError):
                 part.rmdir()
+        remove_leftovers(folder)
+        if [path.name for path in folder.iterdir()] == [MARKER]:
+            (folder / MARKER).unlink()
+            folder.rmdir()
     return freed
 
 
@@ -292,8 +334,21 @@ def _user_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
+def _own_folders(root: Path) -> list[Path]:
+    """Return the folders of all versions that the cache made."""
+    folders = [path for pattern in ("features-*", "graphs-*") for path in sorted(root.glob(pattern))]
+    return [path for path in folders if not path.is_symlink() and (path / MARKER).is_file()]
+
+
+def _plain_folders(folder: Path) -> list[Path]:
+    """Return the folders of packs below a folder of the cache."""
+    return sorted(
+        path for path in folder.glob("*") if _OWN_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    )
+
+
 def _folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.glob(f"features-{FORMAT}/*") if path.is_dir())
+    return _plain_folders(root / f"features-{FORMAT}")
 
 
 def _packs(folder: Path) -> list[Path]:
@@ -302,8 +357,9 @@ def _packs(folder: Path) -> list[Path]:
 
 def _all_packs(root: Path) -> Iterator[Path]:
     """Yield the packs and graphs of all versions: the size limit counts all of them."""
-    yield from root.glob(f"features-*/*/*{_SUFFIX}")
-    yield from root.glob(f"graphs-*/*{_SUFFIX}")
+    for folder in _own_folders(root):
+        for part in (folder, *_plain_folders(folder)):
+            yield from (path for path in _packs(part) if _OWN_NAME.fullmatch(path.stem) and not path.is_symlink())
 
 
 def _checksum(content: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from lopsided import __version__
 from lopsided.errors import RunError
-from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, remove_leftovers
-from lopsided.inference.feature_cache import GRAPHS, cache_limit, cache_root, trim
+from lopsided.files import atomic_write, check_regular, reading_tensors, remove_leftovers
+from lopsided.inference.feature_cache import GRAPHS, cache_limit, cache_root, make_cache_folder, trim
 from lopsided.models.encoders import LateEncoder
 from lopsided.models.model import Model, weights_hash
 
@@ -66,7 +66,7 @@ def store_graph(path: Path, graph: bytes, expected: Features) -> None:
     bytes_of = np.frombuffer(graph, dtype=np.uint8)
     checksum = np.frombuffer(_checksum(bytes_of, expected), dtype=np.uint8)
     with suppress(RunError):
-        make_folder(path.parent)
+        make_cache_folder(path.parent)
         remove_leftovers(path.parent)
         atomic_write(path, save({"graph": bytes_of, "expected": expected, "checksum": checksum}))
         trim(path.parents[1], cache_limit())
