@@ -33,7 +33,7 @@ from lopsided.reports.run_page import run_page
 from lopsided.runs.folder import Run
 from lopsided.runs.record_files import read_failures, read_records
 from lopsided.runs.reopen import open_model
-from lopsided.runs.sweep import check_sweep
+from lopsided.runs.sweep import about_sweep
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME, Checkpoint, restore_training
 from made_runs import make_run
 from synthetic_records import make_records
@@ -123,7 +123,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "run/predictions.csv": lambda root: run_page(root / "run"),
     "run/features.safetensors": lambda root: run_page(root / "run"),
     "run/checkpoint/state.safetensors": lambda root: Checkpoint(root / "run").load(),
-    "sweep/sweep.json": lambda root: check_sweep(root / "sweep"),
+    "sweep/sweep.json": lambda root: about_sweep(root / "sweep"),
     "sweep/records.jsonl": lambda root: read_records(root / "sweep" / "records.jsonl"),
     "photos/table.csv": lambda root: open_source(root / "photos" / "table.csv"),
     "photos/table.parquet": lambda root: open_source(root / "photos" / "table.parquet"),

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from lopsided.recipe import Recipe
     from lopsided.runs.folder import Run
 
-USUAL_FOLDS = 5
-
 
 def fit_auto(
     data: str | None,
@@ -37,6 +35,7 @@ def fit_auto(
     from lopsided.runs.candidates import parse_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan
     from lopsided.runs.folder import COMPARISON, RECIPE, Run
+    from lopsided.runs.folds import USUAL_FOLDS
     from lopsided.runs.run import run_recipe, settle
 
     again = f"lopsided fit {shlex.quote(data or '')} --auto --out {shlex.quote(str(out))} --resume"
@@ -88,6 +87,7 @@ def _with_possible_folds(base: Recipe, fields: Mapping[str, Any]) -> Recipe:
         return base
     from lopsided.data.prepare import Sources, split_rule
     from lopsided.data.splits import most_folds
+    from lopsided.runs.folds import USUAL_FOLDS
     from lopsided.runs.run import settle
 
     source = Sources().drawn(settle(base))

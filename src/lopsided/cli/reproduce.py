@@ -271,11 +271,11 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
 
 def _with_missing(folder: Path, quiet: bool) -> Path:
     """Record the finished runs of a sweep that have no record yet, and return the file of records."""
-    from lopsided.runs.sweep import RECORDS, SWEEP, check_sweep, record_missing
+    from lopsided.runs.sweep import RECORDS, SWEEP, about_sweep, record_missing
 
     if not (folder / SWEEP).exists():
         raise InputError(f"{folder} contains no sweep. Give --records a file of records or the folder of a sweep.")
-    check_sweep(folder)
+    about_sweep(folder)  # Raises if it cannot be read.
     number = record_missing(folder)
     if number and not quiet:
         say(f"Read {number} missing records from the run folders of {folder}.")

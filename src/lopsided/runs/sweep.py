@@ -87,12 +87,6 @@ def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None =
     return path
 
 
-def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the contents of ``sweep.json``, or an empty dictionary if there is no sweep."""
-    path = Path(folder) / SWEEP
-    return dict(json.loads(files.read_whole(path))) if check_sweep(folder) else {}
-
-
 def _check_kind(folder: str | os.PathLike[str], about: Mapping[str, Any]) -> dict[str, Any]:
     there = about_sweep(folder)
     kind, own = there.get("kind"), about.get("kind")
@@ -102,17 +96,17 @@ def _check_kind(folder: str | os.PathLike[str], about: Mapping[str, Any]) -> dic
     return there
 
 
-def check_sweep(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder contains a sweep. Raise an error for other contents or another format."""
+def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the contents of ``sweep.json``, empty if there is no sweep. Raise an error for other contents."""
     path = Path(folder)
     try:
         content = json.loads(files.read_whole(path / SWEEP))
         written = content["format"]
     except FileNotFoundError:
         if _is_empty(path):
-            return False
+            return {}
         if (path / SWEEP).exists():  # Another process has just created it.
-            return check_sweep(path)
+            return about_sweep(path)
         raise RunError(f"{path} contains other files and no sweep. Choose a new or empty folder.") from None
     except NotADirectoryError:
         raise RunError(f"{path} is a file. Choose a folder for the sweep.") from None
@@ -123,7 +117,7 @@ def check_sweep(folder: str | os.PathLike[str]) -> bool:
         do = f"Open it with lopsided {content.get('lopsided', 'of that version')!s:.40}, which wrote it."
         got = f"format {shown(written)} in {path}"
         raise RunError(sentence(f"a sweep must have format {FORMAT}", got, do))
-    return True
+    return dict(content)
 
 
 def _is_empty(path: Path) -> bool:
