@@ -1,4 +1,4 @@
-"""The kinds of cautions: reasons to trust the metrics of a run less. Each function returns the words for its values."""
+"""The kinds of cautions: reasons to trust the metrics of a run less, with their words as in ``notes``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from lopsided.facts.fact import caution
 
 
 @caution("run")
-def no_test_split() -> str:
-    """No images were held out for a test."""
-    return "There is no test split: the run cannot estimate how well the model does on new images."
+def no_test_split() -> None:
+    """There is no test split: the run cannot estimate how well the model does on new images."""
 
 
 @caution("run")
@@ -28,9 +27,8 @@ def few_images(counts: Mapping[str, int], least: int) -> str:
 
 
 @caution("counted")
-def no_validation_split() -> str:
-    """No images can select the epoch."""
-    return "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
+def no_validation_split() -> None:
+    """There is no validation split: the run keeps the weights of the last epoch, not of the best one."""
 
 
 @caution("counted")
@@ -91,30 +89,25 @@ def same_stems(pairs: int, first: Sequence[str], suffix: str) -> str:
 
 
 @caution("once")
-def large_images(width: int, height: int) -> str:
-    """Images are large and not resized."""
-    return (
-        f"The images have {width:,} x {height:,} pixels and are not resized, so training is slow and needs much "
-        "memory. Set a size, for example image_size=224."
-    )
+def large_images(width: int, height: int) -> None:
+    """The images have {width:,} x {height:,} pixels and are not resized, so training is slow and needs much memory. Set
+    a size, for example image_size=224.
+    """
 
 
 @caution("once")
-def not_cached(error: str) -> str:
-    """Features cannot be written to the cache."""
-    return f"Features are not cached: {error}"
+def not_cached(error: str) -> None:
+    """Features are not cached: {error}"""
 
 
 # Training
 
 
 @caution("counted")
-def large_queue(queue: int, features: int) -> str:
-    """The queue holds more features than the training images have."""
-    return (
-        f"The queue holds up to {queue:,} features, but the training images have only {features:,}: older features of "
-        "an image become positives of the same image. Use a smaller queue (encoder_training.queue)."
-    )
+def large_queue(queue: int, features: int) -> None:
+    """The queue holds up to {queue:,} features, but the training images have only {features:,}: older features of an
+    image become positives of the same image. Use a smaller queue (encoder_training.queue).
+    """
 
 
 @caution("counted")
@@ -129,21 +122,17 @@ def few_positives(label: str, expected: float, learns: bool) -> str:
 
 
 @caution("counted", apart="stage")
-def falling_loss(stage: str, before: float, last: float, flag: str) -> str:
-    """The training loss still fell steeply at the last epoch of a stage."""
-    return (
-        f"The training loss of stage {stage} still fell steeply at its last epoch ({before:.4g} to {last:.4g}), so the "
-        f"model may not be trained enough. Train for more epochs ({flag})."
-    )
+def falling_loss(stage: str, before: float, last: float, flag: str) -> None:
+    """The training loss of stage {stage} still fell steeply at its last epoch ({before:.4g} to {last:.4g}), so the
+    model may not be trained enough. Train for more epochs ({flag}).
+    """
 
 
 @caution("counted")
-def directed_classes(alone: float, averaged: float, advice: str) -> str:
-    """Classes depend on left and right. The values are log losses of inner folds without and with views."""
-    return (
-        "The classes seem to depend on which way round the images are, which an average over views does not know: "
-        f"inner folds give a log loss of {alone:.2f} without views, and of {averaged:.2f} with them. Use {advice}."
-    )
+def directed_classes(alone: float, averaged: float, advice: str) -> None:
+    """The classes seem to depend on which way round the images are, which an average over views does not know: inner
+    folds give a log loss of {alone:.2f} without views, and of {averaged:.2f} with them. Use {advice}.
+    """
 
 
 @caution("run")
@@ -170,21 +159,18 @@ def below_baseline(
 
 
 @caution("run", apart="tracker")
-def tracker_failed(tracker: str, error: str) -> str:
-    """A tracker raised an error."""
-    return f"The tracker {tracker} failed and is left out; the run continues without it ({error})."
+def tracker_failed(tracker: str, error: str) -> None:
+    """The tracker {tracker} failed and is left out; the run continues without it ({error})."""
 
 
 @caution("run")
-def trackers_not_found_again(error: str) -> str:
-    """The keys of trackers cannot be written."""
-    return f"The run will not be found again by its trackers ({error})."
+def trackers_not_found_again(error: str) -> None:
+    """The run will not be found again by its trackers ({error})."""
 
 
 @caution("run")
-def results_not_sent(error: str) -> str:
-    """The results of a finished run did not reach its trackers."""
-    return f"The results could not be sent to the trackers ({error})."
+def results_not_sent(error: str) -> None:
+    """The results could not be sent to the trackers ({error})."""
 
 
 @caution("run")
@@ -198,6 +184,5 @@ def cells_not_sent(cells: int, trackers: Sequence[str]) -> str:
 
 
 @caution("run")
-def unknown_images(error: str) -> str:
-    """The images of a run cannot be read."""
-    return f"{error} Images that the run was trained on are not left out."
+def unknown_images(error: str) -> None:
+    """{error} Images that the run was trained on are not left out."""

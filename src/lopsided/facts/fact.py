@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, ParamSpec
 
 P = ParamSpec("P")
@@ -68,10 +68,10 @@ class Fact:
 class Kind(Generic[P]):
     """A kind of fact. Called with values, it returns a fact; ``words`` returns the sentence for the same values."""
 
-    def __init__(self, words: Callable[P, str], level: Level, folds: Folds, apart: str | None) -> None:
-        self.words, self.level, self.folds, self.apart = words, level, folds, apart
-        self.name, self.__doc__ = words.__name__, words.__doc__
-        self._signature = inspect.signature(words)
+    def __init__(self, function: Callable[P, str | None], level: Level, folds: Folds, apart: str | None) -> None:
+        self.level, self.folds, self.apart = level, folds, apart
+        self.name, self.__doc__ = function.__name__, function.__doc__
+        self._function, self._signature = function, inspect.signature(function)
         if self.name in KINDS:
             raise ValueError(f"There are two kinds of facts with the name {self.name}.")
         KINDS[self.name] = self
@@ -83,16 +83,44 @@ class Kind(Generic[P]):
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in bound.arguments.items()}
         return Fact(self.name, values)
 
+    def words(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Return the sentence for these values: what the function returns, or its docstring with the values in it."""
+        words = self._function(*args, **kwargs)
+        if words is not None:
+            return words
+        return " ".join((self.__doc__ or "").split()).format(**self._signature.bind(*args, **kwargs).arguments)
+
     def key(self, fact: Fact) -> tuple[str, Any]:
         """Return what tells facts of this kind apart: a run may have one for each stage."""
         return self.name, fact.values.get(self.apart) if self.apart else None
 
 
-def note(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str]], Kind[P]]:
-    """Make a function that returns words into a kind of note. Facts with another value of ``apart`` are not merged."""
+def note(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str | None]], Kind[P]]:
+    """Make a function into a kind of note. It returns the words, or has them as its docstring with names of values.
+
+    Facts with another value of ``apart`` are not merged.
+    """
     return lambda words: Kind(words, "note", folds, apart)
 
 
-def caution(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str]], Kind[P]]:
-    """Make a function that returns words into a kind of caution."""
+def caution(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str | None]], Kind[P]]:
+    """Make a function into a kind of caution, as ``note`` does."""
     return lambda words: Kind(words, "caution", folds, apart)
+
+
+def merge_folds(folds: Sequence[Sequence[Fact]], model: Sequence[Fact] = ()) -> list[Fact]:
+    """Return what the facts of folds, and of the model of all images, say about their run.
+
+    What becomes of a fact, its kind says. If a fold has a fact several times because it was resumed, the last counts.
+    """
+    last = [{KINDS[fact.kind].key(fact): fact for fact in facts} for facts in folds]
+    merged: dict[tuple[str, Any], Fact] = {}
+    for facts in last:
+        for key, fact in facts.items():
+            if fact.in_folds in ("once", "counted"):
+                merged.setdefault(key, fact)
+    for key, fact in merged.items():
+        if fact.in_folds == "counted":
+            merged[key] = replace(fact, folds=(sum(key in facts for facts in last), len(last)))
+    of_model = {KINDS[fact.kind].key(fact): fact for fact in model if fact.in_folds == "model"}
+    return [*merged.values(), *of_model.values()]
