@@ -14,17 +14,21 @@ import json
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, variance
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import nct, t
+
+from lopsided.errors import InputError
 from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
 from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Protocol, compare, select
 from lopsided.paper.figures import write_figures
-from lopsided.paper.pooled import Additive, detectable, fit_additive
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
 from lopsided.paper.tables import blocks, notes, title, verdict_rows
 from lopsided.recipe import Recipe
@@ -32,6 +36,7 @@ from lopsided.runs.comparison_tables import MISSING, difference_text, markdown_t
 from lopsided.runs.record_files import read_records
 from lopsided.runs.records import Record
 
+Name = TypeVar("Name", bound=Hashable)
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 LESIONS = ROOT / "results" / "isic-lesions.csv"
@@ -218,6 +223,61 @@ def seed_means(runs: Runs, scenarios: Sequence[str], split: str, figure: str) ->
             mean = fmean(points(runs[name, setting, seed], split, figure) for name in scenarios)
             found.setdefault(setting, {})[seed] = mean
     return found
+
+
+@dataclass(frozen=True)
+class Additive(Generic[Name]):
+    """All losses in one linear model: the mean of each loss, the deviation of the noise, and its degrees of freedom.
+
+    The model of a value is loss + seed + noise: each loss has a level, each seed moves all losses alike, and the noise
+    has the same variance everywhere. So all losses share one estimate of the noise. With L losses and S seeds, it has
+    (L - 1)(S - 1) degrees of freedom, instead of the S - 1 of the differences of a single pair.
+    """
+
+    means: Mapping[Name, float]
+    seeds: int
+    deviation: float
+    freedom: int
+
+    def contrast(self, weights: Mapping[Name, float], level: float = 0.95) -> Figure:
+        """Return a weighted sum of the means with its interval. The weights must sum to 0, so that seeds cancel."""
+        if abs(math.fsum(weights.values())) > 1e-9:
+            raise InputError(f"The weights of a contrast must sum to 0, got {math.fsum(weights.values()):g}.")
+        value = math.fsum(weight * self.means[name] for name, weight in weights.items())
+        error = self.deviation * math.sqrt(math.fsum(weight**2 for weight in weights.values()) / self.seeds)
+        half = float(t.ppf((1 + level) / 2, self.freedom)) * error
+        return Figure(value, value - half, value + half)
+
+
+def fit_additive(values: Mapping[Name, Mapping[int, float]]) -> Additive[Name]:
+    """Fit loss + seed to the values of each loss by seed. Seeds that not all losses have are left out."""
+    seeds = sorted(set.intersection(*(set(row) for row in values.values()))) if values else []
+    if len(values) < 2 or len(seeds) < 2:
+        raise InputError(f"A model needs two losses and two seeds at least, got {len(values)} and {len(seeds)}.")
+    table = np.array([[row[seed] for seed in seeds] for row in values.values()])
+    means = table.mean(axis=1)
+    residuals = table - means[:, None] - table.mean(axis=0) + table.mean()
+    freedom = (len(values) - 1) * (len(seeds) - 1)
+    deviation = math.sqrt(float((residuals**2).sum()) / freedom)
+    return Additive(dict(zip(values, means.tolist(), strict=True)), len(seeds), deviation, freedom)
+
+
+def detectable(runs: int, *, comparisons: int = 1, power: float = 0.8, level: float = 0.95) -> float:
+    """Return the smallest effect that paired runs detect with this power, in standard deviations of a difference.
+
+    An effect is detected if Student's interval of the paired differences lies on its side of 0. ``comparisons`` is the
+    number for which Bonferroni's correction widens the interval.
+
+    >>> round(detectable(4), 2), round(detectable(100), 2)
+    (2.13, 0.28)
+    """
+    freedom = runs - 1
+    limit = float(t.ppf(1 - (1 - level) / 2 / comparisons, freedom))
+
+    def missed(effect: float) -> float:
+        return float(nct.cdf(limit, freedom, effect * math.sqrt(runs))) - (1 - power)
+
+    return float(brentq(missed, 0.0, 100.0))
 
 
 def pooled_contrasts(model: Additive[Setting]) -> dict[str, Figure]:

@@ -9,7 +9,9 @@ import pytest
 from scipy.stats import f_oneway, t, ttest_1samp, ttest_rel
 
 from lopsided.errors import InputError
-from lopsided.paper.pooled import detectable, fit_additive
+from test_results import script
+
+detectable, fit_additive = script.detectable, script.fit_additive
 
 
 def made(losses: int, seeds: int, seed: int = 0) -> dict[str, dict[int, float]]:
