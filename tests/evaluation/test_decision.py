@@ -9,7 +9,6 @@ import pytest
 from scipy.stats import beta, norm
 
 from lopsided.errors import InputError
-from lopsided.evaluation.by_rule import crossed, figures_by_rule
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, fit_calibration, prior_of
 from lopsided.evaluation.decision import (
     Decision,
@@ -20,6 +19,7 @@ from lopsided.evaluation.decision import (
     resolve,
     through,
 )
+from lopsided.evaluation.folds import crossed, figures_by_rule
 
 CLASSES = ("a", "b", "c")
 PRIOR = (0.7, 0.25, 0.05)

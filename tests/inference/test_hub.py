@@ -24,7 +24,7 @@ from lopsided.models.encoders import Ensemble, build_encoder
 from lopsided.models.heads import Adapter, ClassifierHead
 from lopsided.models.machine import arrange
 from lopsided.models.model import AdapterCard, Model, ModelCard
-from lopsided.reports.card_use import use
+from lopsided.reports.model_card import use
 
 CLASSES = ("cat", "dog", "näive \"fox\"")  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lopsided.reports.arms_page import arms_page
-from lopsided.reports.fold_data import OutOfFold, read_out_of_fold
+from lopsided.reports.fold_page import OutOfFold, read_out_of_fold
 from lopsided.runs.comparison import name_arms
 from lopsided.runs.record_files import read_records
 from made_folds import make_comparison

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.evaluation.epochs import figure_of
+from lopsided.evaluation.metric_table import figure_of
 from lopsided.training.selection import MAX_PROBE, Selection, centroid_logits, figures, probe_rows, tempered_log_loss
 
 

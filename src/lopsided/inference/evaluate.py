@@ -10,8 +10,8 @@ import numpy as np
 
 from lopsided.data.sources import Source, open_source
 from lopsided.errors import DataError, sentence
-from lopsided.evaluation.by_rule import decided_unseen, figures_by_rule
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.folds import decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.readable import ReadableImages
 from lopsided.inference.use import Use, choose_use

@@ -5,28 +5,35 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from lopsided.errors import InputError
-from lopsided.paper import page_figures as sweep_figures
 from lopsided.paper import tables
 from lopsided.paper.claims import BLIND, RULE, Verdict
-from lopsided.paper.compare import Comparison, Protocol, compare
-from lopsided.paper.page_figures import HeatMap, Link, anchor
+from lopsided.paper.compare import Comparison, Entry, Protocol, compare
 from lopsided.paper.protocol import CL, FIGURES, Setting
 from lopsided.recipe.words import amount
+from lopsided.reports import svg
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import ETA, GAMMA, MINUS, clean, signed
 from lopsided.runs.comparison import WORDS, lopsidedness
+from lopsided.runs.comparison_tables import runs_text, shown_interval
 from lopsided.runs.records import Record
 from lopsided.runs.sweep import about_sweep
 
 KIND = "reproduce"
 """The kind in ``sweep.json`` of a sweep for one of the paper's tables."""
+
+STYLES = {"test": "c0", "held_out": "c1"}
+Place = tuple[str | None, Setting]
+Link = Callable[[str | None, Setting, int], str]
+"""The address of a run's page by scenario, loss and seed; empty if there is none."""
 
 _HYPHEN = re.compile(r"(?<![\w.])-(?=\d)")  # The hyphen of a negative number.
 
@@ -40,6 +47,11 @@ class View:
     comparison: Comparison
     settings: tuple[Setting, ...]
     grid: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The settings as they are named along the axis."""
+        return [str(setting) if self.axis is None else f"{getattr(setting, self.axis):g}" for setting in self.settings]
 
 
 def is_of_paper(folder: Path) -> bool:
@@ -104,7 +116,7 @@ def _group(number: int, source: str, protocol: Protocol, records: Sequence[Recor
                 "heat_maps": list(_heat_maps(view, number, link)),
                 "lines": [] if view.grid else _lines(view, link),
                 "has_published": any(entry.published is not None for entry in view.comparison.entries.values()),
-                "splits": [(sweep_figures.STYLES[split], WORDS[split]) for split in view.comparison.splits],
+                "splits": [(STYLES[split], WORDS[split]) for split in view.comparison.splits],
                 "differences": list(_differences(view)),
                 "notes": tables.notes(view.comparison) if view.comparison.is_of_paper and not view.grid else [],
             }
@@ -143,53 +155,33 @@ def _views(records: Sequence[Record], protocol: Protocol) -> Iterator[View]:
         yield View(f"Over {ETA} and {GAMMA} together", None, comparison, tuple(settings), grid=True)
 
 
-def _heat_maps(view: View, number: int, link: Link) -> Iterator[HeatMap]:
+def _heat_maps(view: View, number: int, link: Link) -> Iterator[dict[str, Any]]:
     comparison = view.comparison
     for figure in FIGURES:
         for split in comparison.splits:
             what = f"{WORDS[figure]} on {WORDS[split]} images, per cent"
             if view.grid:
                 etas, gammas = (sorted({getattr(s, name) for s in view.settings}) for name in ("eta", "gamma"))
+                names, corner = [f"{gamma:g}" for gamma in gammas], f"{ETA} down, {GAMMA} across"
                 for scenario in comparison.scenarios:
                     places = [(f"{eta:g}", [(scenario, Setting(eta, gamma)) for gamma in gammas]) for eta in etas]
-                    names = [f"{gamma:g}" for gamma in gammas]
-                    caption = f"{scenario}: {what}"
-                    corner = f"{ETA} down, {GAMMA} across"
-                    yield sweep_figures.heat_map(
-                        comparison, places, names, corner, caption, figure, split, number, link
-                    )
+                    yield heat_map(view, places, names, corner, f"{scenario}: {what}", figure, split, number, link)
                 continue
             places = [
                 (clean(scenario or "all images"), [(scenario, setting) for setting in view.settings])
                 for scenario in comparison.scenarios
             ]
-            names = [str(s) if view.axis is None else f"{getattr(s, view.axis):g}" for s in view.settings]
             corner = {"eta": ETA, "gamma": GAMMA}.get(view.axis or "", "")
-            yield sweep_figures.heat_map(comparison, places, names, corner, what, figure, split, number, link)
+            yield heat_map(view, places, view.names, corner, what, figure, split, number, link)
 
 
 def _lines(view: View, link: Link) -> list[dict[str, Any]]:
-    return [
-        {
-            "figure": figure,
-            "plots": [
-                (
-                    clean(scenario or "all images"),
-                    sweep_figures.lines(
-                        view.comparison,
-                        scenario,
-                        view.settings,
-                        view.axis,
-                        figure,
-                        sweep_figures.y_range(view.comparison, figure, view.settings),
-                        link,
-                    ),
-                )
-                for scenario in view.comparison.scenarios
-            ],
-        }
-        for figure in FIGURES
-    ]
+    plots = []
+    for figure in FIGURES:
+        y = y_range(view.comparison, figure, view.settings)
+        drawn = [(clean(s or "all images"), lines(view, s, figure, y, link)) for s in view.comparison.scenarios]
+        plots.append({"figure": figure, "plots": drawn})
+    return plots
 
 
 def _differences(view: View) -> Iterator[dict[str, Any]]:
@@ -261,3 +253,134 @@ def _run_groups(number: int, records: Iterable[Record], sweep: SweepData) -> Ite
             "what": clean(other) or str(setting),
             "runs": [sweep.run_row(run) for run in sorted(runs, key=lambda run: run.seed)],
         }
+
+
+def heat_map(
+    view: View,
+    places: Sequence[tuple[str, Sequence[Place]]],
+    columns: Sequence[str],
+    corner: str,
+    caption: str,
+    figure: str,
+    split: str,
+    number: int,
+    link: Link,
+) -> dict[str, Any]:
+    """Return a heat map of the cells in ``places``, row by row; ``number`` is the number of their group of runs.
+
+    A cell with one run links to the page of the run, if it exists. Other cells link to the list of their runs.
+    """
+    entries = [[view.comparison.entry(*place, split, figure) for place in row] for _, row in places]
+    means = [entry.mean.value for row in entries for entry in row if entry is not None]
+    low, high = (min(means), max(means)) if means else (0.0, 1.0)
+    rows = []
+    for (name, row), found in zip(places, entries, strict=True):
+        best = max((entry.mean.value for entry in found if entry is not None), default=math.nan)
+        cells = [
+            None if entry is None else _cell(entry, _address(entry, place, number, link), low, high, best)
+            for place, entry in zip(row, found, strict=True)
+        ]
+        rows.append((name, cells))
+    about = {"caption": caption, "figure": figure, "split": split, "corner": corner}
+    return {**about, "columns": list(columns), "rows": rows}
+
+
+def _address(entry: Entry, place: Place, number: int, link: Link) -> str:
+    page = link(*place, next(iter(entry.values))) if len(entry.values) == 1 else ""
+    return page or f"#{anchor(number, *place)}"
+
+
+def _cell(entry: Entry, address: str, low: float, high: float, best: float) -> dict[str, Any]:
+    """Return one cell; its shade ranges from 1, the lowest value, to 10."""
+    share = (entry.mean.value - low) / (high - low) if high > low else 0.5
+    limits = shown_interval(entry.mean)
+    return {
+        "text": f"{entry.mean.value:.1f}",
+        "note": runs_text(entry.runs) if limits is None else f"{limits[0]:.1f} to {limits[1]:.1f}",
+        "shade": 1 + round(9 * share),
+        "is_best": entry.mean.value == best,
+        "address": address,
+    }
+
+
+def anchor(number: int, scenario: str | None, setting: Setting) -> str:
+    """Return the HTML id for the runs of a cell.
+
+    >>> anchor(1, "90:10", Setting(300.0, 0.0))
+    'runs-1-90-10-300-0'
+    """
+    text = f"{number}-{scenario or 'all'}-{setting.eta:g}-{setting.gamma:g}"
+    return "runs-" + "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in text)
+
+
+def lines(view: View, scenario: str | None, figure: str, y: svg.Range, link: Link) -> Markup:
+    """Draw one figure of one scenario over eta, gamma or losses: means with intervals, runs, and the paper's values."""
+    comparison, settings, axis = view.comparison, view.settings, view.axis
+    positions = [float(i) if axis is None else getattr(setting, axis) for i, setting in enumerate(settings)]
+    spread = (max(positions) - min(positions)) or 1.0
+    where = "" if scenario is None else f" at {scenario}"
+    plot = svg.Plot(
+        f"{WORDS[figure]}{where} over {axis or 'losses'}",
+        (min(positions) - 0.06 * spread, max(positions) + 0.06 * spread),
+        y,
+        x_label=axis or "",
+        x_ticks=positions,
+        x_names=view.names,
+        width=400,
+        height=250,
+    )
+    drawn = [split for split in STYLES if split in comparison.splits]
+    for number, split in enumerate(drawn):
+        aside = 0.018 * spread * (2 * number - len(drawn) + 1)
+        entries = [
+            (x + aside, setting, entry)
+            for x, setting in zip(positions, settings, strict=True)
+            if (entry := comparison.entry(scenario, setting, split, figure)) is not None
+        ]
+        _series(
+            plot, entries, STYLES[split], f"{WORDS[split]} {WORDS[figure]}", scenario, link, joined=axis is not None
+        )
+    for x, setting in zip(positions, settings, strict=True):
+        value = comparison.published(scenario, setting, figure)
+        if value is not None and y[0] <= value <= y[1]:
+            plot.dot(x, value, "hollow", f"published: {value:.2f}", radius=4.5)
+    return plot.render()
+
+
+def _series(
+    plot: svg.Plot,
+    entries: Sequence[tuple[float, Setting, Entry]],
+    style: str,
+    words: str,
+    scenario: str | None,
+    link: Link,
+    *,
+    joined: bool,
+) -> None:
+    if joined:
+        plot.line([(x, entry.mean.value) for x, _, entry in entries], f"{style} thin")
+    for x, setting, entry in entries:
+        told = f"{setting}, {words} {entry.mean.value:.1f}"
+        if (limits := shown_interval(entry.mean)) is not None:
+            low, high = limits
+            plot.whisker(x, max(low, plot.y[0]), min(high, plot.y[1]), style)
+            told += f" [{low:.1f}, {high:.1f}]"
+        for seed, value in entry.values.items():
+            address = link(scenario, setting, seed)
+            if address:
+                plot.parts.append(Markup('<a href="{}">').format(address))
+            plot.dot(x, value, f"run {style}", f"{setting}, seed {seed}: {words} {value:.1f}", radius=2.4)
+            if address:
+                plot.parts.append(Markup("</a>"))
+        plot.dot(x, entry.mean.value, f"dot {style}", f"{told}, {entry.runs} runs", radius=4)
+
+
+def y_range(comparison: Comparison, figure: str, settings: Sequence[Setting]) -> svg.Range:
+    """Return the range of a common scale that covers every run, interval and published value."""
+    found: list[float] = []
+    for (_, setting, _, name), entry in comparison.entries.items():
+        if name == figure and setting in settings:
+            found += [*entry.values.values(), *([] if entry.published is None else [entry.published])]
+            found += [limit for limit in (entry.mean.low, entry.mean.high) if not math.isnan(limit)]
+    low, high = svg.padded(found, floor=0.0)
+    return max(low, 0.0), min(high, 100.0)

@@ -13,7 +13,6 @@ from lopsided.evaluation.intervals import Figure
 from lopsided.evaluation.metric_table import is_share
 from lopsided.recipe.words import amount
 from lopsided.reports import fold_page, svg
-from lopsided.reports.fold_data import read_out_of_fold
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import clean, duration, signed
@@ -102,7 +101,7 @@ def _images(
             continue
         scenario = comparison.scenarios[0]
         own = [record for record in records if record.scenario == scenario]
-        data, notes = read_out_of_fold(folder, own, name_arms(records, sweep.arms))
+        data, notes = fold_page.read_out_of_fold(folder, own, name_arms(records, sweep.arms))
         warnings = [(note, "") for note in notes]
         if data is None:
             return None, "", warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +16,14 @@ from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
-from lopsided.reports.labels_section import labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
 from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, favoured, favoured_interval, is_sure
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import clean, duration, percent, quoted
-from lopsided.runs.folder import FEATURES, RECIPE
+from lopsided.runs.folder import FEATURES, MAX_TABLE, RECIPE
+from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
 from lopsided.runs.metrics import Evaluation
 from lopsided.seeds import derive_seed
 
@@ -37,6 +38,9 @@ WORST = 24
 FEW_CLASSES = 12
 MOST_NOTED = 100
 """Maximum number of unreadable images that a page lists."""
+SHOWN_LABELS, SHOWN_PAIRS = 24, 12
+"""Number of doubtful labels and of pairs of near-duplicates that a page shows."""
+ACROSS = {"label": "other label", "group": "other group", "image": "same label"}
 LEAST_IMAGES = 50
 """A page always lists at least this many images, even if it exceeds the size limit."""
 
@@ -81,7 +85,7 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
     while True:
         pictures, data, seen = _judgement(facts, facts.figures, judged[split], judged.get("val"), kind, most, room)
         if metrics.folds is not None:
-            seen["labels"] = labels_section(folder, in_order(judged[split], recipe.seed, most).first(), pictures)
+            seen["labels"] = _labels_section(folder, in_order(judged[split], recipe.seed, most).first(), pictures)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
             return page
@@ -441,3 +445,73 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
         ],
         "unreadable_more": max(len(unreadable) - MOST_NOTED, 0),
     }
+
+
+def _labels_section(folder: Path, listed: Judged, pictures: Thumbnails) -> dict[str, Any] | None:
+    """Return the context of the section, or None if the run has no label check or it does not fit the predictions.
+
+    ``listed`` are the images of the page, which have the pictures.
+    """
+    rows = read_table(folder / LABELS, MAX_TABLE)
+    places = {name: i for i, name in enumerate(listed.names)}
+    if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
+        return None
+    number = sum(row["suspect"] == "yes" for row in rows)
+    shown = [
+        tile for row in rows[: min(SHOWN_LABELS, number)] if (tile := _label_tile(row, places, pictures)) is not None
+    ]
+    pairs = read_table(folder / NEAR_DUPLICATES, MAX_TABLE)
+    wanted = {"similarity", "across", "name", "label", "other_name", "other_label"}
+    pairs = [pair for pair in pairs if wanted <= set(pair) and pair["across"] in ACROSS]
+    pairs.sort(key=lambda pair: list(ACROSS).index(pair["across"]))
+    words = (
+        f"About {amount(number, 'label')} of {amount(len(rows), 'image')} may be wrong, by models that did not see the "
+        "image."
+        if number
+        else f"No label of {amount(len(rows), 'image')} is in doubt, by models that did not see the image."
+    )
+    return {
+        "words": words,
+        "tiles": shown,
+        "pairs": [_pair(pair, places, pictures) for pair in pairs[:SHOWN_PAIRS]],
+        "pair_words": _pair_words(pairs) if (folder / NEAR_DUPLICATES).is_file() else "",
+        "file": LABELS,
+        "pair_file": NEAR_DUPLICATES,
+    }
+
+
+def _label_tile(row: dict[str, Any], places: dict[str, int], pictures: Thumbnails) -> dict[str, Any] | None:
+    try:
+        p = float(row["p_label"])
+    except ValueError:
+        return None
+    if not math.isfinite(p):
+        return None
+    return {
+        "name": clean(row["name"]),
+        "group": clean(row.get("group", "")),
+        "label": clean(row["label"]),
+        "suggested": clean(row["suggested"]),
+        "p": p,
+        "picture": pictures.classes(places[row["name"]]) if row["name"] in places else "",
+    }
+
+
+def _pair(row: dict[str, Any], places: dict[str, int], pictures: Thumbnails) -> dict[str, Any]:
+    def one(prefix: str) -> dict[str, str]:
+        name = row[f"{prefix}name"]
+        return {
+            "name": clean(name),
+            "label": clean(row[f"{prefix}label"]),
+            "picture": pictures.classes(places[name]) if name in places else "",
+        }
+
+    return {"similarity": clean(row["similarity"]), "across": ACROSS[row["across"]], "images": [one(""), one("other_")]}
+
+
+def _pair_words(pairs: list[dict[str, Any]]) -> str:
+    if not pairs:
+        return "No two images of different labels, groups or names have nearly the same features."
+    across = sum(pair["across"] == "label" for pair in pairs)
+    some = f"{amount(len(pairs), 'pair')} of images with nearly the same features"
+    return f"{some}; {across:,} of them with different labels."

@@ -21,10 +21,9 @@ from lopsided.data.prepare import split_rule, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
-from lopsided.evaluation.by_rule import figures_by_rule
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
 from lopsided.evaluation.decision import Decision
-from lopsided.evaluation.folds import mean_evaluation, settle_crossed, settle_scores
+from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.inference.predict import PROBABILITY

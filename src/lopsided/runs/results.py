@@ -19,8 +19,8 @@ from lopsided import __version__, files
 from lopsided.data.prepare import training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks
-from lopsided.evaluation.by_rule import decided_unseen, figures_by_rule
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.folds import decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.facts import Fact
 from lopsided.inference.predict import PROBABILITY

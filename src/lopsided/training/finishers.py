@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.errors import InputError
-from lopsided.evaluation.epochs import figure_of
+from lopsided.evaluation.metric_table import figure_of
 from lopsided.facts import notes
 from lopsided.models.encoders import seeded_init
 from lopsided.training.checkpoint import ENCODER_NAME, State, load_strictly

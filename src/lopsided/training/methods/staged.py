@@ -10,7 +10,7 @@ from time import perf_counter
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lopsided.evaluation.epochs import figure_of
+from lopsided.evaluation.metric_table import figure_of
 from lopsided.facts import Fact, notes
 from lopsided.models.model import all_finite
 from lopsided.training.checkpoint import State, load_strictly, restoring
