@@ -1,35 +1,20 @@
 """Verdicts on the paper's claims, from paired runs. Needs no torch.
 
-The rule. A claim can be true in one or more ways. A way is a set of comparisons; each comparison states that one value
-is above another. Runs of one seed share their images, their split and their initial weights. A comparison is therefore
-the difference within a seed, averaged over the scenarios of the claim. The seeds are independent, so Student's interval
-is computed over the seeds. The verdict is
-
-- *supported* if, in one way, the intervals of all comparisons lie above 0,
-- *contradicted* if, in every way, the interval of at least one comparison lies below 0,
-- *cannot tell* otherwise.
-
-"Best of all" is one way with a comparison to each rival. "Some value is better" has one way per value, with one
-comparison each. Each limit has a confidence of 97.5 %. With k ways, a claim would be supported by chance up to k times
-as often, so the confidence of the lower limits rises to 1 - 0.025 / k. With k comparisons in a way, the same holds for
-the upper limits (Bonferroni). A claim that is not true is thus supported in at most 2.5 % of all repetitions, and a
-claim that is not false is contradicted in at most 2.5 %.
+``RULE`` is the rule. A claim can be true in one or more ways. A way is a set of comparisons: "best of all" is one way
+with a comparison to each rival, "some value is better" has one way per value, with one comparison each. Runs of one
+seed share their images, their split and their initial weights, so a comparison is the difference within a seed. With k
+ways, a claim would be supported by chance up to k times as often, and with k comparisons in a way be contradicted so;
+Bonferroni's correction prevents both. A claim that is not false is contradicted in at most 2.5 % of all repetitions.
 
 Fewer than three paired runs give no verdict: with few images, figures are so coarse that two differences are often
-equal. Differences that are all equal have no interval and give no verdict either. A claim over a range needs runs at
-both ends of the range. A way with a missing comparison cannot support a claim, and a missing comparison cannot
-contradict it.
+equal. Differences that are all equal have no interval and give no verdict either. A way with a missing comparison
+cannot support a claim, and a missing comparison cannot contradict it.
 
-The claim that eta helps more as imbalance grows has two ways, each based on a difference to CL: the difference of the
-mean over all eta above 0, and the difference of the largest eta. In one of the two ways, the difference must be above 0
-at 90:10 and must rise from 60:40 to 90:10. The rise is computed from the straight line through the differences of the
-scenarios. For two scenarios it is the second difference minus the first.
+The rise of the claim on eta is computed from the straight line through the differences of the scenarios. For two
+scenarios it is the second difference minus the first.
 
-Limits of the rule. It evaluates the mean over the scenarios of a claim, not each scenario. It assumes normal
-differences, which four seeds cannot confirm. It ignores the factors that all runs share: one pool of images, and one
-protocol with one choice for everything that the paper leaves open. A verdict holds for this protocol only. "Cannot
-tell" does not prove equality; the interval shows how large an undetected difference may be. Each verdict is computed
-separately, so some of many verdicts may be wrong.
+``BLIND`` says what the rule does not see. A verdict holds for this protocol only. The interval of "cannot tell" shows
+how large an undetected difference may be.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import amount
-from lopsided.reports import svg
+from lopsided.reports import run_figures
 from lopsided.reports.run_data import Judged, open_finished, read_judged
 from lopsided.reports.sweep_data import is_key
 from lopsided.reports.thresholds import curves
@@ -187,21 +187,12 @@ def curve_plots(data: OutOfFold) -> dict[str, Any]:
     """Return the ROC and precision-recall curves of the rarest class, with a line for each arm."""
     label = data.rarest
     name = data.classes[label]
-    common: dict[str, Any] = {
-        "x": (0.0, 1.0), "y": (0.0, 1.0), "width": _SIDE, "height": _SIDE, "y_ticks": svg.ticks(0, 1),
-    }  # fmt: skip
-    roc = svg.Plot(
-        f"ROC curves of {quoted(name)}, one for each method", x_label="false positive rate", y_label="recall", **common
-    )
-    pr = svg.Plot(
+    roc, pr = run_figures.curve_plots(
+        f"ROC curves of {quoted(name)}, one for each method",
         f"Precision-recall curves of {quoted(name)}, one for each method",
-        x_label="recall",
-        y_label="precision",
-        **common,
+        float((data.labels == label).mean()),
+        _SIDE,
     )
-    share = float((data.labels == label).mean())
-    roc.line([(0, 0), (1, 1)], "reference")
-    pr.line([(0, share), (1, share)], "reference")
     legend = []
     for number, arm in enumerate(data.arms[:MOST_ARMS]):
         p = data.p[arm][:, label]

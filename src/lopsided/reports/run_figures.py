@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,27 +66,32 @@ def confusion_cells(confusion: Sequence[Sequence[int]]) -> tuple[list[int], list
     return shown.tolist(), cells
 
 
+def curve_plots(
+    roc_title: str, pr_title: str, share: float, side: int, identities: tuple[str, str] = ("", "")
+) -> tuple[svg.Plot, svg.Plot]:
+    """Return the axes of ROC and precision-recall curves, with the lines of a ranking by chance."""
+    unit, marks = (0.0, 1.0), svg.ticks(0, 1)
+    roc, pr = (
+        svg.Plot(title, unit, unit, x_label, y_label, y_ticks=marks, width=side, height=side, identity=identity)
+        for title, x_label, y_label, identity in (
+            (roc_title, "false positive rate", "recall", identities[0]),
+            (pr_title, "recall", "precision", identities[1]),
+        )
+    )
+    roc.line([(0, 0), (1, 1)], "reference")
+    pr.line([(0, share), (1, share)], "reference", identity=f"{pr.identity}-reference" if pr.identity else "")
+    return roc, pr
+
+
 def roc_plot(
     p: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_], name: str, now: Counts, chosen: Counts | None
 ) -> tuple[Markup, Markup]:
     """Draw the ROC and precision-recall curves with the points of the current and the validation threshold."""
     roc, precision_recall = curves(p, positive)
     share = float(positive.mean()) if len(positive) else 0.0
-    common: dict[str, Any] = {
-        "x": (0.0, 1.0), "y": (0.0, 1.0), "width": SIDE, "height": SIDE, "y_ticks": svg.ticks(0, 1),
-    }  # fmt: skip
-    first = svg.Plot(
-        f"ROC curve of {quoted(name)}",
-        x_label="false positive rate",
-        y_label="recall",
-        identity="roc",
-        **common,
+    first, second = curve_plots(
+        f"ROC curve of {quoted(name)}", f"Precision-recall curve of {quoted(name)}", share, SIDE, ("roc", "pr")
     )
-    second = svg.Plot(
-        f"Precision-recall curve of {quoted(name)}", x_label="recall", y_label="precision", identity="pr", **common
-    )
-    first.line([(0, 0), (1, 1)], "reference")
-    second.line([(0, share), (1, share)], "reference", identity="pr-reference")
     first.line(roc, "c0", identity="roc-line")
     second.line(precision_recall, "c0", identity="pr-line")
     for plot, axes in ((first, _roc_point), (second, _pr_point)):
@@ -137,11 +141,16 @@ def calibration_plot(judged: Judged) -> Markup:
     return plot.render()
 
 
-def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]]]]:
-    """Draw the loss and the validation figures of a stage. Return each plot with its caption and legend."""
+def _epochs(stage: Stage) -> tuple[svg.Range, list[float]]:
+    """Return the range of the axis of epochs, and its ticks."""
     epochs = [row["epoch"] for row in stage.epochs]
     x = (min(epochs) - 0.5, max(epochs) + 0.5) if len(epochs) < 3 else (min(epochs), max(epochs))
-    marks = epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)]
+    return x, epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)]
+
+
+def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]]]]:
+    """Draw the loss and the validation figures of a stage. Return each plot with its caption and legend."""
+    x, marks = _epochs(stage)
     plots = []
     for caption, series in (
         ("loss", [("loss", "loss", "c2")]),
@@ -175,13 +184,10 @@ def diagnostic_plot(stage: Stage, image_share: float, name: str) -> tuple[Markup
     series = [line for line in series if line[0]]
     if not series:
         return None
-    epochs = [row["epoch"] for row in stage.epochs]
-    x = (min(epochs) - 0.5, max(epochs) + 0.5) if len(epochs) < 3 else (min(epochs), max(epochs))
+    x, marks = _epochs(stage)
     top = max([image_share, *(value for points, _, _ in series for _, value in points)])
-    plot = svg.Plot(
-        f"{quoted(name)} in the loss", x, (0.0, min(1.0, 1.25 * top) or 1.0), x_label="epoch", height=230,
-        x_ticks=epochs if len(epochs) <= 8 else [tick for tick in svg.ticks(*x) if tick == int(tick)],
-    )  # fmt: skip
+    y = (0.0, min(1.0, 1.25 * top) or 1.0)
+    plot = svg.Plot(f"{quoted(name)} in the loss", x, y, x_label="epoch", x_ticks=marks, height=230)
     above = np.mean([value for _, value in series[0][0]]) > image_share
     plot.rule(y=image_share, text="share of the images", below=bool(above))
     for points, word, style in series:

@@ -245,34 +245,28 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
 def _of_vote(facts: Facts) -> Iterator[Caution]:
     if facts.figures is None:
         return
-    majority, uwa, accuracy = facts.figures.majority, facts.figures.figures.uwa, facts.figures.figures.accuracy
-    always = f"always predicting {quoted(majority.label)}"
-    if uwa.high is not None and uwa.high < majority.uwa:
-        yield Caution(
-            f"The UWA is lower than with {always}",
-            f"The model reaches {number(uwa.value)} {interval(uwa)}. The constant prediction reaches "
-            f"{number(majority.uwa)}.",
-        )
-    elif uwa.low is not None and uwa.low <= majority.uwa:
-        yield Caution(
-            f"The UWA may not be higher than with {always}",
-            f"The interval {interval(uwa)} contains {number(majority.uwa)}, the UWA of the constant prediction.",
-        )
-    if accuracy.high is not None and accuracy.high < majority.accuracy:
-        price = " With imbalanced classes, this is the price of finding the rare class. Use UWA and recall instead."
-        if uwa.value is None or uwa.value <= majority.uwa:
-            price = ""
-        yield Caution(
-            f"The accuracy is lower than with {always}",
-            f"The model reaches {number(accuracy.value)} {interval(accuracy)}. The constant prediction reaches "
-            f"{number(majority.accuracy)}.{price}",
-        )
-    elif accuracy.low is not None and accuracy.low <= majority.accuracy:
-        yield Caution(
-            f"The accuracy may not be higher than with {always}",
-            f"The interval {interval(accuracy)} contains {number(majority.accuracy)}, the accuracy of the constant "
-            "prediction. With imbalanced classes, accuracy is not informative. Use UWA and recall instead.",
-        )
+    majority, figures = facts.figures.majority, facts.figures.figures
+    always, informative = f"always predicting {quoted(majority.label)}", "Use UWA and recall instead."
+    price = ""
+    if figures.uwa.value is not None and figures.uwa.value > majority.uwa:
+        price = f" With imbalanced classes, this is the price of finding the rare class. {informative}"
+    doubt = f" With imbalanced classes, accuracy is not informative. {informative}"
+    for name, figure, constant, if_lower, if_unsure in (
+        ("UWA", figures.uwa, majority.uwa, "", ""),
+        ("accuracy", figures.accuracy, majority.accuracy, price, doubt),
+    ):
+        if figure.high is not None and figure.high < constant:
+            yield Caution(
+                f"The {name} is lower than with {always}",
+                f"The model reaches {number(figure.value)} {interval(figure)}. The constant prediction reaches "
+                f"{number(constant)}.{if_lower}",
+            )
+        elif figure.low is not None and figure.low <= constant:
+            yield Caution(
+                f"The {name} may not be higher than with {always}",
+                f"The interval {interval(figure)} contains {number(constant)}, the {name} of the constant prediction."
+                f"{if_unsure}",
+            )
 
 
 def val_role(recipe: Recipe) -> str:

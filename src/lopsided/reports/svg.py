@@ -55,6 +55,14 @@ def _at(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def _id(identity: str) -> str:
+    return Markup(' id="{}"').format(identity) if identity else ""
+
+
+def _title(title: str) -> str:
+    return Markup("<title>{}</title>").format(title) if title else ""
+
+
 @dataclass
 class Plot:
     """A plot with axes. ``label`` is the description for screen readers."""
@@ -98,8 +106,7 @@ class Plot:
 
     def line(self, points: Sequence[Point], style: str, identity: str = "") -> None:
         """Draw a line."""
-        mark = Markup(' id="{}"').format(identity) if identity else ""
-        self.parts.append(Markup('<path class="line {}"{} d="{}"/>').format(style, mark, self.path(points)))
+        self.parts.append(Markup('<path class="line {}"{} d="{}"/>').format(style, _id(identity), self.path(points)))
 
     def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
         """Fill the area between two lines."""
@@ -115,21 +122,18 @@ class Plot:
 
     def dot(self, x: float, y: float, style: str, title: str = "", *, radius: float = 3.5, identity: str = "") -> None:
         """Draw a point. ``title`` is its tooltip."""
-        mark = Markup(' id="{}"').format(identity) if identity else ""
-        inner = Markup("<title>{}</title>").format(title) if title else ""
         self.parts.append(
             Markup('<circle class="{}"{} cx="{}" cy="{}" r="{}">{}</circle>').format(
-                style, mark, _at(self.px(x)), _at(self.py(y)), _at(radius), inner
+                style, _id(identity), _at(self.px(x)), _at(self.py(y)), _at(radius), _title(title)
             )
         )
 
     def diamond(self, x: float, y: float, style: str, title: str = "", *, identity: str = "") -> None:
         """Draw a diamond, the mark of the validation threshold."""
-        mark = Markup(' id="{}"').format(identity) if identity else ""
         place = f"translate({_at(self.px(x))} {_at(self.py(y))})"
         self.parts.append(
             Markup('<path class="{}"{} d="M0-6 6 0 0 6-6 0Z" transform="{}"><title>{}</title></path>').format(
-                style, mark, place, title
+                style, _id(identity), place, title
             )
         )
 
@@ -159,10 +163,11 @@ class Plot:
     def bar(self, x0: float, x1: float, y: float, style: str, title: str = "") -> None:
         """Draw a bar from the bottom axis."""
         top, bottom = self.py(y), self.py(self.y[0])
-        inner = Markup("<title>{}</title>").format(title) if title else ""
         numbers = (_at(self.px(x0)), _at(top), _at(max(self.px(x1) - self.px(x0), 0.5)), _at(max(bottom - top, 0)))
         self.parts.append(
-            Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(style, *numbers, inner)
+            Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
+                style, *numbers, _title(title)
+            )
         )
 
     def _axes(self) -> Markup:
@@ -190,11 +195,10 @@ class Plot:
 
     def render(self) -> Markup:
         """Return the SVG element."""
-        mark = Markup(' id="{}"').format(self.identity) if self.identity else ""
         body = self._axes() + Markup("\n").join(self.parts)
         return Markup(
             '<svg class="plot"{} viewBox="0 0 {} {}" role="img" aria-label="{}" data-box="{}">{}</svg>'
-        ).format(mark, self.width, self.height, self.label, self._box(), body)
+        ).format(_id(self.identity), self.width, self.height, self.label, self._box(), body)
 
     def _box(self) -> str:
         """Return left, right, top and bottom of the plotting area, for the script of the page."""

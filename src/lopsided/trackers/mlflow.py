@@ -83,10 +83,7 @@ class MLflow(Tracker):
                 self._create(run)
             if self.place is not None:
                 _check_local(self._client.get_run(self._run).info.artifact_uri)
-        for past in run.history:
-            self.epoch(past.step, past.stage, past.figures)
-            if past.recall:
-                self.recall(past.step, "val", past.recall)
+        self.repeat(run.history)
         return self._run
 
     def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:

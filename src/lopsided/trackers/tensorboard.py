@@ -35,11 +35,8 @@ class TensorBoard(Tracker):
         self._writer = SummaryWriter(str(folder), purge_step=purge)
         if known is None:
             if run.recipe:
-                self._text("recipe", f"```toml\n{run.recipe}\n```", 0)
-            for past in run.history:
-                self.epoch(past.step, past.stage, past.figures)
-                if past.recall:
-                    self.recall(past.step, "val", past.recall)
+                self._writer.add_text("recipe", f"```toml\n{run.recipe}\n```", 0)
+            self.repeat(run.history)
         self._writer.flush()
         return folder.relative_to(root).as_posix()  # Valid after the run folder was moved.
 
@@ -57,17 +54,14 @@ class TensorBoard(Tracker):
 
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Write where the files are, because event files do not hold files."""
-        self._text("files", "\n".join(f"- `{path}`" for path in paths), 0)
+        self._writer.add_text("files", "\n".join(f"- `{path}`" for path in paths), 0)
 
     def end(self, step: int, status: Status, figures: Mapping[str, float]) -> None:
         """Write the results and close the event file."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
-        self._text("status", status, step)
+        self._writer.add_text("status", status, step)
         self._writer.close()
-
-    def _text(self, tag: str, text: str, step: int) -> None:
-        self._writer.add_text(tag, text, step)
 
     def _root(self, run: TrackedRun) -> Path:
         """Return the folder in which the event files of a run must be."""

@@ -81,6 +81,13 @@ class Tracker:
     def recall(self, step: int, split: str, recall: Mapping[str, float]) -> None:
         """Record the recall of each class on a split: of validation images per epoch, and of the results at the end."""
 
+    def repeat(self, history: Sequence[Epoch]) -> None:
+        """Record epochs that are done, for ``start``."""
+        for past in history:
+            self.epoch(past.step, past.stage, past.figures)
+            if past.recall:
+                self.recall(past.step, "val", past.recall)
+
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Keep files of the run."""
 

@@ -77,10 +77,7 @@ class WandB(Tracker):
                 settings=wandb.Settings(silent=True, console="off"),
                 **_place_in_group(run, name),
             )
-            for past in run.history:
-                self.epoch(past.step, past.stage, past.figures)
-                if past.recall:
-                    self.recall(past.step, "val", past.recall)
+            self.repeat(run.history)
         return name
 
     def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:
