@@ -43,10 +43,10 @@ from PIL import Image
 import lopsided
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import StreamedInputs, row_batches
-from lopsided.inference.engine import Engine, evaluating
+from lopsided.inference.engine import Engine
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.machine import arrange
+from lopsided.models.machine import arrange, evaluating
 from lopsided.models.model import Model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
 

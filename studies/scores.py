@@ -32,8 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import shared
 from lopsided.data.inputs import Part, prepare
 from lopsided.data.prepare import Sources, split_source
-from lopsided.inference.engine import evaluating
-from lopsided.models.machine import flushed_denormals, keep_freed_memory, threads
+from lopsided.models.machine import evaluating, flushed_denormals, keep_freed_memory, threads
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, State

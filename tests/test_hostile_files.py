@@ -300,7 +300,8 @@ def test_a_classifier_of_another_number_of_classes_is_refused_before_anything_is
     model = stranger / "model"
     if changed == "classes":
         card = json.loads((model / "model.json").read_text())
-        (model / "model.json").write_text(json.dumps({**card, "classes": [f"class {i}" for i in range(1000)]}))
+        changes = {"classes": [f"class {i}" for i in range(1000)], "prior": [0.001] * 1000}
+        (model / "model.json").write_text(json.dumps({**card, **changes}))
     else:
         state = load_file(model / "model.safetensors")
         with_card(model, save({key: value for key, value in state.items() if key != "classifier.weight"}))

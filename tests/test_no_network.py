@@ -59,7 +59,7 @@ def test_one_module_imports_onnxruntime_which_sends_telemetry_unless_it_is_switc
     importing = [
         path for path in package.rglob("*.py") if re.search(r"^\s*(import|from) onnxruntime", path.read_text(), re.M)
     ]
-    assert [path.name for path in importing] == ["runtime.py"]
+    assert [path.name for path in importing] == ["engine.py"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
-from lopsided.inference.packs import Mapper
+from lopsided.inference.pool import Mapper
 from lopsided.recipe import named_recipe
 from lopsided.reports.find_page import find_page
 from lopsided.runs.engines.ray_map import make_scorer

@@ -651,7 +651,7 @@ def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
 
 def test_a_path_outside_says_how_fit_is_to_allow_it(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\n../a.png,x\n")
-    with pytest.raises(DataError, match=r"data\.allow_outside = true in a recipe"):
+    with pytest.raises(DataError, match="allow_outside=true in fit"):
         open_source(tmp_path / "t.csv")
 
 

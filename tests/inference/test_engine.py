@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from lopsided.inference import engine as engines
-from lopsided.inference.engine import Engine, evaluating
+from lopsided.inference.engine import Engine
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
+from lopsided.models.machine import evaluating
 from lopsided.models.model import Model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
 

@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lopsided.errors import DataError, InputError
-from lopsided.inference.find import Question, Result, Search, Shortlist, fused, write_found
-from lopsided.inference.journal import Row
+from lopsided.inference.find import Question, Result, Row, Search, Shortlist, fused, write_found
 from lopsided.inference.neighbours import Known, spread
-from lopsided.inference.packs import Pack, Scores, packs
-from lopsided.inference.pool import find_images
+from lopsided.inference.pool import Pack, Scores, find_images, packs
 from lopsided.inference.predict import answers_of
 from lopsided.inference.scorer import Scorer
 from lopsided.runs.reopen import open_model

@@ -8,8 +8,7 @@ from PIL import Image
 from lopsided.data import decoding
 from lopsided.data.images import FileImages
 from lopsided.errors import RunError
-from lopsided.inference.feature_cache import Space
-from lopsided.inference.readable import ReadableImages
+from lopsided.inference.feature_cache import ReadableImages, Space
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part
 from lopsided.errors import RunError
 from lopsided.inference.feature_cache import Space, empty_cache, list_cache
-from lopsided.inference.small import SmallImages
+from lopsided.inference.scorer import SmallImages
 
 
 class Unreadable(Inputs):

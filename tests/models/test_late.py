@@ -10,9 +10,8 @@ import torch
 from lopsided.errors import RunError
 from lopsided.inference import engine as engines
 from lopsided.inference import export
-from lopsided.inference.engine import Engine
+from lopsided.inference.engine import Engine, graph_path, load_graph, store_graph
 from lopsided.inference.feature_cache import empty_cache, list_cache
-from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
 from lopsided.inference.scorer import Scorer
 from lopsided.models import encoders
 from lopsided.models.encoders import build_encoder, embedded_state, late_encoder

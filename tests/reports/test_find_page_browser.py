@@ -13,8 +13,7 @@ from PIL import Image
 
 from lopsided.data.prepare import add_more
 from lopsided.data.sources import open_source
-from lopsided.inference.find import Result
-from lopsided.inference.journal import Journal, Row
+from lopsided.inference.find import Journal, Result, Row
 from lopsided.models.model import ModelCard
 from lopsided.reports.find_page import write_find_page
 from lopsided.runs.find import Found

@@ -17,8 +17,7 @@ from lopsided import __version__
 from lopsided.cli import run as run_command
 from lopsided.errors import MissingDependencyError, RunError
 from lopsided.inference.neighbours import Known
-from lopsided.inference.packs import Pack, Scores, packs
-from lopsided.inference.pool import find_images
+from lopsided.inference.pool import Pack, Scores, find_images, packs
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import named_recipe

@@ -15,7 +15,7 @@ from lopsided.data.splits import Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.facts import notes
-from lopsided.inference.small import SmallImages
+from lopsided.inference.scorer import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
 from lopsided.training import baseline, quick_run

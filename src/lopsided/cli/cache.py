@@ -15,7 +15,7 @@ from lopsided.cli.sweeping import EngineName, cluster_mapper, refuse
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from lopsided.inference.packs import Mapper
+    from lopsided.inference.pool import Mapper
 
 
 def cache(

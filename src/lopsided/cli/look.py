@@ -134,7 +134,7 @@ def data(
         else:
             show(table(["source", "found", "where"], ([s["name"], _yes(s["found"]), s["where"]] for s in sources)))
         return
-    from lopsided.inference.readable import ReadableImages
+    from lopsided.inference.feature_cache import ReadableImages
     from lopsided.progress import counter
 
     with counter("reading images", quiet=quiet) as progress:

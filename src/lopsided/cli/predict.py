@@ -39,8 +39,7 @@ from lopsided.cli.views import Views, read_views, use_views
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
-    from lopsided.inference.predict import Answer, Summary
-    from lopsided.inference.use import Use
+    from lopsided.inference.predict import Answer, Summary, Use
     from lopsided.models.model import Model, ModelCard
     from lopsided.runs.find import Elsewhere
 
@@ -140,7 +139,7 @@ def _answering(
     elsewhere: Elsewhere | None,
 ) -> Iterator[Iterator[Answer]]:
     """Give the answers of this machine, or those of a cluster."""
-    from lopsided.inference.packs import packs
+    from lopsided.inference.pool import packs
     from lopsided.inference.predict import answers_of
     from lopsided.inference.scorer import Scorer
     from lopsided.runs.find import is_cached

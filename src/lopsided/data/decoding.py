@@ -22,7 +22,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -154,11 +154,9 @@ def examine(path: str | os.PathLike[str], known: Callable[[str], Header | None] 
                 with Image.open(file, formats=_formats()) as image:
                     header = _header(path, image)
                     _decoded(path, image, 1)  # At an eighth of its size a JPEG is still read to the last byte.
+            return replace(facts, header=header)
     except UnreadableImageError as error:
-        return FileFacts(facts.digest, facts.stamp, error=error.reason)
-    except Exception as error:
-        return FileFacts(facts.digest, facts.stamp, error=_reason(path, error))
-    return FileFacts(facts.digest, facts.stamp, header)
+        return replace(facts, error=error.reason)
 
 
 def hash_file(path: str | os.PathLike[str]) -> FileFacts:
@@ -168,8 +166,6 @@ def hash_file(path: str | os.PathLike[str]) -> FileFacts:
             return FileFacts(_digest(file), stamp)
     except UnreadableImageError as error:
         return FileFacts("", error=error.reason)
-    except OSError as error:
-        return FileFacts("", error=(error.strerror or "unreadable").lower())
 
 
 def read_pixels(
@@ -186,9 +182,7 @@ def read_pixels(
                 _check_pixels(path, image.size)
                 return facts, fit_image(_decoded(path, image, image_size), image_size, channels)
     except UnreadableImageError as error:
-        return FileFacts(facts.digest, facts.stamp, error=error.reason), None
-    except Exception as error:
-        return FileFacts(facts.digest, facts.stamp, error=_reason(path, error)), None
+        return replace(facts, error=error.reason), None
 
 
 def decode_image(
@@ -207,27 +201,30 @@ def read_image(
     the file has changed since an earlier reading gave ``facts``, an error is raised: what is computed from the image
     will be filed under that digest.
     """
-    try:
-        with _opened(path) as (file, stamp):
-            # A stamp changes with a new name or permission, too, so only the content decides.
-            if facts is not None and facts.digest and stamp != facts.stamp and _digest(file) != facts.digest:
-                raise UnreadableImageError(path, "its content has changed since it was first read")
-            with Image.open(file, formats=_formats()) as image:
-                _check_pixels(path, image.size)
-                return _decoded(path, image, image_size)
-    except UnreadableImageError:
-        raise
-    # With hostile bytes, decoders raise almost any exception, from SyntaxError to struct.error.
-    except Exception as error:
-        raise UnreadableImageError(path, _reason(path, error)) from error
+    with _opened(path) as (file, stamp):
+        # A stamp changes with a new name or permission, too, so only the content decides.
+        if facts is not None and facts.digest and stamp != facts.stamp and _digest(file) != facts.digest:
+            raise UnreadableImageError(path, "its content has changed since it was first read")
+        with Image.open(file, formats=_formats()) as image:
+            _check_pixels(path, image.size)
+            return _decoded(path, image, image_size)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Return the header of an image, without decoding the image."""
+    with _reading(path), Image.open(path, formats=_formats()) as image:
+        return _header(path, image)
+
+
+@contextmanager
+def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Refuse what is no file, and turn any error into an ``UnreadableImageError``.
+
+    With hostile bytes, decoders raise almost any exception, from SyntaxError to struct.error.
+    """
     try:
         check_image_file(path)
-        with Image.open(path, formats=_formats()) as image:
-            return _header(path, image)
+        yield
     except UnreadableImageError:
         raise
     except Exception as error:
@@ -237,8 +234,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, tuple[int, ...]]]:
     """Open an image file and give its content, in memory unless it is large, and its stamp."""
-    check_image_file(path)
-    with open(path, "rb") as file:
+    with _reading(path), open(path, "rb") as file:
         found = os.fstat(file.fileno())
         stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         yield io.BytesIO(file.read()) if found.st_size <= LARGE else file, stamp

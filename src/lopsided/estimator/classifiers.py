@@ -36,8 +36,7 @@ from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
 from lopsided.files import atomic_write
 from lopsided.inference.engine import Engine
-from lopsided.inference.probabilities import check_finite
-from lopsided.inference.scorer import Scorer
+from lopsided.inference.scorer import Scorer, check_finite
 from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import load_model, save_model

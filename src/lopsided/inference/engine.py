@@ -2,13 +2,23 @@
 
 onnxruntime computes an encoder that ``lopsided.models.graph`` can translate. Each new engine compares one image with
 torch, and uses torch if the results differ. Vectors, MLPs and encoders without a translation use torch.
+
+Graphs are kept on disk, so that a later process computes features without the layers of the encoder: to make them, timm
+is imported, which takes longer than a few images need. A graph is found by the name, the weights and the normalisation
+of the encoder and the shape of its inputs. Beside it are the features of one image by torch, so that every process can
+check the graph on its own machine. Graphs lie in the cache of features, count towards its limit, and are removed with
+it. A disk error only means that the layers are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,13 +26,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from lopsided import __version__
 from lopsided.data.augment import to_float
-from lopsided.inference.graph_cache import graph_path, load_graph, store_graph
-from lopsided.inference.runtime import load_onnxruntime
+from lopsided.errors import RunError
+from lopsided.files import atomic_write, check_regular, reading_tensors, remove_leftovers
+from lopsided.inference.feature_cache import GRAPHS, Features, cache_limit, cache_root, make_cache_folder, trim
+from lopsided.models.encoders import LateEncoder
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
-from lopsided.models.model import Model, look
-
-Features = npt.NDArray[np.float32]
+from lopsided.models.machine import evaluating
+from lopsided.models.model import Model, look, weights_hash
 
 TOLERANCE = 1e-4
 """Largest allowed difference between onnxruntime and torch, relative to the largest feature of the image."""
@@ -128,19 +140,6 @@ class Engine:
         return self._model.classifier.weight.device
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode without gradients inside the block, then restore the mode of each of its parts."""
-    modes = [(child, child.training) for child in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for child, mode in modes:
-            child.training = mode
-
-
 def _late_session(model: Model, shape: tuple[int, ...]) -> Any:
     """Return the session of a model whose encoder has no layers. They are made if the graph is not in the cache."""
     path = graph_path(model, shape)
@@ -195,3 +194,68 @@ def _agrees(found: Features, expected: Features) -> bool:
     if not np.isfinite(expected).all():
         return False
     return bool(np.abs(found - expected).max() <= TOLERANCE * max(float(np.abs(expected).max()), 1e-3))
+
+
+def graph_path(model: Model, shape: tuple[int, ...]) -> Path | None:
+    """Return the file of a graph, or None if there is no cache or the encoder already has its layers."""
+    root, encoder = cache_root(), model.encoder
+    if root is None or not isinstance(encoder, LateEncoder):
+        return None
+    normalised = [values.flatten().tolist() for values in (model.mean, model.std)]
+    facts = [__version__, encoder.name, weights_hash(encoder.state_dict()), *normalised, list(shape)]
+    return root / GRAPHS / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.safetensors"
+
+
+def load_graph(path: Path) -> tuple[bytes, Features] | None:
+    """Return a graph and the features of one image, or None if the file is missing or damaged."""
+    from safetensors.numpy import load
+
+    try:
+        check_regular(path)
+        with reading_tensors():
+            content = load(path.read_bytes())
+        graph, expected, checksum = (content[name] for name in ("graph", "expected", "checksum"))
+        if expected.dtype == np.float32 and checksum.tobytes() == _checksum(graph, expected):
+            with suppress(OSError):
+                os.utime(path)  # The time of the last use.
+            return graph.tobytes(), expected
+    except OSError:
+        return None
+    except (ValueError, KeyError):
+        pass
+    with suppress(OSError):
+        path.unlink()
+    return None
+
+
+def store_graph(path: Path, graph: bytes, expected: Features) -> None:
+    """Write a graph and the features of one image, unless the disk does not allow it."""
+    from safetensors.numpy import save
+
+    bytes_of = np.frombuffer(graph, dtype=np.uint8)
+    checksum = np.frombuffer(_checksum(bytes_of, expected), dtype=np.uint8)
+    with suppress(RunError):
+        make_cache_folder(path.parent)
+        remove_leftovers(path.parent)
+        atomic_write(path, save({"graph": bytes_of, "expected": expected, "checksum": checksum}))
+        trim(path.parents[1], cache_limit())
+
+
+def _checksum(graph: npt.NDArray[np.uint8], expected: Features) -> bytes:
+    digest = hashlib.sha256(graph.tobytes())
+    digest.update(expected.tobytes())
+    return digest.digest()
+
+
+def load_onnxruntime() -> ModuleType:
+    """Import onnxruntime with its telemetry switched off.
+
+    Its builds since 1.31 keep a device id in the user's cache folder and send events unless this variable is set before
+    the import; its function that disables events comes too late for the device id. It helps where a program has already
+    imported onnxruntime.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()
+    return onnxruntime  # type: ignore[no-any-return]

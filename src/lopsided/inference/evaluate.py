@@ -13,8 +13,8 @@ from lopsided.errors import DataError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
-from lopsided.inference.readable import ReadableImages
-from lopsided.inference.use import Use, choose_use
+from lopsided.inference.feature_cache import ReadableImages
+from lopsided.inference.predict import Use, choose_use
 from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:

@@ -150,7 +150,7 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
     import numpy as np
     import torch
 
-    from lopsided.inference.runtime import load_onnxruntime
+    from lopsided.inference.engine import load_onnxruntime
 
     session = load_onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(1)

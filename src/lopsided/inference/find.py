@@ -1,7 +1,10 @@
 """Find the images of a pool that are most likely of a class, in constant memory.
 
-A search reads a pool once, pack by pack (``packs``), and holds only the images that are among the first so far. After
-each pack it adds a line to a journal (``journal``). So a search that was killed continues and ends with the same table.
+A search reads a pool once, pack by pack, and holds only the images that are among the first so far. After
+each pack it adds a line to a journal, next to the table that it writes. So a search that was killed continues and ends
+with the same table. The first line of a journal holds a hash of everything that the search depends on; each further
+line belongs to one pack, in the order of the packs. Only the images that came among the first are listed, so the
+journal of a million images has some thousand rows.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import heapq
 import io
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +28,104 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.images import Progress
 from lopsided.errors import DataError, InputError, sentence
-from lopsided.inference.journal import Entry, Journal, Row
 from lopsided.inference.neighbours import Features, spread
-from lopsided.inference.packs import Mapper, Pack, Scores, packs
-from lopsided.inference.predict import PROBABILITY, SHOWN, unreadable_path
+from lopsided.inference.pool import Mapper, Scores, packs
+from lopsided.inference.predict import PROBABILITY, SHOWN, Use, unreadable_path
 
-if TYPE_CHECKING:
-    from lopsided.inference.use import Use
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """An image that came among the first. ``position`` is its place in the pool."""
+
+    position: int
+    path: str
+    probability: float
+    nearness: float | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one pack added: its images, how many of them are known or unreadable, and those among the first."""
+
+    pack: int
+    key: str
+    images: int
+    known: int
+    unreadable: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...]
+
+    def to_json(self) -> str:
+        """Return one line."""
+        rows = [[row.position, row.path, row.probability, row.nearness, row.digest] for row in self.rows]
+        content = {"pack": self.pack, "key": self.key, "images": self.images, "known": self.known}
+        return json.dumps({**content, "unreadable": self.unreadable, "rows": rows}, allow_nan=False)
+
+
+class Journal:
+    """The journal next to the table ``out``, for the search with this ``key``."""
+
+    def __init__(self, out: Path, key: str) -> None:
+        self.path, self.key = out.with_name(f"{out.name}.journal"), key
+
+    def open(self) -> bool:
+        """Return whether there is a journal of this search. Otherwise start an empty one."""
+        head = {"format": FORMAT, "search": self.key}
+        if next(self._lines(), None) == head:
+            return True
+        files.atomic_write(self.path, json.dumps(head) + "\n")
+        return False
+
+    def restart(self) -> None:
+        """Forget all packs."""
+        self.remove()
+        self.open()
+
+    def add(self, entry: Entry) -> None:
+        """Append one pack."""
+        files.append_line(self.path, entry.to_json())
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the finished packs in order. Lines that a kill left unfinished are skipped."""
+        number = 0
+        for line in self._lines():
+            entry = _entry(line)
+            if entry is not None and entry.pack == number:
+                number += 1
+                yield entry
+
+    def remove(self) -> None:
+        """Remove the journal."""
+        with files.disk_errors(self.path):
+            self.path.unlink(missing_ok=True)
+
+    def _lines(self) -> Iterator[Any]:
+        if not os.path.lexists(self.path):
+            return
+        with files.disk_errors(self.path):
+            files.check_regular(self.path)
+            with self.path.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    with suppress(ValueError, RecursionError):
+                        yield json.loads(line)
+
+
+def _entry(content: Any) -> Entry | None:
+    """Return the entry of a line, or None if it is none. A journal is untrusted like any file."""
+    try:
+        rows = tuple(
+            Row(int(position), str(path), float(p), None if near is None else float(near), str(digest))
+            for position, path, p, near, digest in content["rows"]
+        )
+        unreadable = tuple((str(path), str(reason)) for path, reason in content["unreadable"])
+        numbers = (int(content[name]) for name in ("pack", "images", "known"))
+        pack, images, known = numbers
+        return Entry(pack, str(content["key"]), images, known, unreadable, rows)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
 
 By = Literal["probability", "neighbours", "both"]
 MOST = 100_000
@@ -208,7 +303,7 @@ class Search:
             if scores.reasons[place] or scores.digests[place] in self.known:
                 continue
             row = Row(
-                self._position(pack, place),
+                (pack.number << 32) + int(place),  # In the order of the pool, whatever the size of a pack is.
                 str(path),
                 float(p[place, self.question.label]),
                 None if near is None else float(near[place]),
@@ -224,9 +319,6 @@ class Search:
         columns = {"probability": (p,), "neighbours": (near,), "both": (p, near)}[self.question.by]
         above = [column > each.least for each, column in zip(self._lists, columns, strict=True)]
         return np.flatnonzero(np.logical_or.reduce(above)).tolist()
-
-    def _position(self, pack: Pack, place: int) -> int:
-        return (pack.number << 32) + place  # Its order is that of the pool, whatever the size of a pack is.
 
     def _offer(self, row: Row) -> bool:
         scores = self.question.scores(row)
@@ -286,13 +378,8 @@ def write_found(result: Result, label: str, out: Path) -> None:
     ):
         reasons = csv.writer(file, lineterminator="\n")
         reasons.writerow(["path", "reason"])
-        reasons.writerows(_unreadable(result.journal.entries()))
+        reasons.writerows(image for entry in result.journal.entries() for image in entry.unreadable)
     files.atomic_write(out, text.getvalue().encode(errors="surrogateescape"))
-
-
-def _unreadable(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
-    for entry in entries:
-        yield from entry.unreadable
 
 
 def page_path(out: Path) -> Path:

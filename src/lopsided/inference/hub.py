@@ -160,20 +160,12 @@ def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[st
 
 def _encoders(model: Model, card: ModelCard) -> Iterator[tuple[nn.Module, list[float], list[float]]]:
     """Yield the encoders of a model in the order of their features, each with mean and std of its pixels in [0, 1]."""
-    import torch
-
     from lopsided.models.blocks.block import FeatureBlock, Tapped
-    from lopsided.models.encoders import Ensemble
+    from lopsided.models.encoders import members_of
 
-    if not isinstance(model.encoder, Ensemble):
-        yield model.encoder, list(card.mean), list(card.std)
-        return
-    mean, std = torch.tensor(card.mean, dtype=torch.float64), torch.tensor(card.std, dtype=torch.float64)
-    for member, own_mean, own_std in zip(model.encoder.members, model.encoder.mean, model.encoder.std, strict=True):
-        if isinstance(member, FeatureBlock):  # It is no model of timm.
-            continue
-        encoder = member.encoder if isinstance(member, Tapped) else member
-        yield encoder, (mean + std * own_mean.double()).tolist(), (std * own_std.double()).tolist()
+    for member, mean, std in members_of(model.encoder, card.mean, card.std):
+        if not isinstance(member, FeatureBlock):  # A block is no model of timm.
+            yield member.encoder if isinstance(member, Tapped) else member, mean.tolist(), std.tolist()
 
 
 def config_of(

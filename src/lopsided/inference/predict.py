@@ -1,4 +1,7 @@
-"""Predict any number of images in constant memory. Unreadable images are skipped and listed."""
+"""Predict any number of images in constant memory, by the rule of the model or another one. Needs no torch.
+
+Unreadable images are skipped and listed.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,20 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError
 from lopsided.data.images import Progress
-from lopsided.errors import DataError
-from lopsided.evaluation.decision import PLAIN, Decision
+from lopsided.errors import DataError, InputError
+from lopsided.evaluation.calibration import HeldBack, at_prevalence
+from lopsided.evaluation.decision import PLAIN, Decision, resolve
+from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
-    from lopsided.inference.packs import Scores
-    from lopsided.inference.use import Use
+    from lopsided.inference.pool import Scores
+    from lopsided.models.model import ModelCard
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
 """A path with the probabilities of the classes, or with the error if the image is unreadable."""
+
+Write: TypeAlias = Callable[[Path, str, npt.NDArray[np.floating[Any]]], object]
+"""Takes a path, the predicted class and the probabilities."""
 
 PROBABILITY = "p:"
 """Prefix of the probability columns, so that a class called "path" does not hide another column."""
@@ -68,11 +76,7 @@ def answers_of(scores: Iterable[Scores], use: Use | None = None) -> Iterator[Ans
     """Yield an answer for each image that was scored, in order. ``use`` may move probabilities elsewhere."""
     for part in scores:
         for path, reason, p in zip(part.pack.paths, part.reasons, part.probabilities, strict=True):
-            yield path, UnreadableImageError(path, reason) if reason else _moved(p, use)
-
-
-def _moved(p: npt.NDArray[np.floating[Any]], use: Use | None) -> npt.NDArray[np.floating[Any]]:
-    return p if use is None else use.probabilities(p)
+            yield path, UnreadableImageError(path, reason) if reason else p if use is None else use.probabilities(p)
 
 
 def unreadable_path(out: Path) -> Path:
@@ -103,13 +107,12 @@ def write_predictions(
         files.replacing(beside, wanted=lambda: summary.num_unreadable > 0) as other,
     ):
         with files.disk_errors(target), _open(temporary) as table, _open(other) as broken:
-            rows, reasons = csv.writer(table, lineterminator="\n"), csv.writer(broken, lineterminator="\n")
-            rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
+            reasons = csv.writer(broken, lineterminator="\n")
             reasons.writerow(["path", "reason"])
             summary = consume(
                 answers,
                 classes,
-                lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)]),
+                _table(table, classes),
                 lambda error: reasons.writerow([error.path, error.reason]),
                 decision=decision,
                 total=total,
@@ -139,21 +142,20 @@ def stream_predictions(
             lambda error: _line(stream, {"path": str(error.path), "unreadable": error.reason}),
             decision=decision,
         )
+    return consume(answers, classes, _table(stream, classes), lambda error: None, decision=decision)
+
+
+def _table(stream: Stream, classes: Sequence[str]) -> Write:
+    """Write the names of the columns, and return what writes a row."""
     rows = csv.writer(stream, lineterminator="\n")
     rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
-    return consume(
-        answers,
-        classes,
-        lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)]),
-        lambda error: None,
-        decision=decision,
-    )
+    return lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)])
 
 
 def consume(
     answers: Iterable[Answer],
     classes: Sequence[str],
-    write: Callable[[Path, str, npt.NDArray[np.floating[Any]]], object],
+    write: Write,
     refuse: Callable[[UnreadableImageError], object],
     *,
     decision: Decision = PLAIN,
@@ -192,3 +194,45 @@ def _open(path: Path) -> IO[str]:
 
 def _line(stream: Stream, content: object) -> None:
     stream.write(json.dumps(content, allow_nan=False) + "\n")
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A decision rule, and the prior that the reported probabilities carry."""
+
+    decision: Decision
+    prior: tuple[float, ...]
+    shares: tuple[float, ...] | None = None
+    """The expected class shares to which probabilities are moved; None: the prior of the model."""
+
+    def probabilities(self, p: npt.ArrayLike) -> Floats:
+        """Return the probabilities of the model, moved to the expected shares if there are any."""
+        if self.shares is None:
+            return np.asarray(p, dtype=np.float64)
+        return at_prevalence(p, self.prior, self.shares)
+
+
+def choose_use(
+    card: ModelCard, rule: str | None = None, prevalence: str | None = None, held: HeldBack | None = None
+) -> Use:
+    """Return how to use a model: its own rule, or another ``rule``, at its own prior or at a ``prevalence``.
+
+    ``prevalence`` is a text such as ``rare=0.02,other=0.98``. ``held`` are validation images for rules that are fitted.
+    """
+    if prevalence is None:
+        decision = card.decision if rule is None else resolve(rule, card.classes, card.prior, held)
+        return Use(decision, card.prior)
+    parsed = parse_rule(prevalence if prevalence.startswith("prevalence:") else f"prevalence:{prevalence}")
+    if rule is not None and parse_rule(rule).kind == "prevalence":
+        raise InputError("--decide prevalence:... and --prevalence both state class shares. Remove one of the two.")
+    resolve(parsed, card.classes, card.prior)  # Checks the names of the classes.
+    shares = tuple(parsed.values[name] for name in card.classes)
+    if held is not None:
+        held = held.moved(at_prevalence(held.probabilities, card.prior, shares))
+    wanted = rule or card.decision.rule
+    if parse_rule(wanted).kind == "prevalence":  # The shares of the option replace those of the model's rule.
+        return Use(resolve("plain", card.classes, shares).model_copy(update={"rule": str(parsed)}), card.prior, shares)
+    return Use(resolve(wanted, card.classes, shares, held), card.prior, shares)

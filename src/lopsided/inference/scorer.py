@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import PIL
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
 from lopsided.data.images import Images, ordered_map
-from lopsided.data.inputs import Indices, Inputs, StreamedInputs, row_batches
+from lopsided.data.inputs import Indices, Inputs, Part, StreamedInputs, row_batches
 from lopsided.distributed import Ranks
-from lopsided.inference.engine import Engine, Features
-from lopsided.inference.feature_cache import Shelf, cache_root
+from lopsided.errors import DataError, RunError, sentence
+from lopsided.evaluation.decision import PLAIN, Decision
+from lopsided.inference.engine import Engine
+from lopsided.inference.feature_cache import Features, Shelf, cache_root
 from lopsided.inference.neighbours import Known
-from lopsided.inference.packs import Pack, Scores, joined
-from lopsided.inference.probabilities import Floats, check_finite, check_shape, gather_rows, share_rows
-from lopsided.inference.small import SmallImages
+from lopsided.inference.pool import Pack, Scores, joined
 from lopsided.models.model import Model, ModelCard, look, weights_hash
 from lopsided.recipe.blocks import FINAL
+
+Floats = npt.NDArray[np.float64]
+_Number = TypeVar("_Number", np.float32, np.float64)
+
 
 Counted = Callable[[int, int], None]
 BATCH = 64
 BLOCK = 2048
 """Images whose features of all views are in memory at a time."""
 _Read = tuple[Path, FileFacts, Pixels | None]
+SIDE = 16
+"""Side of the small images in pixels."""
+_SMALL_BATCH = 256
 
 
 class Scorer:
@@ -328,3 +338,94 @@ def _facts(model: Model, card: ModelCard) -> list[tuple[int, dict[str, object]]]
 
 def _below(state: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
     return {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+
+
+class SmallImages:
+    """Small versions of images that are loaded in one shape, as rows of numbers from 0 to 255.
+
+    They are kept in the cache of features, so that no image is decoded for them again.
+    """
+
+    def __init__(self, shape: tuple[int, ...], image_size: int | None) -> None:
+        side = (min(SIDE, shape[1]), min(SIDE, shape[2])) if len(shape) == 3 else (0, 0)
+        self.width, self._side = shape[0] * side[0] * side[1], side
+        facts = {
+            "encoder": f"{side[1]} x {side[0]} pixels",
+            "shape": list(shape),
+            "image_size": image_size,
+            "interpolation": "bilinear",
+            "engine": f"torch {torch.__version__} cpu",
+            "pillow": PIL.__version__,
+        }
+        self.shelf = Shelf([(self.width, facts)])
+
+    def of(self, part: Part, rows: Indices) -> Features:
+        """Return the small versions of some images of a split, (n, width)."""
+        keys = None if part.digests is None else [part.digests[row] for row in rows]
+        found, known = np.zeros((len(rows), self.width), dtype=np.float32), np.zeros(len(rows), dtype=np.bool_)
+        if keys is not None:
+            found, known = self.shelf.fetch(keys)
+        missing = np.flatnonzero(~known)
+        for start in range(0, len(missing), _SMALL_BATCH):
+            places = missing[start : start + _SMALL_BATCH]
+            batch = part.inputs.batch(rows[places])
+            found[places] = self._shrunk(batch)
+            if keys is not None:
+                self.keep([keys[place] for place in places], batch)
+        self.shelf.flush()
+        return found
+
+    def keep(self, digests: Sequence[str], batch: Tensor) -> None:
+        """Keep the small versions of a uint8 batch, by the SHA-256 of the images."""
+        self.shelf.keep(digests, self._shrunk(batch))
+
+    def _shrunk(self, batch: Tensor) -> Features:
+        found: Features = adaptive_avg_pool2d(batch.to(torch.float32), self._side).flatten(1).numpy()
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Probabilities (n, K) of named images. ``y_true`` holds indices into ``classes``; None without labels."""
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    probabilities: Floats
+    y_true: npt.NDArray[np.int64] | None = None
+    groups: npt.NDArray[np.str_] | None = None
+    features: npt.NDArray[np.float32] | None = None
+    decision: Decision = PLAIN
+
+    @property
+    def y_pred(self) -> npt.NDArray[np.int64]:
+        """The class that the rule of the model decides for."""
+        return self.decision.decide(self.probabilities)
+
+
+def share_rows(num: int, ranks: Ranks | None) -> tuple[Indices, list[int]]:
+    """Divide the rows 0 to ``num`` - 1 among the ranks. Return the rows of this rank and the number of each rank."""
+    ranks = ranks or Ranks()
+    shares = np.array_split(np.arange(num), ranks.size)
+    return shares[ranks.rank], [len(share) for share in shares]
+
+
+def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | None) -> npt.NDArray[_Number]:
+    """Return the rows of all ranks, in the order of ``share_rows``."""
+    if ranks is None or ranks.size == 1:
+        return rows
+    gathered: npt.NDArray[_Number] = ranks.gather(torch.from_numpy(rows), sizes).numpy()
+    return gathered
+
+
+def check_shape(batch: Tensor, card: ModelCard) -> None:
+    """Raise unless a batch has the shape of the training inputs of the model."""
+    if tuple(batch.shape[1:]) != card.shape:
+        must = f"inputs must have the shape {card.shape} that the model was trained on"
+        raise DataError(sentence(must, tuple(batch.shape[1:])))
+
+
+def check_finite(probabilities: Floats) -> None:
+    """Raise if probabilities are not finite: the numbers of the model have left the range of float32."""
+    if not np.isfinite(probabilities).all():
+        do = "Its weights, mean or std are far too large or too small; train the model again."
+        raise RunError(f"The model returned NaN instead of probabilities. {do}")

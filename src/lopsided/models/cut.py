@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lopsided.errors import InputError, sentence
+from lopsided.models.machine import evaluating
 
 _WHOLE = 'Set fine_tune.blocks = "all" to train the whole encoder.'
 
@@ -141,15 +142,8 @@ def _needed(nodes: list[fx.Node], result: fx.Node, known: fx.Node | None = None)
 
 
 def _activation(encoder: nn.Module, front: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    modes = [(child, child.training) for child in encoder.modules()]
-    device = next(encoder.parameters()).device
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            found: Any = front(torch.zeros(1, *shape, device=device))
-    finally:
-        for child, training in modes:
-            child.training = training
+    with evaluating(encoder):
+        found: Any = front(torch.zeros(1, *shape, device=next(encoder.parameters()).device))
     if not isinstance(found, Tensor) or found.ndim < 2:
         raise ValueError("the front has no tensor of activations")
     return found

@@ -395,3 +395,17 @@ class Ensemble(nn.Module):
         shape = (len(self.members), 1, -1, 1, 1)
         scaled = zip(self.members, self.mean.view(shape), self.std.view(shape), strict=True)
         return torch.cat([member((x - mean) / std) for member, mean, std in scaled], dim=1)
+
+
+def members_of(
+    encoder: nn.Module, mean: Sequence[float], std: Sequence[float]
+) -> list[tuple[nn.Module, Tensor, Tensor]]:
+    """Return each encoder or block of an encoder, with mean and deviation of its pixels in [0, 1], in double precision.
+
+    ``mean`` and ``std`` are those of the model. The members of an ensemble normalise the pixels once more.
+    """
+    shift, scale = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+    if not isinstance(encoder, Ensemble):
+        return [(encoder, shift, scale)]
+    own = zip(encoder.members, encoder.mean.double().cpu(), encoder.std.double().cpu(), strict=True)
+    return [(member, shift + scale * first, scale * second) for member, first, second in own]

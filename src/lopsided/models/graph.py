@@ -23,7 +23,8 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lopsided.models.blocks.block import FeatureBlock, Tapped
-from lopsided.models.encoders import Ensemble
+from lopsided.models.encoders import members_of
+from lopsided.models.machine import evaluating
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,8 +50,8 @@ def to_onnx(
     """
     graph = Graph(size)
     parts = []
-    for member, shift, scale in _members(encoder, mean, std):
-        graph.normalise(channels, shift, scale)
+    for member, shift, scale in members_of(encoder, mean, std):
+        graph.normalise(channels, shift.numpy(), scale.numpy())
         parts.append(_write(member, graph))
     if len(parts) > 1:
         graph.add("Concat", parts, axis=1)
@@ -69,29 +70,14 @@ def _write(member: nn.Module, graph: Graph) -> str:
     return graph.add("Concat", [final, *columns], axis=1)
 
 
-def _members(
-    encoder: nn.Module, mean: Sequence[float], std: Sequence[float]
-) -> list[tuple[nn.Module, npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
-    """Return each encoder with the mean and the deviation of its inputs: one encoder, or those of an ensemble."""
-    shift, scale = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
-    if not isinstance(encoder, Ensemble):
-        return [(encoder, shift, scale)]
-    own = zip(encoder.members, encoder.mean.double().cpu().numpy(), encoder.std.double().cpu().numpy(), strict=True)
-    return [(member, shift + scale * first, scale * second) for member, first, second in own]
-
-
 def _traced(encoder: nn.Module, taps: Collection[str] = ()) -> tuple[fx.Graph, dict[str, fx.Node]]:
     """Return the recorded calls of an encoder, and the outputs of the layers of these names."""
     tracer = _Tracer(taps)
-    modes = [(child, child.training) for child in encoder.modules()]
-    encoder.eval()
     try:
-        return tracer.trace(encoder), tracer.outputs
+        with evaluating(encoder):
+            return tracer.trace(encoder), tracer.outputs
     except Exception as error:  # Tracing runs the forward method of any encoder on symbols, and may fail in any way.
         raise UntranslatableError(str(error).partition("\n")[0]) from error
-    finally:
-        for child, training in modes:
-            child.training = training
 
 
 class _Tracer(fx.Tracer):
@@ -154,10 +140,9 @@ class Graph:
         self.nodes.append((kind, list(inputs), name, attributes))
         return name
 
-    def normalise(self, channels: int, mean: npt.ArrayLike, std: npt.ArrayLike) -> None:
-        """Start the graph: bytes to numbers in [0, 1], minus ``mean``, divided by ``std``."""
+    def normalise(self, channels: int, shift: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> None:
+        """Start the graph: bytes to numbers in [0, 1], minus ``shift``, divided by ``scale``."""
         shape = (1, channels, 1, 1)
-        scale, shift = np.asarray(std, dtype=np.float64), np.asarray(mean, dtype=np.float64)
         factor = self.constant((1 / (255 * scale)).astype(np.float32).reshape(shape))
         offset = self.constant((shift / scale).astype(np.float32).reshape(shape))
         x = self.add("Cast", [INPUT], to=1)

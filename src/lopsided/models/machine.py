@@ -114,6 +114,19 @@ def arrange(module: nn.Module, device: torch.device, shape: tuple[int, ...]) -> 
 
 
 @contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode without gradients inside the block, then restore the mode of each of its parts."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for child, mode in modes:
+            child.training = mode
+
+
+@contextmanager
 def seeded(device: torch.device, seed: int, *names: str | int) -> Iterator[None]:
     """Seed random numbers that modules draw inside the block, such as dropout. The global state does not change."""
     cuda = device.type == "cuda"

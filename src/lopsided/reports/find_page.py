@@ -17,8 +17,7 @@ from PIL import Image
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import Progress, ordered_map
-from lopsided.inference.find import absolute
-from lopsided.inference.journal import Row
+from lopsided.inference.find import Row, absolute
 from lopsided.recipe.words import amount
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.wording import clean, number, probability, signed

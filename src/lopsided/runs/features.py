@@ -14,8 +14,8 @@ from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs, prepare
 from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.errors import InputError, RunError
-from lopsided.inference.packs import Mapper, packs
-from lopsided.inference.readable import ReadableImages
+from lopsided.inference.feature_cache import ReadableImages
+from lopsided.inference.pool import Mapper, packs
 from lopsided.models.machine import pick_device
 from lopsided.models.model import save_model
 from lopsided.recipe import Recipe

@@ -17,8 +17,7 @@ from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit
 from lopsided.inference.find import By, Question, Result, Search
 from lopsided.inference.neighbours import Features, Known
-from lopsided.inference.packs import Mapper
-from lopsided.inference.pool import find_images
+from lopsided.inference.pool import Mapper, find_images
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import ModelCard
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images

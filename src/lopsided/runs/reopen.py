@@ -15,9 +15,8 @@ from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
-from lopsided.inference.predict import PROBABILITY
-from lopsided.inference.readable import ReadableImages
-from lopsided.inference.use import Use, choose_use
+from lopsided.inference.feature_cache import ReadableImages
+from lopsided.inference.predict import PROBABILITY, Use, choose_use
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.folder import CARD, PREDICTIONS, RECIPE, Run

@@ -29,7 +29,7 @@ from lopsided.recipe.rules import parse_rule
 from lopsided.runs.folder import FEATURES, FORMAT, METRICS, PREDICTIONS
 
 if TYPE_CHECKING:
-    from lopsided.inference.probabilities import Predictions
+    from lopsided.inference.scorer import Predictions
     from lopsided.models.model import ModelCard
     from lopsided.training.fit import Fitted
 

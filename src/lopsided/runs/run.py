@@ -15,7 +15,7 @@ from lopsided.data.prepare import Sources
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
-from lopsided.inference.readable import ReadableImages
+from lopsided.inference.feature_cache import ReadableImages
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_metrics

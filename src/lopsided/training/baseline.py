@@ -17,7 +17,7 @@ from lopsided.data.inputs import Indices, Part, Prepared
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.evaluation.metrics import confusion_figures
 from lopsided.facts import Fact, cautions
-from lopsided.inference.small import SmallImages
+from lopsided.inference.scorer import SmallImages
 from lopsided.seeds import derive_seed
 
 MOST_TRAIN, MOST_JUDGED = 2_000, 2_000

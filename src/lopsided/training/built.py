@@ -18,14 +18,12 @@ from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
 from lopsided.evaluation.decision import resolve
 from lopsided.facts import cautions, notes
-from lopsided.inference.engine import Engine, evaluating
+from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import cache_root
-from lopsided.inference.probabilities import share_rows
-from lopsided.inference.scorer import Scorer
-from lopsided.inference.small import SmallImages
+from lopsided.inference.scorer import Scorer, SmallImages, share_rows
 from lopsided.models.encoders import build_encoder, embedded_state, late_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, build_head
-from lopsided.models.machine import arrange, compile_encoder
+from lopsided.models.machine import arrange, compile_encoder, evaluating
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views

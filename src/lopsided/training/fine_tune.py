@@ -33,9 +33,10 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.facts import notes
-from lopsided.inference.engine import Engine, evaluating
-from lopsided.inference.probabilities import share_rows
+from lopsided.inference.engine import Engine
+from lopsided.inference.scorer import share_rows
 from lopsided.models.cut import Cut, block_numbers, cut_encoder
+from lopsided.models.machine import evaluating
 from lopsided.models.model import Model, look
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.sections import USUAL_VIEWS

@@ -49,8 +49,7 @@ from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts import Fact, notes
 from lopsided.files import make_folder, remove_leftovers
-from lopsided.inference.probabilities import Predictions
-from lopsided.inference.small import SmallImages
+from lopsided.inference.scorer import Predictions, SmallImages
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of

@@ -19,11 +19,10 @@ from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
-from lopsided.inference.engine import evaluating
 from lopsided.losses.objective import Objective
 from lopsided.losses.queue import FeatureQueue
 from lopsided.models.fast.optimizers import make_optimizer
-from lopsided.models.machine import seeded
+from lopsided.models.machine import evaluating, seeded
 from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.training.average import Average, EqualAverage
 from lopsided.training.batch_norm import BatchStatistics

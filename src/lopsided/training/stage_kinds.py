@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.inference.engine import evaluating
 from lopsided.losses.deferred import ReweightedObjective
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import ProjectionHead
+from lopsided.models.machine import evaluating
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings
 from lopsided.seeds import derive_seed
 from lopsided.training.built import Built, unchanged

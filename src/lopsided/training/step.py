@@ -28,11 +28,10 @@ from torch import Tensor
 
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, is_out_of_memory
-from lopsided.inference.engine import evaluating
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.losses.queue import FeatureQueue
-from lopsided.models.machine import seeded
+from lopsided.models.machine import evaluating, seeded
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.mixing import Mix, Mixer, mirrored, partners_of

@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -252,31 +253,41 @@ def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, l
     if table.suffix.lower() in (".parquet", ".pq"):
         columns = _read_parquet(table, used)
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
+    with reading_csv(table):
+        numbered = list(csv_rows(table, io.StringIO(table.read_bytes().decode("utf-8-sig"), newline="")))
+    if not numbered:
+        raise DataError(f"The CSV table {table} is empty. Its first line must hold the column names.")
+    (_, names), *body = numbered
+    _check_different(table, names)
+    return {name: [cells[i] for _, cells in body] for i, name in enumerate(names)}, [line for line, _ in body]
+
+
+@contextmanager
+def reading_csv(table: Path) -> Iterator[None]:
+    """Turn errors of reading a CSV table into errors of one sentence."""
     try:
         check_regular(table)
-        text = table.read_bytes().decode("utf-8-sig")  # Line breaks inside cells are kept.
+        yield
     except OSError as error:
         raise DataError(f"Cannot read the table {table} ({error.strerror}).") from error
     except UnicodeDecodeError as error:
         raise DataError(f"The CSV table {table} is not UTF-8: byte {error.start} is invalid.") from error
-    header = next(iter(text.splitlines()), "")
-    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise DataError(f"The CSV table {table} is not well formed ({error}).") from error
-    if not numbered:
-        raise DataError(f"The CSV table {table} is empty. Its first line must hold the column names.")
-    header_row = [name.strip() for name in numbered[0][1]]
-    _check_different(table, header_row)
-    for line, row in numbered:
-        if len(row) != len(header_row):
-            got = f"{len(row)} cells in line {line} of {table}"
-            raise DataError(sentence(f"every line must have {len(header_row)} cells, like the first line", got))
-    body = numbered[1:]
-    columns = {name: [row[i].strip() for _, row in body] for i, name in enumerate(header_row)}
-    return columns, [line for line, _ in body]
+
+
+def csv_rows(table: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield the last line and the cells of each row that is not empty. Line breaks inside cells are kept."""
+    header = file.readline()
+    file.seek(0)
+    reader = csv.reader(file, delimiter=next((mark for mark in ",;\t" if mark in header), ","), strict=True)
+    width = 0
+    for row in filter(None, reader):
+        width = width or len(row)
+        if len(row) != width:
+            got = f"{len(row)} cells in line {reader.line_num} of {table}"
+            raise DataError(sentence(f"every line must have {width} cells, like the first line", got))
+        yield reader.line_num, [cell.strip() for cell in row]
 
 
 def _check_different(table: Path, columns: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from lopsided import __version__
 from lopsided.errors import RunError
 from lopsided.inference.neighbours import Known
-from lopsided.inference.packs import Mapper, Pack, Scores
+from lopsided.inference.pool import Mapper, Pack, Scores
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME, load_model
 from lopsided.runs.engines.ray_engine import check_installed, connect
