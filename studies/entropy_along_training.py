@@ -31,7 +31,7 @@ from matplotlib.colors import LogNorm
 from scipy import stats
 from torch import Tensor, nn
 
-from lopsided.evaluation.information import conditional_differential_entropy, differential_entropy, feature_information
+from lopsided.information import conditional_differential_entropy, differential_entropy, feature_information
 from lopsided.losses import contrastive_loss
 from lopsided.seeds import derive_seed
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from scipy.integrate import quad
 
 from lopsided.errors import InputError
-from lopsided.evaluation.information import (
+from lopsided.information import (
     conditional_cross_entropy,
     conditional_differential_entropy,
     conditional_entropy,

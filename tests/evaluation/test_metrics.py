@@ -16,7 +16,9 @@ from lopsided.evaluation.intervals import (
     calibrated_sums,
     confusion_draws,
     macro_interval,
+    mean_interval,
     mean_of_shares_interval,
+    paired_difference,
     resampled_sums,
     share_interval,
 )
@@ -24,8 +26,6 @@ from lopsided.evaluation.metrics import (
     accuracy,
     confusion_figures,
     evaluate,
-    mean_interval,
-    paired_difference,
     unweighted_accuracy,
 )
 

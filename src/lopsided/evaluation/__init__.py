@@ -1,1 +1,1 @@
-"""Metrics with intervals, and information theory."""
+"""Metrics with intervals, calibration and decision rules."""

@@ -25,38 +25,8 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from lopsided.errors import InputError
-from lopsided.evaluation.calibration import (
-    TINY,
-    Calibration,
-    Codes,
-    Floats,
-    HeldBack,
-    at_prevalence,
-    class_weights,
-    fit_affine,
-    fit_calibration,
-)
+from lopsided.evaluation.calibration import TINY, Calibration, Codes, Floats, HeldBack, class_weights, fit_affine
 from lopsided.recipe.rules import Rule, parse_rule
-
-__all__ = [
-    "CONFIDENCE",
-    "NEVER",
-    "OFFSET_SPREAD",
-    "PLAIN",
-    "SCALE_SPREAD",
-    "Calibration",
-    "Decision",
-    "HeldBack",
-    "at_prevalence",
-    "decide",
-    "explain",
-    "fit_calibration",
-    "images_for_recall",
-    "recall_confidence",
-    "resolve",
-    "threshold_of",
-    "through",
-]
 
 NEVER = -1e4
 """The offset of a class without training images, which no rule that divides by the prior decides for."""

@@ -33,26 +33,11 @@ from lopsided.evaluation.intervals import (
     check_level,
     confusion_draws,
     macro_interval,
-    mean_interval,
     mean_of_shares_interval,
-    paired_difference,
     resampled_sums,
     share_interval,
 )
 from lopsided.seeds import derive_seed
-
-__all__ = [
-    "ClassFigures",
-    "Evaluation",
-    "Figure",
-    "Majority",
-    "accuracy",
-    "confusion_figures",
-    "evaluate",
-    "mean_interval",
-    "paired_difference",
-    "unweighted_accuracy",
-]
 
 Codes = NDArray[np.int64]
 NUM_BINS = 15

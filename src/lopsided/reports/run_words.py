@@ -15,15 +15,7 @@ from lopsided.recipe import Recipe
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
-from lopsided.reports.wording import (
-    clean,
-    interval,
-    listed,
-    number,
-    percent,
-    probability,
-    quoted,
-)
+from lopsided.reports.wording import clean, interval, listed, number, percent, probability, quoted
 from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 
 FEW = 30
