@@ -44,43 +44,32 @@ def arms_page(folder: Path, beside: Path | None = None, *, allow_outside: bool =
         why = "An earlier run has the same method, data and seed."
         warnings.append((f"{amount(passed_over, 'run')} ignored", why))
     there = {figure for comparison in comparisons for figure in comparison.figures}
+    arms = {arm for comparison in comparisons for arm in comparison.arms}
     room = fold_page.PICTURE_LIMIT
     while True:
         images, pictures, notes = _images(folder, comparisons, sources, sweep, room, allow_outside=allow_outside)
-        page = _render(sweep, sources, comparisons, [*warnings, *notes], there, images, pictures)
+        page = render(
+            "arms.html.j2",
+            data={"kind": "sweep"},
+            pictures=pictures,
+            images=images,
+            title="Comparison" if sweep.name.lower() == "comparison" else f"Comparison {sweep.name}",
+            folder=sweep.name,
+            summary=sweep.summary(amount(len(arms), "method")),
+            warnings=[*warnings, *notes],
+            figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
+            groups=[
+                _group(source, comparison, records, sweep)
+                for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
+            ],
+            has_folds=any(comparison.folds is not None for comparison in comparisons),
+            has_seeds=any(comparison.folds is None for comparison in comparisons),
+            failures=sweep.failure_rows(),
+            has_pages=bool(sweep.pages),
+        )
         if room < MIN_ROOM or len(page.encode()) <= LIMIT:
             return page
         room //= 2
-
-
-def _render(
-    sweep: SweepData,
-    sources: Mapping[str, list[Record]],
-    comparisons: Sequence[Comparison],
-    warnings: Sequence[tuple[str, str]],
-    there: set[str],
-    images: dict[str, Any] | None,
-    pictures: str,
-) -> str:
-    return render(
-        "arms.html.j2",
-        data={"kind": "sweep"},
-        pictures=pictures,
-        images=images,
-        title="Comparison" if sweep.name.lower() == "comparison" else f"Comparison {sweep.name}",
-        folder=sweep.name,
-        summary=sweep.summary(amount(len({arm for comparison in comparisons for arm in comparison.arms}), "method")),
-        warnings=warnings,
-        figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
-        groups=[
-            _group(source, comparison, records, sweep)
-            for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
-        ],
-        has_folds=any(comparison.folds is not None for comparison in comparisons),
-        has_seeds=any(comparison.folds is None for comparison in comparisons),
-        failures=sweep.failure_rows(),
-        has_pages=bool(sweep.pages),
-    )
 
 
 def _images(
@@ -111,9 +100,9 @@ def _images(
             "scenario": _scenario(scenario),
             "curves": fold_page.curve_plots(data),
             "pairs": list(fold_page.disagreements(data, shown)),
-            "picture_note": clean(shown.thumbnails.note),
+            "picture_note": clean(shown.note),
         }
-        return found, shown.thumbnails.css(), warnings
+        return found, shown.css(), warnings
     return None, "", []
 
 

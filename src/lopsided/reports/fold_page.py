@@ -152,19 +152,7 @@ def _gathered(
     )
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The pictures of all groups of a page. Each image is embedded once."""
-
-    places: dict[str, int]
-    thumbnails: Thumbnails
-
-    def classes(self, name: str) -> str:
-        """Return the CSS classes of the picture of an image."""
-        return self.thumbnails.classes(self.places[name]) if name in self.places else ""
-
-
-def shown_images(data: OutOfFold, budget: int = PICTURE_LIMIT, *, allow_outside: bool = False) -> Shown:
+def shown_images(data: OutOfFold, budget: int = PICTURE_LIMIT, *, allow_outside: bool = False) -> Thumbnails:
     """Make the pictures of the images on which arms disagree."""
     rows: dict[int, None] = {}
     for arm, other in combinations(data.arms, 2):
@@ -173,8 +161,7 @@ def shown_images(data: OutOfFold, budget: int = PICTURE_LIMIT, *, allow_outside:
                 rows.update(dict.fromkeys(data.only(first, second, label)[:SHOWN].tolist()))
     names = [data.names[row] for row in rows]
     recipe = data.recipe.override(**{"data.allow_outside": allow_outside})
-    pictures = make_thumbnails(recipe, names, budget) if names else Thumbnails(0, (), ())
-    return Shown({name: i for i, name in enumerate(names)}, pictures)
+    return make_thumbnails(recipe, names, budget) if names else Thumbnails(0, (), ())
 
 
 def _labels(data: OutOfFold) -> list[int]:
@@ -211,37 +198,33 @@ def curve_plots(data: OutOfFold) -> dict[str, Any]:
     }
 
 
-def disagreements(data: OutOfFold, shown: Shown) -> Iterator[dict[str, Any]]:
+def disagreements(data: OutOfFold, pictures: Thumbnails) -> Iterator[dict[str, Any]]:
     """Yield, for each pair of arms, how many images only one of them recognises, and the clearest of these images."""
     for number, (arm, other) in enumerate(combinations(data.arms, 2), start=1):
-        sides = [_side(data, shown, *pair) for pair in ((arm, other), (other, arm))]
+        only = [(len(data.only(arm, other, c)), len(data.only(other, arm, c))) for c in range(len(data.classes))]
         yield {
             "number": number,
             "arms": (clean(arm), clean(other)),
             "counts": [
-                (clean(data.classes[label]), int((data.labels == label).sum()), *_counts(data, arm, other, label))
-                for label in range(len(data.classes))
+                (clean(name), int((data.labels == label).sum()), *only[label])
+                for label, name in enumerate(data.classes)
             ],
-            "sides": sides,
+            "sides": [_side(data, pictures, *pair) for pair in ((arm, other), (other, arm))],
         }
 
 
-def _counts(data: OutOfFold, arm: str, other: str, label: int) -> tuple[int, int]:
-    return len(data.only(arm, other, label)), len(data.only(other, arm, label))
-
-
-def _side(data: OutOfFold, shown: Shown, arm: str, other: str) -> dict[str, Any]:
+def _side(data: OutOfFold, pictures: Thumbnails, arm: str, other: str) -> dict[str, Any]:
     """Return the images that ``arm`` recognises and ``other`` misses."""
     tiles = []
     total = 0
     for label in _labels(data):
         rows = data.only(arm, other, label)
         total += len(rows)
-        tiles += [_tile(data, shown, int(row), arm, other) for row in rows[:SHOWN]]
+        tiles += [_tile(data, pictures, int(row), arm, other) for row in rows[:SHOWN]]
     return {"finds": clean(arm), "misses": clean(other), "total": total, "tiles": tiles}
 
 
-def _tile(data: OutOfFold, shown: Shown, row: int, arm: str, other: str) -> dict[str, Any]:
+def _tile(data: OutOfFold, pictures: Thumbnails, row: int, arm: str, other: str) -> dict[str, Any]:
     label = data.labels[row]
     return {
         "name": clean(data.names[row]),
@@ -249,5 +232,5 @@ def _tile(data: OutOfFold, shown: Shown, row: int, arm: str, other: str) -> dict
         "true": clean(data.classes[label]),
         "own": float(data.p[arm][row, label]),
         "other": float(data.p[other][row, label]),
-        "picture": shown.classes(data.names[row]),
+        "picture": pictures.of(data.names[row]),
     }

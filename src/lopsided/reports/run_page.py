@@ -85,7 +85,7 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
     while True:
         pictures, data, seen = _judgement(facts, facts.figures, judged[split], judged.get("val"), kind, most, room)
         if metrics.folds is not None:
-            seen["labels"] = _labels_section(folder, in_order(judged[split], recipe.seed, most).first(), pictures)
+            seen["labels"] = _labels_section(folder, pictures)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
             return page
@@ -447,19 +447,13 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
     }
 
 
-def _labels_section(folder: Path, listed: Judged, pictures: Thumbnails) -> dict[str, Any] | None:
-    """Return the context of the section, or None if the run has no label check or it does not fit the predictions.
-
-    ``listed`` are the images of the page, which have the pictures.
-    """
+def _labels_section(folder: Path, pictures: Thumbnails) -> dict[str, Any] | None:
+    """Return the section on doubtful labels and near-duplicates; None if the run has no label check that fits it."""
     rows = read_table(folder / LABELS, MAX_TABLE)
-    places = {name: i for i, name in enumerate(listed.names)}
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
     number = sum(row["suspect"] == "yes" for row in rows)
-    shown = [
-        tile for row in rows[: min(SHOWN_LABELS, number)] if (tile := _label_tile(row, places, pictures)) is not None
-    ]
+    shown = [tile for row in rows[: min(SHOWN_LABELS, number)] if (tile := _label_tile(row, pictures)) is not None]
     pairs = read_table(folder / NEAR_DUPLICATES, MAX_TABLE)
     wanted = {"similarity", "across", "name", "label", "other_name", "other_label"}
     pairs = [pair for pair in pairs if wanted <= set(pair) and pair["across"] in ACROSS]
@@ -473,14 +467,14 @@ def _labels_section(folder: Path, listed: Judged, pictures: Thumbnails) -> dict[
     return {
         "words": words,
         "tiles": shown,
-        "pairs": [_pair(pair, places, pictures) for pair in pairs[:SHOWN_PAIRS]],
+        "pairs": [_pair(pair, pictures) for pair in pairs[:SHOWN_PAIRS]],
         "pair_words": _pair_words(pairs) if (folder / NEAR_DUPLICATES).is_file() else "",
         "file": LABELS,
         "pair_file": NEAR_DUPLICATES,
     }
 
 
-def _label_tile(row: dict[str, Any], places: dict[str, int], pictures: Thumbnails) -> dict[str, Any] | None:
+def _label_tile(row: dict[str, Any], pictures: Thumbnails) -> dict[str, Any] | None:
     try:
         p = float(row["p_label"])
     except ValueError:
@@ -493,18 +487,14 @@ def _label_tile(row: dict[str, Any], places: dict[str, int], pictures: Thumbnail
         "label": clean(row["label"]),
         "suggested": clean(row["suggested"]),
         "p": p,
-        "picture": pictures.classes(places[row["name"]]) if row["name"] in places else "",
+        "picture": pictures.of(row["name"]),
     }
 
 
-def _pair(row: dict[str, Any], places: dict[str, int], pictures: Thumbnails) -> dict[str, Any]:
+def _pair(row: dict[str, Any], pictures: Thumbnails) -> dict[str, Any]:
     def one(prefix: str) -> dict[str, str]:
-        name = row[f"{prefix}name"]
-        return {
-            "name": clean(name),
-            "label": clean(row[f"{prefix}label"]),
-            "picture": pictures.classes(places[name]) if name in places else "",
-        }
+        name, label = row[f"{prefix}name"], row[f"{prefix}label"]
+        return {"name": clean(name), "label": clean(label), "picture": pictures.of(name)}
 
     return {"similarity": clean(row["similarity"]), "across": ACROSS[row["across"]], "images": [one(""), one("other_")]}
 

@@ -60,30 +60,21 @@ class SweepData:
 
     def warnings(self, single: int) -> list[tuple[str, str]]:
         """Return warnings with reasons; ``single`` is the number of cells with one run."""
+        failed, tested = len(self.failures), [(_tested(r), r.fold is not None) for r in self.records]
+        folded, few = ([n for n, of_fold in tested if n < FEW and of_fold is folds] for folds in (True, False))
         found = []
-        if self.failures:
-            found.append((f"{amount(len(self.failures), 'cell')} failed", "They are listed below with their errors."))
+        if failed:
+            found.append((f"{amount(failed, 'cell')} failed", "They are listed below with their errors."))
         if single:
-            found.append(
-                (
-                    f"{amount(single, 'cell')} with one run only",
-                    "One run has no interval; how much of a figure is chance cannot be told from it.",
-                )
-            )
-        few = [_tested(record) for record in self.records if record.fold is None and _tested(record) < FEW]
-        folded = [_tested(record) for record in self.records if record.fold is not None and _tested(record) < FEW]
+            why = "One run has no interval; how much of a figure is chance cannot be told from it."
+            found.append((f"{amount(single, 'cell')} with one run only", why))
         if folded:
             what = f"Only {amount(min(folded), 'image')} of the rare class"
             found.append((what, "All folds together test no more than these: see how wide the intervals are."))
         if few:
             what = f"{amount(len(few), 'run')} with fewer than {FEW} test images of the rare class"
-            found.append(
-                (
-                    what,
-                    f"The fewest are {min(few)}. Their test figures are noisy; held-out images, where there are, say "
-                    "more.",
-                )
-            )
+            why = "Their test figures are noisy; held-out images, where there are, say more."
+            found.append((what, f"The fewest are {min(few)}. {why}"))
         return [*found, *((clean(note), "") for note in self.notes)]
 
     def failure_rows(self) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from PIL import Image
 
@@ -39,6 +40,8 @@ class Thumbnails:
     sheets: tuple[bytes, ...]
     missing: tuple[int, ...]
     note: str = ""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of the images by name."""
 
     @property
     def num_bytes(self) -> int:
@@ -67,18 +70,24 @@ class Thumbnails:
         sheet, rest = divmod(place, COLUMNS * ROWS)
         return f"thumb s{sheet} x{rest % COLUMNS} y{rest // COLUMNS}"
 
+    def of(self, name: str) -> str:
+        """Return the CSS classes of the picture of an image, or an empty text if it has none."""
+        return self.classes(self.places[name]) if name in self.places else ""
+
 
 def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbnails:
     """Make the pictures of the images of a run from its source. If the source is missing, a note gives the reason.
 
     ``budget`` is the maximum number of bytes for the page. The pictures are as large as the budget allows.
     """
+    made = partial(Thumbnails, places={name: i for i, name in enumerate(names)})
+    without = partial(made, 0, ())
     try:
         source = Source.open(recipe.data, download=False)
     except LopsidedError as error:
-        return Thumbnails(0, (), tuple(range(len(names))), f"There are no pictures: {error}")
+        return without(tuple(range(len(names))), f"There are no pictures: {error}")
     if budget <= 0:
-        return Thumbnails(0, (), tuple(range(len(names))), _NO_ROOM)
+        return without(tuple(range(len(names))), _NO_ROOM)
     places = {name: i for i, name in reversed(list(enumerate(source.names)))}
     rows = [places.get(name) for name in names]
     side = next((side for most, side in _ENOUGH if len(names) <= most), 48)
@@ -86,17 +95,17 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
     pictures = list(ordered_map(lambda row: _picture(source, row, side), rows, workers))
     missing = tuple(i for i, picture in enumerate(pictures) if picture is None)
     if len(missing) == len(names):
-        return Thumbnails(0, (), missing, "There are no pictures: none of the images could be found or read.")
+        return without(missing, "There are no pictures: none of the images could be found or read.")
     note = f"{len(missing):,} of {len(names):,} pictures could not be found or read." if missing else ""
     side = max(picture.width for picture in pictures if picture is not None)
     for rung, quality in _ladder(side):
         sample = pictures[::_SAMPLED] if len(pictures) > _SAMPLED * COLUMNS * ROWS else []
         if _SAMPLED * sum(map(len, _sheets(sample, rung, quality, workers))) > budget:
             continue
-        found = Thumbnails(rung, _sheets(pictures, rung, quality, workers), missing, note)
+        found = made(rung, _sheets(pictures, rung, quality, workers), missing, note)
         if found.num_bytes <= budget:
             return found
-    return Thumbnails(0, (), tuple(range(len(names))), _NO_ROOM)
+    return without(tuple(range(len(names))), _NO_ROOM)
 
 
 def _ladder(side: int) -> list[tuple[int, int]]:
