@@ -60,19 +60,17 @@ def empirical_distribution(*labels: ArrayLike, classes: Sequence[ArrayLike] | No
            [0.  , 0.5 ]])
     """
     if not labels:
-        raise InputError(sentence("labels must hold at least one array", "none", "Pass the labels of the samples."))
+        raise _wrong("labels must hold at least one array", "none", "Pass the labels of the samples.")
     if classes is not None and len(classes) != len(labels):
-        raise InputError(
-            sentence(
-                f"classes must hold one sequence per array of labels ({len(labels)})",
-                len(classes),
-                "Write classes=[[...]] for a single array.",
-            )
+        raise _wrong(
+            f"classes must hold one sequence per array of labels ({len(labels)})",
+            len(classes),
+            "Write classes=[[...]] for a single array.",
         )
     arrays = [_checked_labels(array) for array in labels]
     sizes = {len(array) for array in arrays}
     if len(sizes) > 1:
-        raise InputError(sentence("all arrays of labels must have the same length", [len(a) for a in arrays]))
+        raise _wrong("all arrays of labels must have the same length", [len(a) for a in arrays])
     codes, shape = [], []
     for axis, array in enumerate(arrays):
         code, num_classes = _codes(array, None if classes is None else classes[axis])
@@ -113,7 +111,7 @@ def conditional_entropy(pxy: ArrayLike, *, given: int = 0, base: float = 2) -> f
     """
     unit = _log_base(base)
     if given not in (0, 1):
-        raise InputError(sentence("given must be 0 (rows) or 1 (columns)", repr(given)))
+        raise _wrong("given must be 0 (rows) or 1 (columns)", repr(given))
     p = _distribution(pxy, "pxy", ndim=2)
     # rel_entr(p, q) is p log(p / q), here with p(y | x) = p(x, y) / p(x). Cells of probability 0 contribute 0.
     return max(0.0, -_total(rel_entr(p, np.broadcast_to(p.sum(axis=1 - given, keepdims=True), p.shape)))) / unit
@@ -184,12 +182,10 @@ def conditional_cross_entropy(pzy: ArrayLike, q: ArrayLike, *, base: float = 2) 
     sums = rows.sum(axis=1)
     wrong = np.flatnonzero(np.abs(sums - 1) > _SUM_TOLERANCE)
     if wrong.size:
-        raise InputError(
-            sentence(
-                "every row of q must sum to 1",
-                f"{sums[wrong[0]]:.6g} in row {wrong[0]}",
-                "Divide each row by its sum: q holds p(y | z), not the joint table.",
-            )
+        raise _wrong(
+            "every row of q must sum to 1",
+            f"{sums[wrong[0]]:.6g} in row {wrong[0]}",
+            "Divide each row by its sum: q holds p(y | z), not the joint table.",
         )
     return _total(-xlogy(p, rows / sums[:, None])) / unit
 
@@ -256,18 +252,20 @@ def _knn_entropy(z: NDArray[np.float64], k: int, dimension: int) -> float:
     """Return the estimate of ``differential_entropy`` in nats."""
     n = len(z)
     if n <= k:
-        raise InputError(sentence(f"z must hold more than k = {k} samples", n, "Use a smaller k or more samples."))
+        raise _wrong(f"z must hold more than k = {k} samples", n, "Use a smaller k or more samples.")
     radius = cKDTree(z).query(z, k=[k + 1])[0][:, 0]  # The first neighbour of a sample is the sample itself.
     if not radius.all():
-        raise InputError(
-            sentence(
-                f"no more than k = {k} features may coincide",
-                f"{np.count_nonzero(radius == 0)} samples at distance 0 from their {k} nearest neighbours",
-                "Features without a density have no differential entropy: drop duplicates or use a larger k.",
-            )
+        raise _wrong(
+            f"no more than k = {k} features may coincide",
+            f"{np.count_nonzero(radius == 0)} samples at distance 0 from their {k} nearest neighbours",
+            "Features without a density have no differential entropy: drop duplicates or use a larger k.",
         )
     log_ball = dimension / 2 * math.log(math.pi) - float(gammaln(dimension / 2 + 1))
     return float(digamma(n) - digamma(k)) + log_ball + dimension * float(np.log(radius).mean())
+
+
+def _wrong(must: str, got: object, do: str = "") -> InputError:
+    return InputError(sentence(must, got, do))
 
 
 def _entropy(p: NDArray[np.float64]) -> float:
@@ -282,7 +280,7 @@ def _total(terms: NDArray[np.float64]) -> float:
 def _log_base(base: float) -> float:
     """Return the natural logarithm of the base, the divisor of results in nats."""
     if not (1 < base < math.inf):
-        raise InputError(sentence("base must be a finite number > 1", repr(base), "Use 2 for bits, math.e for nats."))
+        raise _wrong("base must be a finite number > 1", repr(base), "Use 2 for bits, math.e for nats.")
     return math.log(base)
 
 
@@ -290,17 +288,15 @@ def _probabilities(p: ArrayLike, name: str, ndim: int | None) -> NDArray[np.floa
     array = _numbers(p, name)
     if array.size == 0 or (array.ndim != ndim if ndim is not None else array.ndim < 2):
         kind = {1: "a vector", 2: "a table with two axes", None: "a table with two axes or more"}[ndim]
-        raise InputError(
-            sentence(
-                f"{name} must be {kind} of probabilities",
-                f"shape {array.shape}",
-                "Turn labels into probabilities with empirical_distribution.",
-            )
+        raise _wrong(
+            f"{name} must be {kind} of probabilities",
+            f"shape {array.shape}",
+            "Turn labels into probabilities with empirical_distribution.",
         )
     if not np.isfinite(array).all():
-        raise InputError(sentence(f"{name} must be finite", array[~np.isfinite(array)][0]))
+        raise _wrong(f"{name} must be finite", array[~np.isfinite(array)][0])
     if (array < 0).any():
-        raise InputError(sentence(f"{name} must not hold negative probabilities", array.min()))
+        raise _wrong(f"{name} must not hold negative probabilities", array.min())
     return array
 
 
@@ -309,7 +305,7 @@ def _distribution(p: ArrayLike, name: str, ndim: int | None) -> NDArray[np.float
     array = _probabilities(p, name, ndim)
     total = _total(array)
     if abs(total - 1) > _SUM_TOLERANCE:
-        raise InputError(sentence(f"{name} must sum to 1", f"{total:.6g}", "Divide counts by their sum."))
+        raise _wrong(f"{name} must sum to 1", f"{total:.6g}", "Divide counts by their sum.")
     normalised: NDArray[np.float64] = array / total
     return normalised
 
@@ -322,34 +318,30 @@ def _pair(p: ArrayLike, q: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def _check_same_shape(p: NDArray[np.float64], q: NDArray[np.float64], name: str) -> None:
     if p.shape != q.shape:
-        raise InputError(
-            sentence(f"q must have the shape of {name} {p.shape}", q.shape, "Give impossible outcomes probability 0.")
-        )
+        raise _wrong(f"q must have the shape of {name} {p.shape}", q.shape, "Give impossible outcomes probability 0.")
 
 
 def _numbers(values: ArrayLike, name: str) -> NDArray[np.float64]:
     try:
         array = np.asarray(values)
     except ValueError as error:  # Rows of different lengths.
-        raise InputError(sentence(f"{name} must be a rectangular array", "rows of different lengths")) from error
+        raise _wrong(f"{name} must be a rectangular array", "rows of different lengths") from error
     if array.dtype.kind not in "fiu":
-        raise InputError(sentence(f"{name} must hold real numbers", array.dtype))
+        raise _wrong(f"{name} must hold real numbers", array.dtype)
     return array.astype(np.float64)
 
 
 def _checked_labels(labels: ArrayLike) -> NDArray[np.generic]:
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0:
-        raise InputError(
-            sentence("labels must be a vector with at least one entry", f"shape {array.shape}", "Give one per sample.")
-        )
+        raise _wrong("labels must be a vector with at least one entry", f"shape {array.shape}", "Give one per sample.")
     missing = sum(label != label for label in array.tolist()) if array.dtype.kind in "fO" else 0  # noqa: PLR0124
     if missing:
-        raise InputError(sentence("labels must not be NaN", f"{missing} of {array.size}", "Drop those samples."))
+        raise _wrong("labels must not be NaN", f"{missing} of {array.size}", "Drop those samples.")
     if array.dtype.kind == "O":  # A text column of a data frame.
         array = np.asarray(array.tolist())
     if array.dtype.kind not in "biufUS":
-        raise InputError(sentence("labels must be integers, floats, booleans or strings", array.dtype))
+        raise _wrong("labels must be integers, floats, booleans or strings", array.dtype)
     return array
 
 
@@ -361,29 +353,27 @@ def _codes(labels: NDArray[np.generic], classes: ArrayLike | None) -> tuple[NDAr
     names = list(np.asarray(classes).tolist())
     place = {name: position for position, name in enumerate(names)}
     if len(place) < len(names):
-        raise InputError(sentence("classes must not repeat", names))
+        raise _wrong("classes must not repeat", names)
     missing = [label for label in present.tolist() if label not in place]
     if missing:
-        raise InputError(sentence("every label must be one of the classes", repr(missing[0]), f"Classes: {names}."))
+        raise _wrong("every label must be one of the classes", repr(missing[0]), f"Classes: {names}.")
     return np.array([place[label] for label in present.tolist()], dtype=np.intp)[inverse], len(names)
 
 
 def _features(z: ArrayLike) -> NDArray[np.float64]:
     array = _numbers(z, "z")
     if array.ndim != 2 or array.size == 0:
-        raise InputError(
-            sentence(
-                "z must have shape (n, d)", f"shape {array.shape}", "Give one row per sample; z[:, None] if d = 1."
-            )
+        raise _wrong(
+            "z must have shape (n, d)", f"shape {array.shape}", "Give one row per sample; z[:, None] if d = 1."
         )
     if not np.isfinite(array).all():
-        raise InputError(sentence("z must be finite", array[~np.isfinite(array)][0]))
+        raise _wrong("z must be finite", array[~np.isfinite(array)][0])
     return array
 
 
 def _neighbours(k: int) -> int:
     if not isinstance(k, int | np.integer) or k < 1:
-        raise InputError(sentence("k must be an integer >= 1", repr(k), "3 is a good start."))
+        raise _wrong("k must be an integer >= 1", repr(k), "3 is a good start.")
     return int(k)
 
 
@@ -392,13 +382,8 @@ def _dimension(dimension: int | None, z: NDArray[np.float64]) -> int:
     if dimension is None:
         return width
     if not isinstance(dimension, int | np.integer) or not 1 <= dimension <= width:
-        raise InputError(
-            sentence(
-                f"dimension must be an integer from 1 to d = {width}",
-                repr(dimension),
-                "Use d - 1 for features on the unit sphere.",
-            )
-        )
+        must = f"dimension must be an integer from 1 to d = {width}"
+        raise _wrong(must, repr(dimension), "Use d - 1 for features on the unit sphere.")
     return int(dimension)
 
 
@@ -406,15 +391,13 @@ def _feature_labels(y: ArrayLike, z: NDArray[np.float64], k: int) -> tuple[NDArr
     """Return the class number of every sample and the size of every class."""
     labels = _checked_labels(y)
     if len(labels) != len(z):
-        raise InputError(sentence(f"y must hold one label per sample ({len(z)})", len(labels)))
+        raise _wrong(f"y must hold one label per sample ({len(z)})", len(labels))
     names, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if counts.min() <= _neighbours(k):
         rare = int(counts.argmin())
-        raise InputError(
-            sentence(
-                f"every class must hold more than k = {k} samples",
-                f"{counts[rare]} of class {names[rare].item()!r}",
-                "Use a smaller k, or omit this class.",
-            )
+        raise _wrong(
+            f"every class must hold more than k = {k} samples",
+            f"{counts[rare]} of class {names[rare].item()!r}",
+            "Use a smaller k, or omit this class.",
         )
     return codes, counts
