@@ -76,7 +76,7 @@ def test_recalls_follow_the_choice_of_images_and_not_that_of_the_figure(page_fil
         page.check(f"input[name=show-figure][value={figure}]")
         assert page.locator("#recalls-1 .one-of:visible").count() == 2
     assert page.locator("#recalls-1 .one-of:visible").first.locator("thead th").all_inner_texts() == [
-        "arm",
+        "method",
         "cat",
         "dog",
     ]
