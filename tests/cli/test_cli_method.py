@@ -14,8 +14,8 @@ from tiny_command import Call
 
 PHOTOS = {"cat": 20, "dog": 9}
 FIELDS = (
-    "--recipe", "quick", "--set", "method=nearest-mean", "--set", "encoder.views=none", "--set", "data.image_size=32",
-    "--set", "device=cpu", "--quiet",
+    "--recipe", "quick", "method=nearest-mean", "encoder.views=none", "data.image_size=32",
+    "device=cpu", "--quiet",
 )  # fmt: skip
 
 
@@ -58,13 +58,13 @@ def test_a_method_of_another_package_goes_through_every_verb(call: Call, photos:
 
 
 def test_fields_that_the_method_does_not_have_are_refused(call: Call, photos: Path, tmp_path: Path) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", *FIELDS, "--set", "regression.folds=3")
+    ended = call("fit", photos, "--out", tmp_path / "run", *FIELDS, "regression.folds=3")
     assert ended.code == 2
     assert 'regression.folds has no effect with method "nearest-mean"' in ended.err
 
 
 def test_a_name_that_no_package_has_is_refused_with_the_nearest_one(call: Call, photos: Path, tmp_path: Path) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", *FIELDS, "--set", "method=nearest-men")
+    ended = call("fit", photos, "--out", tmp_path / "run", *FIELDS, "method=nearest-men")
     assert ended.code == 2
     assert "Did you mean nearest-mean?" in ended.err
 
