@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lopsided.data.augment import Augment, _jitter, normalise, to_float
+from lopsided.data.augment import Augment, _jitter, to_float
 from lopsided.errors import InputError
 
 EVERYTHING = Augment(rotation=30, horizontal_flip=True, vertical_flip=True, crop=0.5, colour=0.4)
@@ -164,14 +164,6 @@ def test_colour_changes_brightness_within_its_strength() -> None:
     assert out.max() - out.min() > 0.18
 
 
-def test_normalising_gives_each_channel_its_mean_and_deviation() -> None:
-    batch = torch.stack([torch.full((2, 2), 0.5), torch.full((2, 2), 1.0), torch.full((2, 2), 0.0)])[None]
-    before = batch.clone()
-    out = normalise(batch, (0.5, 0.5, 0.5), (0.5, 0.25, 0.5))
-    assert out[0, :, 0, 0].tolist() == [0.0, 2.0, -1.0]
-    assert torch.equal(batch, before)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -191,9 +183,3 @@ def test_batches_of_another_kind_are_refused() -> None:
         to_float(noise(3, 8, 8))
     with pytest.raises(InputError, match=r"a batch must be uint8 or float, got torch\.int64"):
         to_float(noise(1, 3, 8, 8).long())
-    with pytest.raises(InputError, match=r"a batch to normalise must be float, got torch\.uint8"):
-        normalise(noise(1, 3, 8, 8), (0.5,) * 3, (0.5,) * 3)
-    with pytest.raises(InputError, match=r"mean and std must have one number per channel \(1\), got \(3, 3\)"):
-        normalise(torch.zeros(1, 1, 8, 8), (0.5,) * 3, (0.5,) * 3)
-    with pytest.raises(InputError, match=r"std must be > 0, got \(0\.0,\)"):
-        normalise(torch.zeros(1, 1, 8, 8), (0.5,), (0.0,))

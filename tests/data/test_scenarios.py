@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.data.scenarios import Scenario, apportion, draw, draw_held_out, parse_scenario, remaining
+from lopsided.data.scenarios import Scenario, apportion, draw, draw_held_out, parse_scenario
 from lopsided.errors import DataError, InputError
 
 TWO = np.repeat([0, 1], [2000, 2000])
@@ -157,14 +157,6 @@ def test_a_proportion_for_another_number_of_classes_is_an_error() -> None:
         match=r"a proportion must have one share for each of the 2 classes \(T-shirt, Shirt\), got 3 in 80:10:10",
     ):
         draw(TWO, NAMES, parse_scenario("80:10:10"), seed=0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(n=st.integers(1, 50), data=st.data())
-def test_what_is_drawn_and_what_remains_make_the_whole(n: int, data: st.DataObject) -> None:
-    drawn = data.draw(st.sets(st.integers(0, n - 1)))
-    left = remaining(n, sorted(drawn))
-    assert sorted([*left, *drawn]) == list(range(n))
 
 
 @settings(max_examples=200, deadline=None)

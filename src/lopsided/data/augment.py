@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,19 +94,6 @@ def to_float(batch: Tensor) -> Tensor:
     if not batch.is_floating_point():
         raise InputError(sentence("a batch must be uint8 or float", batch.dtype))
     return batch.to(torch.float32, copy=True)
-
-
-def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Subtract ``mean`` and divide by ``std``, one number per channel."""
-    if not batch.is_floating_point():
-        raise InputError(sentence("a batch to normalise must be float", batch.dtype, "Use to_float first."))
-    channels = batch.shape[1]
-    if len(mean) != channels or len(std) != channels:
-        raise InputError(sentence(f"mean and std must have one number per channel ({channels})", (len(mean), len(std))))
-    if any(value <= 0 for value in std):
-        raise InputError(sentence("std must be > 0", tuple(std)))
-    shape = (1, channels, 1, 1)
-    return (batch - batch.new_tensor(mean).view(shape)).div_(batch.new_tensor(std).view(shape))
 
 
 def _jitter(images: Tensor, factors: Tensor) -> Tensor:

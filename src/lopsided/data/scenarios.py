@@ -125,17 +125,6 @@ def draw(labels: npt.ArrayLike, classes: Sequence[str], scenario: Scenario, seed
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
-def remaining(n: int, drawn: npt.ArrayLike) -> Indices:
-    """Return the indices below ``n`` that were not drawn.
-
-    >>> remaining(5, [0, 3])
-    array([1, 2, 4])
-    """
-    left = np.ones(n, dtype=bool)
-    left[np.asarray(drawn, dtype=np.int64)] = False
-    return np.flatnonzero(left)
-
-
 def draw_held_out(
     labels: npt.ArrayLike,
     classes: Sequence[str],
@@ -149,7 +138,7 @@ def draw_held_out(
     group was drawn are excluded, because the group would be in training and in test.
     """
     y, taken = np.asarray(labels, dtype=np.int64), np.asarray(drawn, dtype=np.int64)
-    left = remaining(len(y), taken)
+    left = np.setdiff1d(np.arange(len(y)), taken)
     if groups is not None:
         left = left[~np.isin(groups[left], groups[taken])]
     available = np.bincount(y[left], minlength=len(classes))[: len(classes)]

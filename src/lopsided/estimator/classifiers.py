@@ -330,7 +330,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         inputs: Inputs
         if are_images(X):
             source = source_from_arrays(X)
-            self._check_size(np.shape(source.images.load(np.array([0]), None, source.images.channels))[2:])
+            self._check_size(source.images.size(0))
             inputs = StreamedInputs(source.images, self.card_.image_size, self.card_.channels)
         else:
             inputs = MemoryInputs(

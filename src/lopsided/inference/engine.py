@@ -87,11 +87,7 @@ class Engine:
 
     def scale(self, features: Features) -> Features:
         """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
-        return features if self._is_plain else self._through(self._model.scale, features)
-
-    @property
-    def _is_plain(self) -> bool:
-        return self._model.scaling == "none"
+        return features if self._model.scaling == "none" else self._through(self._model.scale, features)
 
     def _through(self, step: Callable[[Tensor], Tensor], features: Features) -> Features:
         with evaluating(self._model):
