@@ -44,8 +44,8 @@ from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.batches import cut
 from lopsided.training.loop import Stage
-from lopsided.training.shares import cut
 from lopsided.training.step import Step
 from measure import start_peak, status
 

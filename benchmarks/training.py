@@ -50,8 +50,8 @@ from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
-from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
+from lopsided.training.step import Precision
 from measure import in_turns, peak_of
 
 ETA, GAMMA, TEMPERATURE = 300.0, 7.0, 0.07

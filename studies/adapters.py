@@ -36,7 +36,7 @@ from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import Adapter
 from lopsided.models.pretrained import EMBEDDED_ENCODER
 from lopsided.recipe import Recipe, named_recipe, read_words
-from lopsided.training.adapter import Rows, Unseen, fit_adapter, fit_plain, head_folds
+from lopsided.training.methods.adapter import Rows, Unseen, fit_adapter, fit_plain, head_folds
 from lopsided.training.regression import standardisation
 
 RECORD = shared.RECORDS / "adapters.jsonl"

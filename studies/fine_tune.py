@@ -36,8 +36,8 @@ from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source, open_source
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.training.fine_tune import Activations
 from lopsided.training.fit import Predictions, fit
+from lopsided.training.methods.fine_tune import Activations
 
 RECORD = shared.RECORDS / "fine_tune.jsonl"
 SCENARIOS = ("98:2", "90:10")

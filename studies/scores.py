@@ -42,7 +42,6 @@ from lopsided.training.methods.staged import StagedTrainer
 from lopsided.training.methods.two_stage import TwoStageTrainer
 from lopsided.training.reporter import Log
 from lopsided.training.selection import probe_rows
-from lopsided.training.stage_kinds import classifier_stage
 
 Floats = npt.NDArray[np.float64]
 Weights = list[Tensor]
@@ -250,7 +249,7 @@ def train_epochs(recipe: Recipe) -> dict[str, Any]:
     for rule, encoder in [*((rule, weights[epoch]) for rule, epoch in chosen.items()), ("ema", average)]:
         restore(stage.module, encoder)
         restore(stages.model.classifier, fresh)
-        second = classifier_stage(stages)
+        second = stages.classifier_stage()
         val_features = stages.features(val.inputs)
 
         def logits(head: nn.Module = second.module, rows: Tensor = val_features) -> Floats:

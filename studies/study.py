@@ -56,7 +56,7 @@ from lopsided.models.blocks.pixels import Pixels
 from lopsided.models.model import look
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import parse_views
-from lopsided.training.adapter import Rows, fit_plain
+from lopsided.training.methods.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 from shared import Floats
 

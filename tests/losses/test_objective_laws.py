@@ -21,10 +21,10 @@ from lopsided.losses.catalogue import Loss
 from lopsided.models.model import WEIGHTS_NAME
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.batches import cut
 from lopsided.training.fit import fit
 from lopsided.training.loop import Stage
 from lopsided.training.reporter import Reporter
-from lopsided.training.shares import cut
 from lopsided.training.step import Step
 from training.conftest import stripes, tiny
 from training.ranks import in_threads

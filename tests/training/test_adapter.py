@@ -21,8 +21,8 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.training.adapter import Joined, Linear, Rows, Unseen, fit_plain, head_folds
 from lopsided.training.fit import Fitted, fit, load_model
+from lopsided.training.methods.adapter import Joined, Linear, Rows, Unseen, fit_plain, head_folds
 from lopsided.training.prior import carried_prior
 from training.ranks import together
 

@@ -25,9 +25,8 @@ from lopsided.models.model import WEIGHTS_NAME
 from lopsided.recipe import Recipe
 from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint
-from lopsided.training.deferred import first_kept
 from lopsided.training.fit import fit
-from lopsided.training.loop import Loop, Stage
+from lopsided.training.loop import Loop, Stage, first_kept
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import LOG_NAME, Reporter
 from reporters import Ending

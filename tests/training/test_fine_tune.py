@@ -25,10 +25,10 @@ from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model
 from lopsided.models.pretrained import Preprocessing
 from lopsided.recipe import EncoderTraining, Recipe, named_recipe
-from lopsided.training import fine_tune
-from lopsided.training.average import Average
-from lopsided.training.fine_tune import Activations, fine_tune_sampler, parameter_groups, seeded_views, to_bytes
 from lopsided.training.fit import fit, load_model
+from lopsided.training.loop import Average
+from lopsided.training.methods import fine_tune
+from lopsided.training.methods.fine_tune import Activations, fine_tune_sampler, parameter_groups, seeded_views, to_bytes
 from lopsided.training.prior import carried_prior
 from lopsided.training.regression import Regression, fit_regression
 from reporters import Ending, Listening

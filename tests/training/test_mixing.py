@@ -15,9 +15,8 @@ from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.batches import Mixer, cut, cut_box, loaded_positions
 from lopsided.training.loop import Stage
-from lopsided.training.mixing import Mixer, cut_box, loaded_positions
-from lopsided.training.shares import cut
 from lopsided.training.step import Step
 from training.ranks import in_threads
 from training.test_step import DEVICE, LABELS, images, make_stage

@@ -18,8 +18,8 @@ from lopsided.models.blocks.pixels import WIDTH
 from lopsided.models.model import average, average_classifiers
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import run_recipe
-from lopsided.training.adapter import Rows, fit_plain
 from lopsided.training.fit import fit, load_model
+from lopsided.training.methods.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 
 PHOTOS = {"cat": 30, "dog": 12}

@@ -17,9 +17,9 @@ from lopsided.facts import notes
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.training.finishers import TAUS, tau_normalised
 from lopsided.training.fit import Fitted, fit, load_model
 from lopsided.training.prior import carried_prior
-from lopsided.training.rescale import TAUS, tau_normalised
 from reporters import Ending, Listening
 from training.conftest import stripes, tiny
 

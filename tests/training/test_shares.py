@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopsided.training.shares import cut
+from lopsided.training.batches import cut
 
 Size = st.integers(1, 60)
 

@@ -14,11 +14,11 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.losses.objective import Objective, Samples
 from lopsided.recipe import EncoderTraining
+from lopsided.training.batches import cut
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.reporter import Reporter
-from lopsided.training.shares import cut
-from lopsided.training.sharpness import Sharpness, climb
+from lopsided.training.step import Sharpness, climb
 from training.test_step import DEVICE, filled_queue, images, make_stage, single_precision, step_of
 
 CURVATURE = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64)

@@ -24,12 +24,11 @@ from lopsided.models.heads import ProjectionHead
 from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
+from lopsided.training.batches import cut
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
-from lopsided.training.precision import Precision
 from lopsided.training.reporter import Reporter
-from lopsided.training.shares import cut
-from lopsided.training.step import Step
+from lopsided.training.step import Precision, Step
 from training.ranks import together
 
 LABELS = np.array([0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0])

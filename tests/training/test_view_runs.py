@@ -28,8 +28,8 @@ from lopsided.models.model import Model, ModelCard, look
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import SETS, VIEWS
 from lopsided.runs.run import run_recipe
-from lopsided.training.fine_tune import Kept
 from lopsided.training.fit import fit, load_model
+from lopsided.training.methods.fine_tune import Kept
 from lopsided.training.regression import fit_regression
 from lopsided.training.reporter import Log
 from reporters import Listening

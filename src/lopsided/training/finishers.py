@@ -1,4 +1,13 @@
-"""What follows the training of an encoder: a stage that trains the classifier, or a change of its weights."""
+"""What follows the training of an encoder: a stage that trains the classifier, or a change of its weights.
+
+Kang et al., "Decoupling representation and classifier for long-tailed recognition" (ICLR 2020), section 4.2. A
+classifier that is trained on imbalanced images has longer weight vectors for frequent classes. Both methods change only
+these lengths:
+
+- tau-normalisation: ``w_k / ||w_k||^tau``. The bias is dropped, as in the paper. Tau is given, or chosen on validation
+  images from 0, 0.1, ..., 2, the values of the authors' code.
+- learnable weight scaling (LWS): ``s_k (w_k x + b_k)``, where only the scales ``s_k`` are trained.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +21,60 @@ from lopsided.evaluation.metric_table import figure_of
 from lopsided.facts import notes
 from lopsided.models.encoders import seeded_init
 from lopsided.training.checkpoint import ENCODER_NAME, State, load_strictly
-from lopsided.training.rescale import Scales, choose_tau, normalise
-from lopsided.training.stage_kinds import classifier_stage
 
 if TYPE_CHECKING:
     from lopsided.training.methods.staged import StagedTrainer
+
+
+from collections.abc import Callable
+
+from lopsided.models.heads import ClassifierHead
+
+TAUS = tuple(round(0.1 * step, 1) for step in range(21))
+"""The values of tau that validation images choose from. 0 only drops the bias."""
+
+
+def tau_normalised(weight: Tensor, tau: float) -> Tensor:
+    """Return rows ``w_k / ||w_k||^tau``, computed in float64. A row of zeros stays as it is.
+
+    >>> tau_normalised(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    rows = weight.double()
+    lengths = rows.norm(dim=1, keepdim=True)
+    return (rows / torch.where(lengths > 0, lengths, 1.0) ** tau).to(weight.dtype)
+
+
+def choose_tau(weight: Tensor, features: Tensor, figure: Callable[[Tensor], float]) -> tuple[float, dict[str, float]]:
+    """Return the tau with the highest ``figure`` of its logits, the lowest if several tie, and the figure of each."""
+    found = {tau: figure(features @ tau_normalised(weight, tau).T) for tau in TAUS}
+    return max(found, key=lambda tau: (found[tau], -tau)), {f"{tau:g}": value for tau, value in found.items()}
+
+
+def normalise(head: ClassifierHead, tau: float) -> None:
+    """Apply tau-normalisation to a classifier, in place, and drop its bias."""
+    with torch.no_grad():
+        head.weight.copy_(tau_normalised(head.weight, tau))
+        head.bias.zero_()
+
+
+class Scales(nn.Module):
+    """One scale per class for the logits of a classifier, which itself is not trained."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.ones(num_classes))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Return scaled logits (n, K)."""
+        return logits * self.scales
+
+    def apply_to(self, head: ClassifierHead) -> None:
+        """Make the scales part of the weights of a classifier."""
+        with torch.no_grad():
+            head.weight.mul_(self.scales[:, None])
+            head.bias.mul_(self.scales)
 
 
 class Finisher:
@@ -59,7 +117,7 @@ class SecondStage(Finisher):
     def train(self, trainer: StagedTrainer, state: State, tensors: dict[str, Tensor]) -> None:
         """Train the classifier."""
         with trainer.following(trainer.recipe.first_stage()):  # This stage is the same whatever follows.
-            trainer.run_stage(classifier_stage(trainer), state, tensors)
+            trainer.run_stage(trainer.classifier_stage(), state, tensors)
 
 
 class Retraining(SecondStage):
@@ -70,7 +128,7 @@ class Retraining(SecondStage):
         with seeded_init(trainer.recipe.seed, "retrained"):
             head = trainer.head(trainer.recipe.classifier.loss, trainer.card.features)
         trainer.model.classifier = head.to(trainer.device)
-        trainer.run_stage(classifier_stage(trainer), state, tensors)
+        trainer.run_stage(trainer.classifier_stage(), state, tensors)
 
 
 class Rescaling(SecondStage):
@@ -83,7 +141,7 @@ class Rescaling(SecondStage):
     def train(self, trainer: StagedTrainer, state: State, tensors: dict[str, Tensor]) -> None:
         """Train the scales, and multiply the weights of the classifier by them."""
         scales = Scales(trainer.num_classes).to(trainer.device)
-        trainer.run_stage(classifier_stage(trainer, scales), state, tensors)
+        trainer.run_stage(trainer.classifier_stage(scales), state, tensors)
         scales.apply_to(trainer.model.classifier)
 
 

@@ -1,6 +1,6 @@
-"""Fit a model from a recipe and a source: in two trainer, end to end, on frozen features, or by fine-tuning.
+"""Fit a model from a recipe and a source: in two stages, end to end, on frozen features, or by fine-tuning.
 
-**Two trainer.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
+**Two stages.** The first stage trains the encoder and the projection head with a contrastive loss. The second stage
 drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
 ``classifier.augment`` is set, each image is encoded once. **End to end** trains the encoder and the linear layer
 together for ``encoder_training.epochs``. A baseline of the same budget (``Recipe.baseline``) sets this field to the

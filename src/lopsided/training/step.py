@@ -34,12 +34,69 @@ from lopsided.losses.queue import FeatureQueue
 from lopsided.models.machine import evaluating, seeded
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
-from lopsided.training.mixing import Mix, Mixer, mirrored, partners_of
-from lopsided.training.precision import Precision
-from lopsided.training.shares import Batch
+from lopsided.training.batches import Batch, Mix, Mixer, mirrored, partners_of
 
 if TYPE_CHECKING:
     from lopsided.training.loop import Stage
+
+
+from collections.abc import Mapping, Sequence
+
+_TYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SCALE, _GROWTH = "scaler.scale", "scaler.growth"
+
+
+class Precision:
+    """The precision in which an encoder is trained: torch's autocast and, for "fp16", its gradient scaler.
+
+    Weights, batch statistics and losses are always float32.
+
+    float16 gradients below 6e-8 become 0. So the gradients are multiplied by a large scale and divided by it at the
+    end. A step in which a gradient overflows is skipped, and the scale is halved. All ranks skip the same steps,
+    because they have the same sums of gradients.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.dtype, self.device = _TYPES[name], device
+        self.scaler = torch.amp.GradScaler(device.type) if self.dtype == torch.float16 else None
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Compute in this precision inside the block, for the operations that torch considers safe."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            yield
+
+    def scaled(self, grad: Tensor) -> Tensor:
+        """Return a gradient times the current scale, to send back through the encoder."""
+        if self.scaler is None:
+            return grad
+        scaled: Tensor = self.scaler.scale(grad)
+        return scaled
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the weights from gradients that ``scaled`` returned."""
+        if self.scaler is None:
+            optimizer.step()
+            return
+        self.scaler.unscale_(optimizer)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the scaler's state for a checkpoint."""
+        if self.scaler is None:
+            return {}
+        state = self.scaler.state_dict()
+        return {
+            _SCALE: torch.tensor(state["scale"], dtype=torch.float64),
+            _GROWTH: torch.tensor(state["_growth_tracker"]),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the result of ``tensors``."""
+        if self.scaler is not None and _SCALE in tensors and _GROWTH in tensors:
+            found = {"scale": float(tensors[_SCALE]), "_growth_tracker": int(tensors[_GROWTH])}
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **found})
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,3 +309,56 @@ def _wide(outputs: Tensor) -> Tensor:
 def _backward(outputs: Tensor, grad: Tensor) -> None:
     if outputs.requires_grad:
         outputs.backward(grad.to(outputs.dtype))  # type: ignore[no-untyped-call]
+
+
+class Sharpness:
+    """Computes the gradients of sharpness-aware minimisation, SAM (Foret et al., 2021), batch by batch.
+
+    SAM minimises the largest loss within a radius rho of the weights w. A step has two passes:
+
+    1. The gradient g of the loss at w. The weights climb to w + e with e = rho g / |g|, where |g| is the norm over all
+       weights.
+    2. The gradient at w + e. The weights return to w, and the optimizer takes its step with this gradient.
+
+    Both passes use the same batch, augmentation, mixture, dropout masks and queue. Only the first pass changes the
+    running statistics of batch norm and the queue. Gradients are summed over the ranks before the climb, so all ranks
+    climb to the same weights. A scale of the gradients, as float16 needs it, cancels in e. If they overflow, there is
+    no climb, the second pass overflows as well, and the step is skipped.
+    """
+
+    def __init__(self, step: Step, rho: float) -> None:
+        self.step, self.rho = step, rho
+
+    def gradients(self, batch: Batch, inputs: Tensor, epoch: int, index: int) -> Found:
+        """Store the gradients at the climbed weights in the parameters. Return the loss before the climb."""
+        step, names = self.step, ("dropout", self.step.stage.name, epoch, index, "rank", self.step.ranks.rank)
+        with seeded(step.device, step.seed, *names):
+            found = step.gradients(batch, inputs, epoch, index)
+        weights = [weight for weight in step.parameters if weight.grad is not None]
+        before = [weight.detach().clone() for weight in weights]
+        climb(weights, self.rho, step.ranks)
+        for weight in weights:
+            weight.grad = None
+        try:
+            with step.statistics.kept(), seeded(step.device, step.seed, *names):
+                step.gradients(batch, inputs, epoch, index, again=True)
+        finally:
+            with torch.no_grad():
+                for weight, value in zip(weights, before, strict=True):
+                    weight.copy_(value)
+        return found
+
+
+def climb(weights: Sequence[Tensor], rho: float, ranks: Ranks) -> None:
+    """Add rho g / |g| to the weights, in place. Without a gradient, or if it is not finite, they stay as they are."""
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    if not grads:
+        return
+    with torch.no_grad():
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if ranks.size > 1:  # Gradients in another memory layout have another rounding of the norm.
+            norm = ranks.gather(norm[None], [1] * ranks.size)[0]
+        scale = rho / (norm + 1e-12)  # The authors' code adds the same number.
+        finite = norm.isfinite()  # A tensor: the host does not wait for the device.
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.add_(torch.where(finite, grad * scale, 0.0))

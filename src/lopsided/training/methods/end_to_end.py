@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lopsided.training.loop import Stage
 from lopsided.training.methods.staged import StagedTrainer
-from lopsided.training.stage_kinds import judge_by_classifier, network_stage
 
 
 class EndToEndTrainer(StagedTrainer):
@@ -13,5 +12,5 @@ class EndToEndTrainer(StagedTrainer):
     def first_stage(self) -> Stage:
         """Return the only stage, which validation images judge by the classifier."""
         val = self.prepared.val
-        judge = None if val is None else judge_by_classifier(self, val, self.features)
-        return network_stage(self, "end-to-end", judge)
+        judge = None if val is None else self.judge_by_classifier(val, self.features)
+        return self.network_stage("end-to-end", judge)

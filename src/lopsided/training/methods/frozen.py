@@ -10,9 +10,8 @@ from torch import Tensor
 
 from lopsided.facts import cautions, notes
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
-from lopsided.training.built import Built
 from lopsided.training.checkpoint import State
-from lopsided.training.methods.trainer import Features, FeatureTrainer
+from lopsided.training.methods.trainer import Features, FeatureTrainer, Trainer
 from lopsided.training.regression import Regression, fit_regression
 
 UPRIGHT = 0.8
@@ -28,35 +27,35 @@ class FrozenTrainer(FeatureTrainer):
         state.seconds = perf_counter() - self.begin
 
 
-def regress(built: Built, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
+def regress(trainer: Trainer, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
     """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
 
     ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. ``told`` is
     false if the same regression is fitted again later. Return the strength of the regression.
     """
-    views = built.model.views
-    auto = built.recipe.encoder.views == AUTO and views != PLAIN
-    scored = strength is None and built.recipe.regression.strength is None and told
+    views = trainer.model.views
+    auto = trainer.recipe.encoder.views == AUTO and views != PLAIN
+    scored = strength is None and trainer.recipe.regression.strength is None and told
     checked = scored and not auto and len(views) > 1 and PLAIN[0] in views
     sets: Sequence[Sequence[str]] = CANDIDATES if auto else (views, PLAIN) if checked else (views,)
-    features = built.training_features(sets, cached=cached)
+    features = trainer.training_features(sets, cached=cached)
     found: list[tuple[int, Regression]] = []
 
     def fit() -> dict[str, Tensor]:
-        place, fitted = _choose(built, features) if auto else (0, _fit(built, features[0], strength))
+        place, fitted = _choose(trainer, features) if auto else (0, _fit(trainer, features[0], strength))
         if checked:
-            _check_views(built, fitted, features[1])
+            _check_views(trainer, fitted, features[1])
         found.append((place, fitted))
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
 
-    state = built.ranks.spread(fit)
-    built.model.classifier.load_state_dict(state)
-    place, used = built.ranks.told(lambda: (found[0][0], found[0][1].strength))
+    state = trainer.ranks.spread(fit)
+    trainer.model.classifier.load_state_dict(state)
+    place, used = trainer.ranks.told(lambda: (found[0][0], found[0][1].strength))
     if auto:
-        built.take_views(sets[place])
+        trainer.take_views(sets[place])
     for _, fitted in found:
         if strength is None and told:
-            tell_choice(built, fitted)
+            tell_choice(trainer, fitted)
     chosen: float = used
     return chosen
 
@@ -70,22 +69,22 @@ def choose_views(losses: Sequence[float], least: float = UPRIGHT) -> int:
     return next(i for i, loss in enumerate(losses) if all(other >= least * loss for other in losses[i + 1 :]))
 
 
-def _choose(built: Built, sets: Sequence[Features]) -> tuple[int, Regression]:
+def _choose(trainer: Trainer, sets: Sequence[Features]) -> tuple[int, Regression]:
     """Fit a regression on the features of the first set of views that no later set is much better than.
 
     The sets are in the order of ``CANDIDATES``. A mean over views loses what tells an image from its mirror image, and
     gains by less noise. The gain is small, so that only a large loss speaks against the views.
     """
     names = [name_views(views) for views in CANDIDATES]
-    first = _fit(built, sets[0], scored=True)
+    first = _fit(trainer, sets[0], scored=True)
     if not first.losses:
-        built.log.fact(notes.unchosen_views(names[0]))
+        trainer.log.fact(notes.unchosen_views(names[0]))
         return 0, first
-    found = [first, *(_fit(built, features, scored=True) for features in sets[1:])]
+    found = [first, *(_fit(trainer, features, scored=True) for features in sets[1:])]
     losses = [_best(fitted) for fitted in found]
     chosen = choose_views(losses)
-    built.log.event("views", chosen=names[chosen], losses=dict(zip(names, losses, strict=True)))
-    built.log.fact(notes.chosen_views(names[chosen], dict(zip(names, losses, strict=True))))
+    trainer.log.event("views", chosen=names[chosen], losses=dict(zip(names, losses, strict=True)))
+    trainer.log.fact(notes.chosen_views(names[chosen], dict(zip(names, losses, strict=True))))
     return chosen, found[chosen]
 
 
@@ -93,44 +92,44 @@ def _best(fitted: Regression) -> float:
     return min(loss for _, loss in fitted.losses)
 
 
-def _fit(built: Built, features: Features, strength: float | None = None, *, scored: bool = False) -> Regression:
+def _fit(trainer: Trainer, features: Features, strength: float | None = None, *, scored: bool = False) -> Regression:
     """Fit a regression on features of the training images, as the recipe says."""
-    settings, train = built.recipe.regression, built.prepared.train
+    settings, train = trainer.recipe.regression, trainer.prepared.train
     return fit_regression(
         features,
         train.labels,
-        built.num_classes,
+        trainer.num_classes,
         groups=train.groups,
-        weighted=built.recipe.classifier.loss.name == "weighted-ce",
+        weighted=trainer.recipe.classifier.loss.name == "weighted-ce",
         strength=settings.strength if strength is None else strength,
         scored=scored,
         folds=settings.folds,
-        seed=built.recipe.seed,
-        importance=built.importance,
+        seed=trainer.recipe.seed,
+        importance=trainer.importance,
     )
 
 
-def _check_views(built: Built, fitted: Regression, alone: Features) -> None:
+def _check_views(trainer: Trainer, fitted: Regression, alone: Features) -> None:
     """Warn if the images ``alone`` tell the classes apart much better than the mean over their views.
 
     Then the classes depend on left and right or up and down, which the mean does not know: arrows, digits, texts.
     """
     if not fitted.losses:
         return
-    losses = [_best(fitted), _best(_fit(built, alone))]
+    losses = [_best(fitted), _best(_fit(trainer, alone))]
     if choose_views(losses):
         # With encoder.views alone, fit takes quick.
-        recipe = "--recipe thorough " if len(built.recipe.encoder.spec.parts) > 1 else ""
-        advice = f"{recipe}tta={AUTO if built.recipe.spec.chooses_views else 'none'}"
-        built.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
+        recipe = "--recipe thorough " if len(trainer.recipe.encoder.spec.parts) > 1 else ""
+        advice = f"{recipe}tta={AUTO if trainer.recipe.spec.chooses_views else 'none'}"
+        trainer.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
 
 
-def tell_choice(built: Built, fitted: Regression) -> None:
+def tell_choice(trainer: Trainer, fitted: Regression) -> None:
     """Log the strength of a regression, and how it was chosen."""
-    built.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
-    if built.recipe.regression.strength is not None:
-        built.log.fact(notes.given_strength(fitted.strength))
+    trainer.log.event("regression", strength=fitted.strength, folds=fitted.folds, losses=fitted.losses)
+    if trainer.recipe.regression.strength is not None:
+        trainer.log.fact(notes.given_strength(fitted.strength))
     elif fitted.losses:
-        built.log.fact(notes.chosen_strength(fitted.strength, len(fitted.losses), fitted.folds))
+        trainer.log.fact(notes.chosen_strength(fitted.strength, len(fitted.losses), fitted.folds))
     else:
-        built.log.fact(notes.usual_strength(fitted.strength))
+        trainer.log.fact(notes.usual_strength(fitted.strength))

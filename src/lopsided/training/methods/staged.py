@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lopsided.data.inputs import Inputs, MemoryInputs, Part
+from lopsided.data.samplers import BatchSampler
 from lopsided.evaluation.metric_table import figure_of
 from lopsided.facts import Fact, notes
+from lopsided.losses.deferred import ReweightedObjective
+from lopsided.losses.objective import Objective
+from lopsided.models.encoders import seeded_init
+from lopsided.models.heads import ProjectionHead
+from lopsided.models.machine import evaluating
 from lopsided.models.model import all_finite
+from lopsided.recipe import Classifier, EncoderTraining
+from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import State, load_strictly, restoring
-from lopsided.training.deferred import deferred_epoch, first_kept, training_notes
 from lopsided.training.finishers import FINISHERS, Finisher
-from lopsided.training.loop import Loop, Stage
-from lopsided.training.methods.trainer import Trainer
-from lopsided.training.selection import Selection
+from lopsided.training.loop import Loop, Stage, deferred_epoch, first_kept
+from lopsided.training.methods.trainer import Trainer, unchanged
+from lopsided.training.selection import Judged, Selection, centroid_logits, figures, probe_rows, tempered_log_loss
 
 
 class StagedTrainer(Trainer):
@@ -58,7 +67,18 @@ class StagedTrainer(Trainer):
             yield notes.chunks(settings.chunk_size, batch if norm else "")
         if settings.queue:
             yield notes.queue(settings.queue, settings.queue_balanced)
-        yield from training_notes(settings)
+        if settings.reweight_from is not None:
+            yield notes.reweighting(settings.reweight_from, settings.reweight_beta)
+        if settings.resample_from is not None:
+            yield notes.resampling(settings.resample_from)
+        if settings.mixup or settings.cutmix:
+            yield notes.mixing(settings.mixup, settings.cutmix)
+        if settings.sam_rho:
+            yield notes.sharpness(settings.sam_rho)
+        if settings.ema:
+            yield notes.moving_average(settings.ema)
+        if settings.swa_from is not None:
+            yield notes.weight_average(settings.swa_from)
 
     def train(self, state: State, tensors: dict[str, Tensor]) -> None:
         """Train the encoder, and finish the classifier."""
@@ -139,3 +159,147 @@ class StagedTrainer(Trainer):
             self.log.fact(notes.kept_epoch(stage.name, selection.chosen + 1, state.epoch, metric, value))
         else:
             loop.keep_average(state.epoch - 1)
+
+    def network_stage(
+        self,
+        name: str,
+        judge: Callable[[], Judged] | None,
+        encode: Callable[[Tensor], Tensor] | None = None,
+        *,
+        apart: bool = False,
+    ) -> Stage:
+        """Return a stage that trains the encoder and the heads that its loss needs. ``encode`` computes features.
+
+        With ``apart``, a loss that needs logits gets a classifier of its own instead of that of the model.
+        """
+        encode = encode or self.model.encode  # Training augments each image instead of averaging its views.
+        settings, views = self.recipe.encoder_training, self.recipe.encoder_training.views
+        needs = settings.loss.entry.needs
+        module, heads = self._module(needs, apart=apart)
+
+        def output(x: Tensor) -> Tensor:
+            features = self.model.scale(encode(x))
+            rows = torch.cat([head(features) for head in heads], dim=1) if len(heads) > 1 else heads[0](features)
+            return rows if views == 1 else rows.view(len(rows) // views, views, -1)
+
+        return Stage(
+            name=name,
+            section="encoder_training",
+            module=module,
+            settings=settings,
+            part=self.prepared.train,
+            sampler=self._sampler(name, settings),
+            transform=lambda x, generator, start, total: self.augment(
+                _repeat(x, views), generator, start=start * views, total=total * views
+            ),
+            output=output,
+            objective=self._reweighted(self.objective_of(settings.loss)),
+            projected=self.recipe.head.out if "projections" in needs else 0,
+            judge=judge,
+            views=views,
+            min_batch=2,
+            average=settings.ema,
+        )
+
+    def _module(self, needs: frozenset[str], *, apart: bool) -> tuple[nn.Module, list[nn.Module]]:
+        """Return the module to train, and the heads that feed the loss, the projection head first."""
+        if "projections" not in needs:
+            return self.model, [self.model.classifier]
+        with seeded_init(self.recipe.seed, "projection"):
+            projection = ProjectionHead(self.card.features, self.recipe.head.hidden, self.recipe.head.out)
+        if "logits" not in needs:
+            return nn.ModuleDict({"encoder": self.model.encoder, "projection": projection}), [projection]
+        classifier = self.model.classifier
+        if apart:
+            with seeded_init(self.recipe.seed, "joint"):
+                classifier = self.head(self.recipe.encoder_training.loss, self.card.features)
+        parts = {"encoder": self.model.encoder, "classifier": classifier, "projection": projection}
+        return nn.ModuleDict(parts), [projection, classifier]
+
+    def _reweighted(self, objective: Objective) -> Objective:
+        """Return the objective of the first stage with the class weights of its last epochs, if it has any."""
+        settings = self.recipe.encoder_training
+        if settings.reweight_from is None:
+            return objective
+        counts = torch.from_numpy(self.prepared.counts())
+        return ReweightedObjective(
+            objective, counts, objective.width, defer=settings.reweight_from, beta=settings.reweight_beta
+        )
+
+    def _sampler(self, stage: str, settings: EncoderTraining | Classifier) -> BatchSampler:
+        return BatchSampler(
+            self.prepared.train.labels,
+            settings.batch_size,
+            kind=settings.sampler,
+            m_per_class=settings.m_per_class if isinstance(settings, EncoderTraining) else None,
+            last=settings.last_batch if isinstance(settings, EncoderTraining) else "keep",
+            seed=derive_seed(self.recipe.seed, stage),
+        )
+
+    def classifier_stage(self, scales: nn.Module | None = None) -> Stage:
+        """Return the second stage: the model's classifier, or the ``scales`` of its logits, on the frozen encoder."""
+        settings, prepared = self.recipe.classifier, self.prepared
+        classifier = self.model.classifier
+
+        def output(features: Tensor) -> Tensor:
+            logits: Tensor = classifier(features)
+            return logits if scales is None else scales(logits.detach())
+
+        val = None if prepared.val is None else (self.features(prepared.val.inputs), prepared.val.labels)
+
+        def encode(x: Tensor, generator: torch.Generator, start: int, total: int) -> Tensor:
+            with torch.no_grad():
+                images = self.augment(x, generator, start=start, total=total)
+                return self.model.scale(self.model.encode(images))
+
+        def judge() -> Judged:
+            assert val is not None
+            with torch.no_grad():
+                logits = output(val[0])
+            return self.judged(logits, val[1])
+
+        part, transform = prepared.train, encode
+        if not settings.augment:
+            part = Part(MemoryInputs(self.features(part.inputs)), part.labels)
+            transform = unchanged
+        self.model.encoder.eval()
+        return Stage(
+            name="classifier",
+            section="classifier",
+            module=classifier if scales is None else scales,
+            settings=settings,
+            part=part,
+            sampler=self._sampler("classifier", settings),
+            transform=transform,
+            output=output,
+            objective=self.objective_of(settings.loss),
+            judge=None if val is None else judge,
+        )
+
+    def judge_by_classifier(self, val: Part, features: Callable[[Inputs], Tensor]) -> Callable[[], Judged]:
+        """Return a function that evaluates the classifier on the features of validation images."""
+
+        def judge() -> Judged:
+            with evaluating(self.model):
+                logits = self.model.classifier(features(val.inputs))
+            return self.judged(logits, val.labels)
+
+        return judge
+
+    def judge_by_means(self, val: Part, features: Callable[..., Tensor]) -> Callable[[], Judged]:
+        """Return a function that evaluates the encoder by nearest class means of training images, not augmented."""
+        train = self.prepared.train
+        rows = probe_rows(train.labels, derive_seed(self.recipe.seed, "probe"))
+        labels = torch.from_numpy(train.labels[rows]).to(self.device)
+
+        def judge() -> Judged:
+            known = features(train.inputs, rows)
+            logits = centroid_logits(known, labels, features(val.inputs), self.num_classes)
+            found = figures(logits.argmax(axis=1), val.labels, self.num_classes)
+            return found | {"log_loss": tempered_log_loss(logits, val.labels)}
+
+        return judge
+
+
+def _repeat(x: Tensor, views: int) -> Tensor:
+    return x if views == 1 else x.repeat_interleave(views, dim=0)

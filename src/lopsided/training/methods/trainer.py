@@ -3,33 +3,273 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lopsided.data.inputs import Part, Prepared
+from lopsided.data.augment import Augment, to_float
+from lopsided.data.inputs import Indices, Inputs, Part, Prepared, row_batches
+from lopsided.distributed import Ranks
 from lopsided.entries import load
-from lopsided.errors import InputError
-from lopsided.facts import Fact
-from lopsided.recipe import Recipe
-from lopsided.training.built import Built
-from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.errors import InputError, RunError, sentence
+from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
+from lopsided.evaluation.decision import resolve
+from lopsided.facts import Fact, cautions, notes
+from lopsided.inference.engine import Engine
+from lopsided.inference.feature_cache import cache_root
+from lopsided.inference.scorer import Scorer, SmallImages, share_rows
+from lopsided.losses.objective import Objective
+from lopsided.models.encoders import build_encoder, embedded_state, late_encoder, seeded_init
+from lopsided.models.heads import Adapter, ClassifierHead, build_head
+from lopsided.models.machine import arrange, compile_encoder, evaluating
+from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
+from lopsided.recipe import LossSettings, Recipe
+from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
+from lopsided.training.checkpoint import Checkpoint, State, load_strictly
+from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import Log
+from lopsided.training.selection import Judged, figures, tempered_log_loss
+from lopsided.training.step import of_loss
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
 
-class Trainer(Built):
+class Trainer:
     """Trains the model of one recipe on prepared data. A method overrides ``train``, and what else is different."""
 
+    model: Model
+    card: ModelCard
+    early: bool
+    """Whether the epoch to be judged comes before the class weights of the last epochs."""
     begin = 0.0
     """When the training began, by ``perf_counter``, as if it had never been interrupted."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        device: torch.device,
+        log: Log,
+        checkpoint: Checkpoint,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.recipe, self.prepared, self.device = recipe, prepared, device
+        self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
+        self.num_classes = len(prepared.classes)
+        self.augment = self._choose_augment()
+        self._engine: Engine | None = None
+        self._scorer: Scorer | None = None
+        self.small: SmallImages | None = None
+        """Keeps small versions of the images that are decoded for their features, for another use of the run."""
+        self._told = self.early = False
+
+    def build(self, *, fresh: bool = True) -> None:
+        """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
+        recipe, prepared, vector = self.recipe, self.prepared, self.prepared.kind == "vector"
+        views = PLAIN if vector and recipe.encoder.views == AUTO else computed_views(recipe.encoder.views)
+        check_views(views, prepared.kind, prepared.shape)
+        scaling = "none" if vector else recipe.encoder.scaling  # Numbers of a table are no activations.
+        channels = 1 if vector else prepared.shape[0]
+        late = self._late_encoder() if fresh else None
+        encoder, features = late or self.untrained(fresh=fresh)
+        heads, adapter = self.adapter(features) or (None, None)
+        with seeded_init(recipe.seed, "classifier"):
+            first = recipe.spec.head_loss(recipe.first_stage())
+            classifier = self.head(first, features if adapter is None else adapter.width)
+        model = Model(
+            encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling
+        )  # fmt: skip
+        self.model = model.to(self.device)
+        if recipe.fast and not vector and late is None:
+            arrange(self.model.encoder, self.device, prepared.shape)
+        if recipe.compile:
+            compile_encoder(self.model.encoder, self.device, self.ranks.size)
+        self.card = ModelCard(
+            kind=prepared.kind,
+            encoder=recipe.encoder.name,
+            encoder_weights=recipe.encoder.weights,
+            channels=channels,
+            image_size=prepared.image_size,
+            shape=prepared.shape,
+            mean=prepared.mean,
+            std=prepared.std,
+            classes=prepared.classes,
+            features=features,
+            head=recipe.spec.head_loss(recipe).entry.head,
+            adapter=heads,
+            views=views,
+            scaling=scaling,
+            prior=carried_prior(recipe, prepared.counts()),
+        )
+
+    def untrained(self, *, fresh: bool = True) -> tuple[nn.Module, int]:
+        """Return the encoder as it is before training, and the number of its features."""
+        recipe, shape, vector = self.recipe, self.prepared.shape, self.prepared.kind == "vector"
+        encoder, features = build_encoder(
+            recipe.encoder.name,
+            channels=1 if vector else shape[0],
+            image_size=None if vector else (shape[1], shape[2]),
+            in_features=shape[0] if vector else None,
+            weights=recipe.encoder.weights if fresh and self.ranks.first else "none",
+            seed=recipe.seed,
+        )
+        if fresh and recipe.encoder.weights != "none" and self.ranks.size > 1:
+            load_strictly(encoder, self.ranks.spread(encoder.state_dict))
+        return encoder, features
+
+    @property
+    def importance(self) -> npt.NDArray[np.float64] | None:
+        """How much a regression on the features weighs each of them; None: all the same."""
+        layout = self.model.layout
+        return None if layout is None else layout.importance()
+
+    def replace_model(self, model: Model) -> None:
+        """Continue with another model, or with the same one after it was trained."""
+        self.model, self._engine, self._scorer = model, None, None
+
+    def take_views(self, views: Sequence[str]) -> None:
+        """Continue with some of the views of the model."""
+        self.card = with_views(self.model, self.card, views)
+        self._scorer = None  # The engine asks the model for its views.
+
+    def head(self, loss: LossSettings, features: int) -> ClassifierHead:
+        """Return a new classifier of the kind that a loss needs."""
+        return build_head(loss.entry.head, features, self.num_classes, loss.parameters.get("scale", 1.0))
+
+    def _late_encoder(self) -> tuple[nn.Module, int] | None:
+        """Return an encoder that gets its layers if its features are not cached, or None if it needs them anyway."""
+        recipe, shape = self.recipe, self.prepared.shape
+        alone = self.ranks.size == 1 and self.device.type == "cpu" and not recipe.compile
+        if not (not recipe.spec.trains_encoder and alone and self.prepared.kind == "image" and shape[0] == 3):
+            return None
+        found = embedded_state(recipe.encoder.spec)
+        if found is None:
+            return None
+        state, layout = found
+        return late_encoder(recipe.encoder.name, state, layout, shape, fast=recipe.fast), layout.width
+
+    def adapter(self, features: int) -> tuple[AdapterCard, Adapter] | None:
+        """Return heads on the features, if the method has any."""
+        return None
+
+    def _choose_augment(self) -> Callable[..., Tensor]:
+        cutmix = self.recipe.encoder_training.cutmix
+        if self.prepared.kind == "vector" and cutmix and self.recipe.spec.trains_encoder:
+            must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
+            raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
+        if self.prepared.kind == "vector":
+            return unchanged
+        section = self.recipe.augment
+        return Augment(
+            rotation=section.rotation,
+            horizontal_flip=section.horizontal_flip,
+            vertical_flip=section.vertical_flip,
+            crop=section.crop,
+            colour=section.colour,
+        )
+
+    @contextmanager
+    def following(self, recipe: Recipe) -> Iterator[None]:
+        """Follow another recipe inside the block."""
+        whole, self.recipe = self.recipe, recipe
+        try:
+            yield
+        finally:
+            self.recipe = whole
+
+    @property
+    def engine(self) -> Engine:
+        """Computes the features of the finished model. After the first use, the model must not change."""
+        if self._engine is None:
+            self._engine = Engine(self.model, self.card.shape, fast=self.recipe.fast)
+        return self._engine
+
+    @property
+    def scorer(self) -> Scorer:
+        """Computes features and probabilities of the finished model. After the first use, the encoder must not change.
+
+        Its features are cached if no training changes the encoder.
+        """
+        if self._scorer is None:
+            size = self.recipe.encoder_training.batch_size
+            self._scorer = Scorer(
+                self.model, self.card, engine=self.engine, ranks=self.ranks, small=self.small, batch_size=size
+            )
+        return self._scorer
+
+    def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
+        """Return the features of a split through the finished encoder, from the cache if they are there."""
+        return self.frozen_means(part, label, [self.model.views])[0]
+
+    def frozen_means(self, part: Part, label: str, sets: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
+        """Return the features of a split as ``frozen_features`` does, once for each of several sets of views."""
+        scorer = self.scorer
+        found = scorer.means(part.inputs, part.digests, sets, lambda done, total: self.log.count(label, done, total))
+        if scorer.problem is not None and not self._told:
+            self._told = True
+            self.log.fact(cautions.not_cached(scorer.problem))
+        return found
+
+    def training_features(self, sets: Sequence[Sequence[str]], *, cached: bool = True) -> list[npt.NDArray[np.float32]]:
+        """Return the features of the training images by the encoder as it is, for each set of views."""
+        train = self.prepared.train
+        self.model.eval()
+        if not cached:
+            train = replace(train, digests=None)
+        elif self.prepared.kind == "image":
+            root, views, encoder = cache_root(), self.model.views, self.recipe.encoder
+            engine = self.engine.name.split()[0]
+            averaged = [] if views == PLAIN else list(views)
+            cache = None if root is None else str(root)
+            self.log.fact(notes.features(engine, encoder.name, averaged, encoder.views == AUTO, cache))
+        found = self.frozen_means(train, "features of training images", sets)
+        if not all(np.isfinite(features).all() for features in found):
+            raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
+        for place, features in enumerate(found):  # One at a time, because many images need much memory.
+            found[place] = self.engine.scale(features)
+        return found
+
+    def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
+        """Return the features of inputs, not augmented, in the order of ``rows``. Each rank computes a share."""
+        size = self.recipe.encoder_training.batch_size
+        rows = np.arange(len(inputs)) if rows is None else rows
+        share, sizes = share_rows(len(rows), self.ranks)
+        own = rows[share]
+        parts = [torch.empty(0, self.card.features, device=self.device)]
+        with evaluating(self.model):
+            batches = inputs.batches(own[part] for part in row_batches(len(own), size))
+            parts += [self.model.features(_plain(x.to(self.device))) for _, x in batches]
+        return self.ranks.gather(torch.cat(parts), sizes)
+
+    def judged(self, logits: Tensor, labels: Indices) -> Judged:
+        """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
+        prior = carried_prior(self.recipe, self.prepared.counts(), early=self.early)
+        kind = self.recipe.decision.calibration
+        rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
+        p = logits.double().softmax(dim=1).cpu().numpy()
+        if kind != "none":  # As the finished model will be.
+            p = fit_calibration(HeldBack(p, labels), prior, biases=kind == "affine")(p)
+        found = figures(resolve(rule, self.prepared.classes, prior).decide(p), labels, self.num_classes)
+        balanced = np.log(np.maximum(p, TINY)) + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
+        return found | {"log_loss": tempered_log_loss(balanced, labels)}
+
+    def objective_of(self, loss: LossSettings, labels: Indices | None = None, width: int | None = None) -> Objective:
+        """Return the loss of a stage. ``labels`` are those of its images, by default of all training images."""
+        numbers = self.prepared.counts() if labels is None else np.bincount(labels, minlength=self.num_classes)
+        counts, entry = torch.from_numpy(numbers), loss.entry
+        with seeded_init(self.recipe.seed, "objective"), of_loss(entry, "its constructor"):
+            objective = entry.load()(counts, self.recipe.head.out if width is None else width, **loss.parameters)
+            if not isinstance(objective, Objective):
+                raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
+            return objective
 
     def notes(self) -> Iterator[Fact]:
         """Yield a note for each setting that changes how the method computes."""
@@ -87,10 +327,19 @@ class FeatureTrainer(Trainer):
 def make_trainer(
     recipe: Recipe, prepared: Prepared, device: torch.device, log: Log, checkpoint: Checkpoint, *arguments: Any
 ) -> Trainer:
-    """Return the trainer of a recipe's method. The further arguments are those of ``Built``."""
+    """Return the trainer of a recipe's method. The further arguments are those of ``Trainer``."""
     place = recipe.spec.trainer
     try:
         kind: type[Trainer] = load(place)
     except (ImportError, AttributeError) as error:
         raise InputError(f'The trainer of method "{recipe.method}", {place}, cannot be imported ({error}).') from error
     return kind(recipe, prepared, device, log, checkpoint, *arguments)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return to_float(x) if x.ndim == 4 else x
+
+
+def unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
+    """Return inputs as they are."""
+    return x

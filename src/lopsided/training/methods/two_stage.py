@@ -5,7 +5,6 @@ from __future__ import annotations
 from lopsided.training.finishers import Finisher, SecondStage
 from lopsided.training.loop import Stage
 from lopsided.training.methods.staged import StagedTrainer
-from lopsided.training.stage_kinds import judge_by_means, network_stage
 
 
 class TwoStageTrainer(StagedTrainer):
@@ -14,9 +13,9 @@ class TwoStageTrainer(StagedTrainer):
     def first_stage(self) -> Stage:
         """Return the first stage, which validation images judge by class means: it has no classifier of its own."""
         val = self.prepared.val
-        judge = None if val is None else judge_by_means(self, val, self.features)
+        judge = None if val is None else self.judge_by_means(val, self.features)
         # The second stage trains the model's own classifier from the start.
-        return network_stage(self, "encoder", judge, apart=True)
+        return self.network_stage("encoder", judge, apart=True)
 
     def finishers(self) -> list[Finisher]:
         """Return the second stage, and what follows it."""
