@@ -128,8 +128,8 @@ def _value(kind: Any, info: Any, name: str) -> str:
 
 def _recipe() -> Iterator[str]:
     from lopsided.recipe import named_recipes
-    from lopsided.recipe.fields import RUNTIME_FIELDS
     from lopsided.recipe.schema import Recipe
+    from lopsided.recipe.sections import RUNTIME_FIELDS
     from lopsided.recipe.words import leaves
 
     recipe = Recipe()

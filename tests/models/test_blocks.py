@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from lopsided import entries
 from lopsided.data.inputs import MemoryInputs
 from lopsided.errors import InputError
 from lopsided.inference.engine import Engine
@@ -26,7 +27,6 @@ from lopsided.models.graph import INPUT, OUTPUT, Graph, UntranslatableError, to_
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import preprocessing_of
-from lopsided.recipe import blocks as catalogue
 from lopsided.recipe.blocks import FINAL, Block, find
 from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.training.regression import fit_regression
@@ -225,8 +225,8 @@ class Means(FeatureBlock):
 def means(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a block that reads an encoder, from an entry point."""
     block = Block("layer-means", Means, "encoder", "the means of layers", scaling="apart")
-    point = SimpleNamespace(name=block.name, value="means:BLOCK", load=lambda: block)
-    monkeypatch.setattr(catalogue, "_added", lambda: {block.name: point})
+    point = SimpleNamespace(name=block.name, module="means", dist=None, load=lambda: block)
+    monkeypatch.setattr(entries, "_points", lambda group: [point])
     return block.name
 
 
@@ -263,7 +263,7 @@ def test_a_block_of_another_package_reads_layers_in_the_pass_of_the_encoder(
 
 
 def test_a_block_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = SimpleNamespace(name="broken", value="broken:BLOCK", load=lambda: "no block")
-    monkeypatch.setattr(catalogue, "_added", lambda: {"broken": point})
-    with pytest.raises(InputError, match=r"the feature block 'broken' from broken:BLOCK must be a .*got 'no block'"):
+    point = SimpleNamespace(name="broken", module="broken", dist=None, load=lambda: "no block")
+    monkeypatch.setattr(entries, "_points", lambda group: [point])
+    with pytest.raises(InputError, match=r"The feature block 'broken' of the module broken must be .*got 'no block'"):
         EncoderSpec.parse("resnet18+broken")

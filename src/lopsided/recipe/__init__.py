@@ -2,11 +2,9 @@
 
 from lopsided.recipe.changes import Changes, is_word, read_words
 from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
-from lopsided.recipe.fields import RUNTIME_FIELDS, UNHASHED_FIELDS
 from lopsided.recipe.losses import LossSettings
-from lopsided.recipe.named import find_recipe, named_recipe, named_recipes
-from lopsided.recipe.schema import Recipe
-from lopsided.recipe.sections import Classifier, EncoderTraining
+from lopsided.recipe.schema import Recipe, find_recipe, named_recipe, named_recipes
+from lopsided.recipe.sections import RUNTIME_FIELDS, UNHASHED_FIELDS, Classifier, EncoderTraining
 from lopsided.recipe.values import MAX_SIDE
 
 __all__ = [

@@ -9,13 +9,11 @@ To add a block to this package, write its class below ``lopsided.models.blocks``
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from lopsided.errors import InputError, sentence
+from lopsided.entries import Entries, load
+from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.models.blocks.block import FeatureBlock
@@ -53,9 +51,8 @@ class Block:
         """Import the class of the block."""
         if not isinstance(self.code, str):
             return self.code
-        module, _, name = self.code.partition(":")
         try:
-            found: type[FeatureBlock] = getattr(importlib.import_module(module), name)
+            found: type[FeatureBlock] = load(self.code)
         except (ImportError, AttributeError) as error:
             raise InputError(f"The code of the feature block {self.name} cannot be imported ({error}).") from error
         return found
@@ -85,40 +82,17 @@ cells = (cells + cells.flip(2))[:, :, :4] / 4
 features = torch.cat([features, cells.flatten()])
 """
 
-_BUILT_IN = (
-    Block(
-        "pixels",
-        "lopsided.models.blocks.pixels:Pixels",
-        "image",
-        "the colours of regions",
-        share=0.3,
-        program=_PIXELS_PROGRAM,
-    ),
+PIXELS = Block(
+    "pixels",
+    "lopsided.models.blocks.pixels:Pixels",
+    "image",
+    "the colours of regions",
+    share=0.3,
+    program=_PIXELS_PROGRAM,
 )
-BUILT_IN = {block.name: block for block in _BUILT_IN}
+BLOCKS = Entries(GROUP, "feature block", Block, {"pixels": "lopsided.recipe.blocks:PIXELS"})
 
 
-@cache
-def _added() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
-
-
-def names() -> list[str]:
-    """Return the names of all blocks: first those of this package, then those of other packages."""
-    return [*BUILT_IN, *sorted(_added())]
-
-
-@cache
-def find(name: str) -> Block | None:
-    """Return the entry of a block, or None if there is no block of this name."""
-    if name in BUILT_IN or name not in _added():
-        return BUILT_IN.get(name)
-    point = _added()[name]
-    try:
-        block: Any = point.load()
-    except Exception as error:  # Other packages may raise anything; the user gets one sentence.
-        raise InputError(f"The feature block {name!r} from {point.value} cannot be imported ({error}).") from error
-    if not isinstance(block, Block) or block.name != name:
-        must = f"the feature block {name!r} from {point.value} must be a lopsided.recipe.blocks.Block of this name"
-        raise InputError(sentence(must, f"{block!r:.80}"))
-    return block
+def find(name: str, *, built_in: bool = False) -> Block | None:
+    """Return the entry of a block, or None if there is none. ``built_in``: search no installed packages."""
+    return BLOCKS.find(name) if name in (BLOCKS.built_in if built_in else BLOCKS.names()) else None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lopsided.errors import InputError, sentence
-from lopsided.recipe.blocks import BUILT_IN, Block, find
+from lopsided.recipe.blocks import Block, find
 from lopsided.recipe.views import computed_views
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _block(word: str, *, first: bool) -> Block | None:
     """Return the block that a word names, with its weight if the word states one."""
     name, mark, text = word.partition(_SHARE)
     # The first word is an encoder, so that a recipe of one encoder never waits for a search of installed packages.
-    block = BUILT_IN.get(name) if first else find(name)
+    block = find(name, built_in=first)
     if block is None or not mark:
         return block
     try:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, Val
 
 from lopsided.losses import catalogue
 from lopsided.losses.catalogue import CatalogueError, Loss, Parameter
-from lopsided.recipe.section import Section
+from lopsided.recipe.values import Section
 from lopsided.recipe.words import RefusedError, listed, phrase_of, shown
 
 _GREEK = {"eta": "\N{GREEK SMALL LETTER ETA}", "gamma": "\N{GREEK SMALL LETTER GAMMA}"}

@@ -13,6 +13,8 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PrivateAttr, ValidationError
@@ -21,19 +23,16 @@ from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular
 from lopsided.recipe import methods, words
 from lopsided.recipe.conflicts import conflicts
-from lopsided.recipe.fields import (
+from lopsided.recipe.finishers import FINISHERS, Finisher
+from lopsided.recipe.losses import LossSettings, read_loss
+from lopsided.recipe.methods.spec import OWNED, Final, MethodSpec
+from lopsided.recipe.sections import (
     CONTRASTED,
     LOSS_NAMES,
     LOSSES,
     SECOND_STAGE,
     TRAINING_FIELDS,
     UNHASHED_FIELDS,
-)
-from lopsided.recipe.finishers import FINISHERS, Finisher
-from lopsided.recipe.losses import LossSettings, read_loss
-from lopsided.recipe.methods.spec import OWNED, Final, MethodSpec
-from lopsided.recipe.section import Section
-from lopsided.recipe.sections import (
     Adapter,
     Augment,
     Classifier,
@@ -47,7 +46,7 @@ from lopsided.recipe.sections import (
     Selection,
     described,
 )
-from lopsided.recipe.values import AnyText, Seed, Text, Threads, TrackerTexts
+from lopsided.recipe.values import AnyText, Section, Seed, Text, Threads, TrackerTexts
 
 
 def _known_method(name: str) -> str:
@@ -320,3 +319,33 @@ def _place(values: dict[str, Any], path: str, value: object) -> None:
         got = f"{path} is a section and cannot be {words.shown(value)}"
         raise InputError(f"{got}. Set a field, such as {path}.{first}.")
     table[field] = value
+
+
+def named_recipes() -> dict[str, str]:
+    """Return the names and descriptions of the recipes in the package."""
+    return {name: named_recipe(name).description for name in _named()}
+
+
+def named_recipe(name: str) -> Recipe:
+    """Return one of the recipes in the package."""
+    if name == "default":
+        do = "lopsided fit takes thorough for up to 3,000 images and quick for more. Name one of the two."
+        raise InputError(f"default is not one recipe: {do}")
+    files = _named()
+    if name not in files:
+        must = f"a named recipe must be one of {', '.join(files)}"
+        raise InputError(sentence(must, words.shown(name), words.suggest(name, files)))
+    return Recipe.from_bytes(files[name].read_bytes(), f"The recipe {name}")
+
+
+def find_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
+    """Return the recipe with this name, or the recipe in the file with this path."""
+    if isinstance(name_or_path, str) and not name_or_path.endswith(".toml") and not Path(name_or_path).exists():
+        return named_recipe(name_or_path)
+    return Recipe.load(name_or_path)
+
+
+def _named() -> dict[str, resources.abc.Traversable]:
+    """Return the files of the recipes in the package by name."""
+    files = sorted((resources.files("lopsided.recipe") / "named").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}

@@ -1,4 +1,4 @@
-"""The types of the values of a recipe: texts, numbers with bounds, and words that are checked."""
+"""The types of the values of a recipe: texts, numbers with bounds, words that are checked, and tables of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from lopsided.errors import InputError
 from lopsided.recipe import words
@@ -94,3 +94,9 @@ Alpha = Annotated[float, Ge(0), Le(100), AfterValidator(lambda x: x + 0.0)]
 CHUNK = words.Phrase(f"an integer >= 2 and <= {MOST} (one image has no batch statistics)")
 Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine"]
+
+
+class Section(BaseModel):
+    """A table of a recipe. It is frozen, rejects unknown fields, and does not convert between types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

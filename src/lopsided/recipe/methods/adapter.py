@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from lopsided.errors import sentence
 from lopsided.losses import catalogue
-from lopsided.recipe.fields import TRAINING_FIELDS
 from lopsided.recipe.methods.frozen import FrozenSpec, regression_conflicts
+from lopsided.recipe.sections import TRAINING_FIELDS
 from lopsided.recipe.words import amount
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from lopsided.recipe.conflicts import batch_conflicts, training_conflicts
 from lopsided.recipe.finishers import finisher_conflicts
-from lopsided.recipe.training import batch_conflicts, training_conflicts
 from lopsided.recipe.words import amount
 
 if TYPE_CHECKING:

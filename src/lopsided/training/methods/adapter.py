@@ -35,7 +35,7 @@ from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import Adapter
 from lopsided.models.model import AdapterCard
 from lopsided.recipe import EncoderTraining, Recipe
-from lopsided.recipe.fields import TRAINING_FIELDS
+from lopsided.recipe.sections import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, Facts, State
 from lopsided.training.loop import Loop, Stage
