@@ -4,7 +4,7 @@
 drops the projection head, freezes the encoder in eval mode and trains one linear layer on the features. Unless
 ``classifier.augment`` is set, each image is encoded once. **End to end** trains the encoder and the linear layer
 together for ``encoder_training.epochs``. A baseline of the same budget (``Recipe.baseline``) sets this field to the
-epochs of both trainer.
+epochs of both stages.
 
 **Frozen.** The encoder has pretrained weights and is not trained. Each image is encoded once, or its features come
 from a cache on disk. A logistic regression on the features (see ``regression``) becomes the linear layer. A killed run
