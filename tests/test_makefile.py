@@ -84,15 +84,20 @@ def test_without_a_recent_python_one_sentence_says_what_is_needed(arguments: tup
 
 @pytest.mark.parametrize(
     ("there", "installed"),
-    [(("chromium", "pdflatex"), False), (("chromium", "images"), False), (("chromium", "pdflatex", "images"), True)],
-    ids=["no images", "no latex", "all"],
+    [
+        (("chromium", "pdflatex", "strace"), False),
+        (("chromium", "strace", "images"), False),
+        (("chromium", "pdflatex", "images"), False),
+        (("chromium", "pdflatex", "strace", "images"), True),
+    ],
+    ids=["no images", "no latex", "no strace", "all"],
 )
 def test_programs_and_images_for_tests_are_installed_if_one_is_missing(
     there: tuple[str, ...], installed: bool, tmp_path: Path
 ) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    scripts = {"id": "echo 0", "apt-get": 'echo "$@" > asked', **dict.fromkeys(("chromium", "pdflatex"), ":")}
+    scripts = {"id": "echo 0", "apt-get": 'echo "$@" > asked', **dict.fromkeys(("chromium", "pdflatex", "strace"), ":")}
     for name in {"id", "apt-get", *there} & scripts.keys():
         (programs / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
         (programs / name).chmod(0o755)
@@ -104,7 +109,7 @@ def test_programs_and_images_for_tests_are_installed_if_one_is_missing(
     assert (tmp_path / "asked").exists() != installed
     if not installed:
         asked = (tmp_path / "asked").read_text().split()
-        assert {"install", "chromium", "texlive-latex-recommended", "dataset-fashion-mnist"} <= set(asked)
+        assert {"install", "chromium", "texlive-latex-recommended", "dataset-fashion-mnist", "strace"} <= set(asked)
 
 
 def test_the_images_are_looked_for_where_the_tests_look_for_them() -> None:

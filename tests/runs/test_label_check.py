@@ -11,6 +11,7 @@ import pytest
 
 from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.labels import check_labels
+from lopsided.facts import notes as facts
 from lopsided.recipe import Recipe
 from lopsided.reports.run_page import run_page
 from lopsided.runs import labels as own
@@ -124,11 +125,9 @@ def test_near_duplicates_are_those_of_frozen_features_and_of_few_images(
     with (tmp_path / NEAR_DUPLICATES).open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert [(row["across"], row["label"], row["other_label"]) for row in rows] == [("label", "a", "b")]
-    assert notes == ["1 pair of images is almost the same but with different labels: near_duplicates.csv lists them."]
+    assert notes == [facts.near_duplicates(1, NEAR_DUPLICATES)]
     monkeypatch.setattr(own, "MOST_COMPARED", 11)
     (tmp_path / NEAR_DUPLICATES).unlink()
-    assert write_label_check(tmp_path, source, p, features) == [
-        "Near-duplicates were not searched: there are more than 11 images."
-    ]
+    assert write_label_check(tmp_path, source, p, features) == [facts.near_duplicates_not_searched(11)]
     assert not (tmp_path / NEAR_DUPLICATES).exists()
     assert write_label_check(tmp_path, source, p, None) == []
