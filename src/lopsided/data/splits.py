@@ -182,7 +182,6 @@ def _by_group(source: Source, val: float, test: float, generator: np.random.Gene
 def _tally(source: Source) -> tuple[Indices, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the group of each image, the images of each group by class, and their shares of all images of a class."""
     assert source.groups is not None
-    assert source.groups is not None
     groups, member = np.unique(source.groups, return_inverse=True)
     tally = np.zeros((len(groups), len(source.classes)))
     np.add.at(tally, (member, source.labels), 1)
