@@ -64,7 +64,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             recipe's encoder for images.
         epochs, lr: Epochs and learning rate of the first stage.
         classifier_epochs: Epochs of the second stage.
-        batch_size: Batch size of both trainer.
+        batch_size: Batch size of both stages.
         image_size: Side to which images are resized; None: no resizing, so all images must have the size of ``fit``.
         val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
         decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a=0.95" or another rule of
@@ -141,7 +141,7 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train both trainer on inputs ``X`` with one label each in ``y``."""
+        """Train both stages on inputs ``X`` with one label each in ``y``."""
         return self._fit(X, y, None)
 
     def _fit(self, X: Any, y: Any, groups: Any) -> Self:

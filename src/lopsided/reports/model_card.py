@@ -16,7 +16,7 @@ from lopsided.recipe.words import amount
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
 from lopsided.reports.wording import clean, interval, number
-from lopsided.runs.metrics import Evaluation, Figure
+from lopsided.runs.metrics import Evaluation
 
 FILL_IN = "**Fill in:**"
 """Marks what only the user can say."""
@@ -70,7 +70,7 @@ def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequen
     results = []
     if facts.figures is not None and facts.split is not None:
         for key, metric in METRICS.items():
-            figure: Figure | None = getattr(facts.figures.figures, key)
+            figure = facts.figures.figures.get(key)
             if figure is not None and figure.value is not None:
                 results.append(
                     EvalResult(
@@ -191,7 +191,7 @@ def _results(facts: Facts) -> Iterator[str]:
     yield f"On {amount(figures.num_images, f'{facts.split_word(facts.split)} image')}, decided by the rule below:"
     rows = []
     for key, metric in METRICS.items():
-        figure: Figure | None = getattr(figures.figures, key)
+        figure = figures.figures.get(key)
         if figure is not None:
             vote = {"uwa": figures.majority.uwa, "accuracy": figures.majority.accuracy}.get(key)
             rows.append([metric.title, number(figure.value), interval(figure), "" if vote is None else number(vote)])

@@ -59,18 +59,19 @@ class Majority(_Content):
 
 
 class Figures(_Content):
-    """The figures of all classes together."""
+    """The figures of all classes together, by the names of ``metric_table``. A run may lack some of them."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Figure | None]
 
     uwa: Figure
     accuracy: Figure
     calibration_error: Figure
-    macro_f1: Figure | None = None
-    g_mean: Figure | None = None
-    mcc: Figure | None = None
-    auroc: Figure | None = None
-    average_precision: Figure | None = None
-    brier: Figure | None = None
-    log_loss: Figure | None = None
+
+    def get(self, name: str) -> Figure | None:
+        """Return a figure, or None if the run has none of this name."""
+        figure: Figure | None = getattr(self, name, None)
+        return figure
 
 
 class RuleFigures(_Content):
