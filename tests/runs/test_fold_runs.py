@@ -25,7 +25,7 @@ from lopsided.runs.metrics import check_metrics
 from lopsided.runs.records import Record
 from lopsided.runs.reopen import open_model, open_own_split, open_use
 from lopsided.runs.run import run_recipe
-from lopsided.training import quick_run
+from lopsided.training import baseline
 from reporters import Ending
 from tiny import write_photos
 
@@ -325,13 +325,13 @@ def test_a_frozen_encoder_is_refitted_and_its_probabilities_are_calibrated(tmp_p
 def test_the_recipe_quick_is_evaluated_on_the_same_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 110, "dog": 40})
     seen: list[tuple[int, int]] = []
-    original = quick_run.classify_by_quick
+    original = baseline.classify_by_quick
 
     def count(recipe: Recipe, source: Any, splits: Any, *others: Any, **more: Any) -> Any:
         seen.append((len(splits.train), len(splits.test)))
         return original(recipe, source, splits, *others, **more)
 
-    monkeypatch.setattr(quick_run, "classify_by_quick", count)
+    monkeypatch.setattr(baseline, "classify_by_quick", count)
     few = {"data.folds": 4, "data.val": 0.0, "encoder_training.lr": 1e-12}
     run = run_recipe(recipe_of(photos, **few), tmp_path / "run")
     assert sorted(seen) == [(112, 38), (112, 38), (113, 37), (113, 37)]

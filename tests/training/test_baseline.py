@@ -18,11 +18,10 @@ from lopsided.facts import notes
 from lopsided.inference.scorer import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
-from lopsided.training import baseline, quick_run
+from lopsided.training import baseline
 from lopsided.training import fit as fitting
-from lopsided.training.baseline import Compared, compare, compare_answers
+from lopsided.training.baseline import Compared, classify_by_quick, compare, compare_answers, is_quick
 from lopsided.training.methods import frozen
-from lopsided.training.quick_run import classify_by_quick, is_quick
 from lopsided.training.reporter import Log
 from training.conftest import tiny
 
@@ -36,7 +35,7 @@ def small_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     def smaller(encoder: str, weights: str) -> Preprocessing:
         return replace(preprocessing_of(encoder, weights), image_size=64)
 
-    monkeypatch.setattr(quick_run, "preprocessing_of", smaller)
+    monkeypatch.setattr(baseline, "preprocessing_of", smaller)
 
 
 def part(counts: tuple[int, ...], seed: int, size: int = 20) -> Part:
@@ -217,7 +216,7 @@ def test_a_problem_of_the_comparison_does_not_end_the_run(monkeypatch: pytest.Mo
     def fail(*_: object, **__: object) -> None:
         raise RunError("no weights.")
 
-    monkeypatch.setattr(quick_run, "preprocessing_of", fail)
+    monkeypatch.setattr(baseline, "preprocessing_of", fail)
     rows = np.arange(len(images))
     log = Log(None, None)
     digests = source.images.digest(rows)

@@ -168,8 +168,7 @@ class FoldResults:
     def _baseline(self, decided: Codes) -> tuple[dict[str, Any] | None, list[Fact]]:
         """Compare the model with the recipe ``quick`` on the same folds. Also return a caution if it is worse."""
         from lopsided.models.machine import pick_device
-        from lopsided.training.baseline import compare_answers
-        from lopsided.training.quick_run import Answers, classify_by_quick, figures_of, is_quick
+        from lopsided.training.baseline import Answers, classify_by_quick, compare_answers, figures_of, is_quick
 
         if not self.recipe.compare_quick or is_quick(self.recipe):
             return None, []

@@ -1,27 +1,44 @@
 """Comparison of a model with a baseline on the same images, and the baseline of the recipe ``quick``.
 
-The baseline of most recipes is the recipe ``quick`` (see ``quick_run``). The recipe ``quick`` itself is compared
-with linear discriminant analysis of very small images. This takes about a second. It reads a bounded number of images
-and uses its own random numbers, so it does not change the training or its results. The same run always gets the same
-baseline.
+The baseline of most recipes is the recipe ``quick``. It trains on the training images of the run and classifies the
+run's validation and test images. Its features are cached, so only the first run on these images computes them. The
+recipe ``quick`` itself is compared with linear discriminant analysis of very small images, which takes about a second.
+The number of images is bounded, and the random numbers are those of the baseline, so it does not change the run. The
+same run always gets the same baseline.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from lopsided.data.inputs import Indices, Part, Prepared
+from lopsided.data.inputs import Indices, Part, Prepared, prepare
+from lopsided.data.sources import Source
+from lopsided.data.splits import Splits
+from lopsided.errors import LopsidedError
+from lopsided.evaluation.calibration import prior_of
+from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
-from lopsided.evaluation.metrics import confusion_figures
-from lopsided.facts import Fact, cautions
+from lopsided.evaluation.metrics import confusion_figures, evaluate
+from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.scorer import SmallImages
+from lopsided.models.pretrained import preprocessing_of
+from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
+from lopsided.training.checkpoint import Checkpoint, State
+from lopsided.training.methods import make_trainer
+from lopsided.training.reporter import Log, Reporter
 
-MOST_TRAIN, MOST_JUDGED = 2_000, 2_000
-"""Maximum numbers of training images and of evaluated images."""
+MOST_TRAIN, MOST_EVALUATED, LEAST_EVALUATED = 10_000, 2_000, 30
+"""Numbers of training images and of evaluated images of the recipe ``quick``. Larger splits are sampled by class."""
+MOST_SMALL = 2_000
+"""Maximum number of training images, and of evaluated images, of the baseline of small images."""
 MOST_CLASSES = 50
 LEAST_TRAIN, LEAST_JUDGED, LEAST_PER_CLASS = 100, 60, 5
 """With fewer training images, evaluated images, or evaluated images of a class, the comparison would be noise."""
@@ -88,8 +105,8 @@ def compare(
     enough = len(prepared.train) >= LEAST_TRAIN and len(judged) >= LEAST_JUDGED and counts.min() >= LEAST_PER_CLASS
     if prepared.kind != "image" or num_classes > MOST_CLASSES or not enough:
         return None
-    train = sample(prepared.train.labels, MOST_TRAIN, derive_seed(seed, "baseline", "train"))
-    rows = sample(judged.labels, MOST_JUDGED, derive_seed(seed, "baseline", "judged"))
+    train = sample(prepared.train.labels, MOST_SMALL, derive_seed(seed, "baseline", "train"))
+    rows = sample(judged.labels, MOST_SMALL, derive_seed(seed, "baseline", "judged"))
     small = small or SmallImages(prepared.shape, prepared.image_size)
     answers = _linear(_floats(small, prepared.train, train), prepared.train.labels[train], _floats(small, judged, rows))
     return compare_answers(judged.labels[rows], predicted[rows], answers, num_classes)
@@ -136,3 +153,104 @@ def _uwa(truth: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], num_cla
     codes = truth * num_classes + predicted
     confusion = np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
     return confusion_figures(confusion)["uwa"]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The classifications of one split. ``rows`` are the places of the classified images in the split."""
+
+    rows: Indices
+    labels: Indices
+    probabilities: npt.NDArray[np.float64]
+    predicted: Indices
+
+
+def is_quick(recipe: Recipe) -> bool:
+    """Return whether a recipe computes the same as ``quick`` on the same training images."""
+    base = named_recipe("quick")
+    return (
+        recipe.method == base.method
+        and recipe.encoder == base.encoder
+        and recipe.regression == base.regression
+        and recipe.classifier.loss == base.classifier.loss
+        and recipe.data.image_size is None
+    )
+
+
+def figures_of(
+    answers: Answers, compared: Compared, classes: Sequence[str], groups: npt.NDArray[np.str_] | None, seed: int
+) -> dict[str, Any]:
+    """Return the figures of the recipe ``quick`` on one split, as in ``metrics.json``."""
+    figures = evaluate(
+        answers.labels, answers.probabilities, answers.predicted, classes=classes, seed=seed, groups=groups
+    ).to_dict()["figures"]
+    difference = compared.difference
+    return {
+        "num_images": compared.number,
+        "uwa": figures["uwa"],
+        "auroc": figures.get("auroc"),
+        "model_uwa": compared.model,
+        "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
+    }
+
+
+def classify_by_quick(
+    recipe: Recipe,
+    source: Source,
+    splits: Splits,
+    digests: Sequence[str],
+    device: torch.device,
+    log: Log,
+    *,
+    told: bool = True,
+) -> dict[str, Answers]:
+    """Fit the recipe ``quick`` on the training images. Return its classifications of the other splits.
+
+    The result is empty if there are too few images, or if the recipe cannot be used on these images. A note gives the
+    time, unless ``told`` is false.
+    """
+    most = {"train": MOST_TRAIN, "val": MOST_EVALUATED, "test": MOST_EVALUATED}
+    few = {
+        name: sample(source.labels[rows], most[name], derive_seed(recipe.seed, "default", name))
+        for name, rows in splits.parts()
+    }
+    names = [name for name in ("val", "test") if len(few[name]) >= LEAST_EVALUATED]
+    if len(few["train"]) < LEAST_TRAIN or not names:
+        return {}
+    begin = perf_counter()
+    base = named_recipe("quick").override(seed=recipe.seed, threads=recipe.threads, fast=recipe.fast)
+    none = np.empty(0, dtype=np.int64)
+    parts = {name: rows[few[name]] if name in ("train", *names) else none for name, rows in splits.parts()}
+    try:
+        pixels = preprocessing_of(base.encoder.name, base.encoder.weights)
+        prepared, _ = prepare(base, source, Splits(**parts), pixels=pixels, digests=digests)
+        trainer = make_trainer(base, prepared, device, Log(None, _Counts(log)), Checkpoint(None))
+        trainer.build()
+        trainer.run(State("", "", base.method), {})
+        decision = resolve("balanced", prepared.classes, prior_of(prepared.counts()))
+        found = {}
+        for name in names:
+            part = prepared.val if name == "val" else prepared.test
+            assert part is not None
+            p = trainer.score(part)[0]
+            found[name] = Answers(few[name], part.labels, p, decision.decide(p))
+    except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
+        log.fact(notes.quick_not_compared(str(error)))
+        return {}
+    if told:
+        log.fact(notes.quick_compared(perf_counter() - begin, "split"))
+    return found
+
+
+_LABEL = "features for the recipe quick, for comparison"
+
+
+class _Counts(Reporter):
+    """Passes on the counts of images only: the notes of the comparison are not notes of the run."""
+
+    def __init__(self, inner: Reporter) -> None:
+        self._inner = inner
+
+    def count(self, label: str, done: int, total: int) -> None:
+        """Call the other reporter."""
+        self._inner.count(_LABEL, done, total)

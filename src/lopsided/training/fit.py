@@ -54,12 +54,11 @@ from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_d
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe, check_classes
-from lopsided.training.baseline import compare, compare_answers
+from lopsided.training.baseline import classify_by_quick, compare, compare_answers, figures_of, is_quick
 from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.methods import Trainer, make_trainer
-from lopsided.training.quick_run import classify_by_quick, figures_of, is_quick
 from lopsided.training.reporter import Log, Reporter
 
 __all__ = [

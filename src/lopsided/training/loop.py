@@ -296,15 +296,11 @@ class Loop:
         stage, begin = self.stage, perf_counter()
         tally = Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
         seen = 0
-        self.trained.train()
-        for module in stage.frozen:
-            module.eval()
-        batches = list(self._batches(index))
+        self._train_mode()
         # Each rank gets its own seed. With one seed, all ranks would use the same dropout mask for different images.
         names = (stage.name, index) if self.ranks.size == 1 else (stage.name, index, "rank", self.ranks.rank)
         with seeded(self.device, self.seed, "dropout", *names), self.statistics.over_ranks():
-            inputs = stage.part.inputs.batches(map(self._rows, batches))
-            for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
+            for step, (batch, x) in enumerate(self._loaded(list(self._batches(index)))):
                 self._set_rate(index, step)
                 self.optimizer.zero_grad(set_to_none=True)
                 queued = set() if self.queue is None else self.queue.classes()
@@ -348,32 +344,37 @@ class Loop:
         """
         if self._averaged_from is None or not self.statistics.layers:
             return
-        stage, batches = self.stage, list(self._batches(index))
-        with evaluating(stage.module), self.statistics.anew():
+        with evaluating(self.stage.module), self.statistics.anew():
             for layer in self.statistics.layers:
                 layer.train()
-            inputs = stage.part.inputs.batches(map(self._rows, batches))
-            for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
+            for step, (batch, x) in enumerate(self._loaded(list(self._batches(index)))):
                 for chunk in range(len(batch.chunks)):
-                    self._step.encode(batch, x, chunk, (stage.name, index, "statistics", step))
+                    self._step.encode(batch, x, chunk, (self.stage.name, index, "statistics", step))
 
     def trial(self, steps: int, clock: Callable[[], float] = perf_counter) -> list[float]:
         """Train for a few steps and return the seconds of each step. The weights change."""
-        self.trained.train()
-        for module in self.stage.frozen:
-            module.eval()
+        self._train_mode()
         batches = list(itertools.islice(itertools.cycle(list(self._batches(0))), steps))
         times = []
         with seeded(self.device, self.seed, "trial"), self.statistics.over_ranks():
-            inputs = self.stage.part.inputs.batches(map(self._rows, batches))
             begin = clock()
-            for step, (batch, (_, x)) in enumerate(zip(batches, inputs, strict=True)):
+            for step, (batch, x) in enumerate(self._loaded(batches)):
                 self.optimizer.zero_grad(set_to_none=True)
                 self._gradients(batch, x, 0, step)
                 self.precision.step(self.optimizer)
                 times.append(clock() - begin)
                 begin = clock()
         return times
+
+    def _train_mode(self) -> None:
+        self.trained.train()
+        for module in self.stage.frozen:
+            module.eval()
+
+    def _loaded(self, batches: list[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield batches with the inputs of their rows on this rank."""
+        inputs = self.stage.part.inputs.batches(map(self._rows, batches))
+        yield from ((batch, x) for batch, (_, x) in zip(batches, inputs, strict=True))
 
     def _batches(self, index: int) -> Iterator[Batch]:
         """Yield the batches of an epoch. They are the same on every rank."""
