@@ -8,10 +8,10 @@ epochs of both stages.
 
 **Frozen.** The encoder has pretrained weights and is not trained. Each image is encoded once, or its features come
 from a cache on disk. A logistic regression on the features (see ``regression``) becomes the linear layer. A killed run
-starts again and finds the features in the cache. **Adapter** also trains small heads on the features (see ``adapter``).
+starts again and finds the features in the cache. **Adapter** also trains small heads on them (``methods.adapter``).
 
 **Fine-tune.** The logistic regression comes first. Then the pretrained encoder, or its last blocks, is trained with it
-(see ``fine_tune``).
+(see ``methods.fine_tune``).
 
 **Selection of the epoch.** With a validation split, every stage keeps the epoch that is best by ``selection.metric``.
 If two epochs tie, the later one wins. Training stops early after ``selection.patience`` epochs without an improvement.

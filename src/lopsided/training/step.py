@@ -152,7 +152,7 @@ class Step:
         """Compute the gradients of the loss of the whole batch and store them in the parameters of every rank.
 
         ``inputs`` are the inputs of this rank's rows, or one placeholder input if the rank has no rows. If batches are
-        mixed, the inputs of further partners follow (see ``mixing``). ``again`` is for a second call with the same
+        mixed, the inputs of further partners follow (see ``batches``). ``again`` is for a second call with the same
         batch: it uses the queue as it was before the first call, and leaves it as it is.
         """
         names = (self.stage.name, epoch, step)
