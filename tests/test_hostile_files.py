@@ -313,7 +313,7 @@ def test_a_checkpoint_of_a_stranger_is_checked_field_by_field(stranger: Path) ->
     path = stranger / "run" / FOLDER_NAME / STATE_NAME
     good = {"recipe": "r", "data": "d", "stage": "encoder", "format": 1}
     for changes in (
-        {"epoch": "many"}, {"epoch": -1}, {"stage": "other"}, {"history": 3}, {"seconds": "NaN"},
+        {"epoch": "many"}, {"epoch": -1}, {"stage": "../other"}, {"history": 3}, {"seconds": "NaN"},
         {"chosen": "../../../model.safetensors"}, {"chosen": "/etc/passwd"}, {"selection": []}, {"format": [[]] * 999},
         {"seconds": -1e308}, {"seconds": 1e999}, {"threads": -5}, {"threads": 0}, {"threads": 2**31}, {"ranks": -1},
         {"ranks": 0}, {"epoch": -(10**400)}, {"history": [3]}, {"history": [{"loss": [1]}]},
