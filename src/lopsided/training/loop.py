@@ -34,25 +34,13 @@ from lopsided.training.selection import Judged
 from lopsided.training.step import Found, Precision, Sharpness, Step
 
 
-def deferred_shares(settings: EncoderTraining | Classifier) -> list[float]:
-    """Return the shares of the epochs after which classes are weighted or drawn differently."""
+def deferred_epoch(settings: EncoderTraining | Classifier) -> int:
+    """Return the first epoch, counted from 0, in which classes are weighted and drawn as in the last one."""
     defers = settings.loss.entry.defers
     shares = [] if defers is None else [float(settings.loss.parameters[defers])]
     if isinstance(settings, EncoderTraining):
         shares += [share for share in (settings.reweight_from, settings.resample_from) if share is not None]
-    return [share for share in shares if share < 1]
-
-
-def deferred_epoch(settings: EncoderTraining | Classifier) -> int:
-    """Return the first epoch, counted from 0, in which classes are treated as in the last one."""
-    return max((first_epoch(share, settings.epochs) for share in deferred_shares(settings)), default=0)
-
-
-def resampled_epoch(settings: EncoderTraining | Classifier) -> int | None:
-    """Return the first epoch whose batches are balanced by deferred re-sampling, or None."""
-    if not isinstance(settings, EncoderTraining) or settings.resample_from is None:
-        return None
-    return first_epoch(settings.resample_from, settings.epochs)
+    return max((first_epoch(share, settings.epochs) for share in shares if share < 1), default=0)
 
 
 def averaged_epoch(settings: EncoderTraining | Classifier) -> int | None:
@@ -253,7 +241,8 @@ class Loop:
             self.queue = FeatureQueue(settings.queue, balanced=settings.queue_balanced)
         synchronised = settings is not None and settings.batch_norm == "sync"
         self.statistics = BatchStatistics(stage.module, self.ranks, synchronised=synchronised, frozen=stage.frozen)
-        stage.sampler.balanced_from = resampled_epoch(stage.settings)
+        if settings is not None and settings.resample_from is not None:
+            stage.sampler.balanced_from = first_epoch(settings.resample_from, settings.epochs)
         self._averaged_from = averaged_epoch(stage.settings)
         self.average: Average | None = None
         if self._averaged_from is not None:

@@ -37,7 +37,7 @@ from lopsided.models.model import AdapterCard
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.sections import TRAINING_FIELDS
 from lopsided.seeds import derive_seed
-from lopsided.training.checkpoint import Checkpoint, Facts, State
+from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.loop import Loop, Stage
 from lopsided.training.methods.frozen import tell_choice
 from lopsided.training.methods.trainer import FeatureTrainer
@@ -292,12 +292,7 @@ class AdapterTrainer(FeatureTrainer):
         return heads, adapter
 
     def train(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Train the heads and fit the classifier."""
-        state.history = self._train_heads()
-        state.epoch, state.seconds = len(state.history), perf_counter() - self.begin
-
-    def _train_heads(self) -> list[Facts]:
-        """Train the heads and fit the classifier. The first rank does it for all ranks. Return the facts of epochs."""
+        """Train the heads and fit the classifier. The first rank does it for all ranks."""
         recipe, train = self.recipe, self.prepared.train
         (features,) = self.training_features([self.model.views])
         adapter, steps = self.model.adapter, -(-len(train) // recipe.encoder_training.batch_size)
@@ -316,18 +311,18 @@ class AdapterTrainer(FeatureTrainer):
             )
             found.append(joined)
             linear = {"weight": joined.linear.weight, "bias": joined.linear.bias}
-            state = {f"classifier.{name}": torch.from_numpy(value).float() for name, value in linear.items()}
-            return state | {f"adapter.{name}": value for name, value in adapter.state_dict().items()}
+            weights = {f"classifier.{name}": torch.from_numpy(value).float() for name, value in linear.items()}
+            return weights | {f"adapter.{name}": value for name, value in adapter.state_dict().items()}
 
-        state = self.ranks.spread(fit)
+        weights = self.ranks.spread(fit)
         for name in ("adapter", "classifier"):
-            own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+            own = {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
             self.model.get_submodule(name).load_state_dict(own)
-        history: list[Facts] = self.ranks.told(lambda: found[0].history)
-        for index, facts in enumerate(history, start=1):
+        state.history = self.ranks.told(lambda: found[0].history)
+        for index, facts in enumerate(state.history, start=1):
             self.log.epoch(index, facts)
         for joined in found:
             if joined.regression is not None:
                 tell_choice(self, joined.regression)
             self.log.fact(notes.heads(recipe.adapter.heads, joined.num_folds, recipe.adapter.blend))
-        return history
+        state.epoch, state.seconds = len(state.history), perf_counter() - self.begin

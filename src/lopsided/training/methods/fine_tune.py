@@ -99,12 +99,6 @@ def num_steps(recipe: Recipe, per_epoch: int, settled: int | None) -> int | None
     return section.steps or recipe.encoder_training.epochs * per_epoch
 
 
-def num_epochs(recipe: Recipe, labels: Indices, settled: int | None) -> int:
-    """Return the number of epochs of a fine-tuning, of which the last may be a part; 0 if it is not known yet."""
-    per_epoch = len(fine_tune_sampler(recipe, labels))
-    return -(-(num_steps(recipe, per_epoch, settled) or 0) // per_epoch)
-
-
 def parameter_groups(
     encoder: nn.Module, trained: nn.Module, settings: EncoderTraining, layer_decay: float
 ) -> list[dict[str, Any]]:
@@ -124,11 +118,6 @@ def parameter_groups(
         {"params": weights, "scale": scale, "weight_decay": decay, "lr": settings.lr * scale}
         for (scale, decay), weights in sorted(groups.items())
     ]
-
-
-def norm_layers(module: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the batch norm layers of a module."""
-    return tuple(child for child in module.modules() if isinstance(child, _BatchNorm))
 
 
 class Activations:
@@ -335,10 +324,11 @@ class FineTuneTrainer(StagedTrainer):
         return self.recipe.fine_tune.batch_norm == "train"
 
     def epochs(self, state: State) -> dict[str, int]:
-        """Return the epochs of each stage; those of a budget in steps or minutes depend on the images."""
-        steps = num_epochs(self.recipe, self.prepared.train.labels, state.steps)
+        """Return the epochs of each stage; those of a budget depend on the images, and are 0 if not known yet."""
+        per_epoch = len(fine_tune_sampler(self.recipe, self.prepared.train.labels))
+        epochs = -(-(num_steps(self.recipe, per_epoch, state.steps) or 0) // per_epoch)
         stages = self.recipe.spec.stages(self.recipe)
-        return {name: steps if number is None else number for name, number in stages.items()}
+        return {name: epochs if number is None else number for name, number in stages.items()}
 
     def finishers(self) -> list[Finisher]:
         """Return what follows the training of the encoder."""
@@ -396,7 +386,8 @@ class FineTuneTrainer(StagedTrainer):
         if val is not None:
             judge = (self.judge_by_classifier if _trains_classifier(recipe) else self.judge_by_means)(val, features)
         stage = self.network_stage("fine-tune", judge, None if kept is None else kept.cut.rest)
-        frozen = norm_layers(self.model.encoder) if section.batch_norm == "frozen" else ()
+        norms = tuple(child for child in self.model.encoder.modules() if isinstance(child, _BatchNorm))
+        frozen = norms if section.batch_norm == "frozen" else ()
         return replace(
             stage,
             part=stage.part if kept is None else kept.part,
