@@ -205,12 +205,8 @@ class Trainer:
             )
         return self._scorer
 
-    def frozen_features(self, part: Part, label: str) -> npt.NDArray[np.float32]:
-        """Return the features of a split through the finished encoder, from the cache if they are there."""
-        return self.frozen_means(part, label, [self.model.views])[0]
-
-    def frozen_means(self, part: Part, label: str, sets: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
-        """Return the features of a split as ``frozen_features`` does, once for each of several sets of views."""
+    def frozen_means(self, part: Part, label: str, sets: Sequence[Sequence[str]]) -> list[Features]:
+        """Return the features of a split by the finished encoder, or from the cache, for each set of views."""
         scorer = self.scorer
         found = scorer.means(part.inputs, part.digests, sets, lambda done, total: self.log.count(label, done, total))
         if scorer.problem is not None and not self._told:
@@ -320,7 +316,8 @@ class FeatureTrainer(Trainer):
 
     def score(self, part: Part) -> tuple[Floats, Features]:
         """Return the probabilities and the features of images, whose features may be cached."""
-        features = self.engine.adapt(self.frozen_features(part, "features of test images"))
+        (means,) = self.frozen_means(part, "features of test images", [self.model.views])
+        features = self.engine.adapt(means)
         return self.engine.probabilities(features), features
 
 
