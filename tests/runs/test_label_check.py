@@ -13,7 +13,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.labels import check_labels
 from lopsided.facts import notes as facts
 from lopsided.recipe import Recipe
-from lopsided.reports.run_page import run_page
+from lopsided.reports.run_page import SHOWN_LABELS, run_page
 from lopsided.runs import labels as own
 from lopsided.runs.folder import Run
 from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table, write_label_check
@@ -57,6 +57,7 @@ def test_the_page_shows_doubtful_labels_with_pictures(trained: Run) -> None:
     assert '<a href="#labels">Labels</a>' in page
 
 
+HEADER = "rank,name,group,label,suggested,suspect,p_label,p_suggested\n"
 FOLDS = {
     "folds": 2, "repeats": 1, "by": "stratified", "final": "refit", "members": 1, "parameters": 9,
     "per_fold": [{"fold": 1, "repeat": 1, "images": 52, "uwa": 0.8, "recall": [0.8, 0.8]}],
@@ -99,16 +100,54 @@ def test_a_damaged_table_only_removes_the_section(content: bytes, tmp_path: Path
 
 def test_a_table_with_odd_numbers_or_names_does_no_harm(tmp_path: Path) -> None:
     run = written(tmp_path / "run")
-    header = "rank,name,group,label,suggested,suspect,p_label,p_suggested\n"
-    (run / LABELS).write_text(header + "1,<script>alert(1)</script>,,a,b,yes,0.1,0.9\n2,x,,a,b,yes,nan,0.9\n")
+    (run / LABELS).write_text(HEADER + "1,<script>alert(1)</script>,,a,b,yes,0.1,0.9\n2,x,,a,b,yes,nan,0.9\n")
     page = run_page(run)
     assert "<script>alert" not in page
     assert "About 2 labels of 2 images may be wrong" in page
 
 
+def shown_labels(run: Path) -> tuple[str, list[str]]:
+    """The first sentences of the section on labels, and the names of the images that it shows."""
+    page = run_page(run).replace("<wbr>", "")
+    section = page[page.index('<section id="labels">') : page.index("<h3>Near-duplicates</h3>")]
+    takeaway = re.search(r'<p class="takeaway">(.*?)</p>', section)
+    assert takeaway is not None
+    return takeaway[1], re.findall(r'class="name"><bdi>(.*?)</bdi>', section)
+
+
+def mixed_table(suspects: int) -> str:
+    """A table in which ten images that are no suspects come first, and then one before each suspect."""
+    marks = ["no"] * 10 + ["no", "yes"] * suspects
+    return HEADER + "".join(f"{i + 1},{i:03d}-{mark}.png,,a,b,{mark},{i / 1000},0.5\n" for i, mark in enumerate(marks))
+
+
+@pytest.mark.parametrize("suspects", [1, 3, SHOWN_LABELS, SHOWN_LABELS + 6])
+def test_the_page_shows_suspects_although_other_labels_are_less_probable(suspects: int, tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    (run / LABELS).write_text(mixed_table(suspects))
+    words, names = shown_labels(run)
+    shown = min(suspects, SHOWN_LABELS)
+    assert names == [f"{11 + 2 * i:03d}-yes.png" for i in range(shown)]
+    assert words.endswith(f"Shown: {shown} of {suspects}, the most doubtful first.")
+
+
+def test_the_page_shows_no_label_where_none_is_suspect(tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    (run / LABELS).write_text(mixed_table(0))
+    assert shown_labels(run) == ("No label of 10 images is in doubt, by models that did not see the image.", [])
+
+
+def test_a_suspect_without_a_number_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    (run / LABELS).write_text(mixed_table(SHOWN_LABELS + 1).replace("yes,0.011,", "yes,nan,"))
+    words, names = shown_labels(run)
+    assert names[0] == "013-yes.png"
+    assert words.endswith(f"Shown: {SHOWN_LABELS} of {SHOWN_LABELS + 1}, the most doubtful first.")
+
+
 def test_a_run_without_folds_has_no_label_check(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    (run / LABELS).write_text("rank,name,group,label,suggested,suspect,p_label,p_suggested\n")
+    (run / LABELS).write_text(HEADER)
     assert '<section id="labels">' not in run_page(run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -452,21 +453,21 @@ def _labels_section(folder: Path, pictures: Thumbnails) -> dict[str, Any] | None
     rows = read_table(folder / LABELS, MAX_TABLE)
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
-    number = sum(row["suspect"] == "yes" for row in rows)
-    shown = [tile for row in rows[: min(SHOWN_LABELS, number)] if (tile := _label_tile(row, pictures)) is not None]
+    suspects = [row for row in rows if row["suspect"] == "yes"]  # The table has the most doubtful label first.
+    tiles = list(islice((tile for row in suspects if (tile := _label_tile(row, pictures))), SHOWN_LABELS))
     pairs = read_table(folder / NEAR_DUPLICATES, MAX_TABLE)
     wanted = {"similarity", "across", "name", "label", "other_name", "other_label"}
     pairs = [pair for pair in pairs if wanted <= set(pair) and pair["across"] in ACROSS]
     pairs.sort(key=lambda pair: list(ACROSS).index(pair["across"]))
     words = (
-        f"About {amount(number, 'label')} of {amount(len(rows), 'image')} may be wrong, by models that did not see the "
-        "image."
-        if number
+        f"About {amount(len(suspects), 'label')} of {amount(len(rows), 'image')} may be wrong, by models that did not "
+        f"see the image. Shown: {len(tiles):,} of {len(suspects):,}, the most doubtful first."
+        if suspects
         else f"No label of {amount(len(rows), 'image')} is in doubt, by models that did not see the image."
     )
     return {
         "words": words,
-        "tiles": shown,
+        "tiles": tiles,
         "pairs": [_pair(pair, pictures) for pair in pairs[:SHOWN_PAIRS]],
         "pair_words": _pair_words(pairs) if (folder / NEAR_DUPLICATES).is_file() else "",
         "file": LABELS,
