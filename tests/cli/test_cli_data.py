@@ -31,6 +31,11 @@ def test_a_folder_is_described_by_its_own_process(photos: Path) -> None:
     assert "cat has 2.5 times as many images as dog. Always answering cat gives 71.4 % accuracy" in ended.out
 
 
+def test_one_image_of_one_class_is_described_in_the_singular(call: Call, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 1})
+    assert call("data", folder).out.startswith("photos: 1 image, 1 class, colour, ")
+
+
 def test_what_fit_would_stumble_over_is_listed(call: Call, tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 4, "dog": 3})
     shutil.copy(folder / "cat" / "000.png", folder / "dog" / "copy.png")

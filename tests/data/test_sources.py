@@ -15,6 +15,7 @@ from lopsided.data.decoding import decode_image
 from lopsided.data.images import ordered_map
 from lopsided.data.sources import Source, check_splits, name_of, open_source, source_from_arrays
 from lopsided.errors import DataError, InputError, MissingDependencyError
+from lopsided.inference.pool import find_images
 from tiny import write_photos
 
 MakeFolder = Callable[..., Path]
@@ -61,6 +62,10 @@ def test_images_deeper_in_a_class_folder_count_and_other_files_do_not(make_folde
     Image.new("RGB", (8, 8)).save(folder / "cat" / "more" / "x.png")
     (folder / "cat" / "Thumbs.db").touch()
     (folder / ".cache").mkdir()
+    for name in ("__MACOSX", "cat/__MACOSX", ".hidden"):  # The first is what an archive of macOS leaves.
+        (folder / name).mkdir()
+        Image.new("RGB", (8, 8)).save(folder / name / "x.png")
+    (folder / "dog" / "__MACOSX").mkdir()
     assert open_source(folder).counts() == {"cat": 2, "dog": 1}
 
 
@@ -299,8 +304,45 @@ def test_a_table_that_cannot_be_used_is_named_with_the_line(tmp_path: Path, text
 
 def test_a_table_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"path,label\n\xff\xfe,x\n")
-    with pytest.raises(DataError, match=r"The CSV table .*t\.csv is not UTF-8: byte 11 is invalid\."):
+    with pytest.raises(
+        DataError, match=r"The CSV table .*t\.csv is not UTF-8: byte 11 is invalid\. Save it as UTF-8\."
+    ):
         open_source(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_table_in_utf_16_says_how_to_save_it(tmp_path: Path, encoding: str) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\na.png,x\n", encoding=encoding)
+    for read in (open_source, lambda path: find_images([path])):
+        with pytest.raises(DataError) as caught:
+            read(table)
+        assert str(caught.value) == f"The CSV table {table} is UTF-16, not UTF-8. Save it as UTF-8."
+
+
+def test_a_comma_in_the_name_of_a_column_does_not_hide_the_semicolons(make_folder: MakeFolder) -> None:
+    folder = make_folder({"cat": 1, "dog": 1})
+    table = folder / "t.csv"
+    table.write_text("path;label;age, years\ncat/000.png;cat;3\ndog/000.png;dog;4\n")
+    assert open_source(table).counts() == {"cat": 1, "dog": 1}
+    table.write_text("path,label,a;b;c;d\ncat/000.png,cat,3\ndog/000.png,dog,4\n")
+    assert open_source(table).counts() == {"cat": 1, "dog": 1}
+
+
+def test_repeated_and_missing_images_of_a_table_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\n" + "".join(f"{i}.png,x\n" for i in (1, 2, 3, 4, 5, 2, 3, 2, 4, 5)))
+    with pytest.raises(DataError) as caught:
+        open_source(table)
+    assert str(caught.value) == (
+        "each image must be listed only once, got 4 repeated, the first 2.png in lines 3 and 7 and 9, "
+        f"3.png in lines 4 and 8, 4.png in lines 5 and 10 of {table}."
+    )
+    table.write_text("path,label\n" + "".join(f"{i}.png,x\n" for i in range(5)))
+    with pytest.raises(DataError) as caught:
+        open_source(table)
+    three = ", ".join(str(tmp_path / f"{i}.png") for i in range(3))
+    assert str(caught.value) == f"{table} lists missing images: 5 of 5, the first {three}."
 
 
 @pytest.mark.parametrize(
@@ -377,6 +419,74 @@ def test_paths_outside_are_read_when_allowed(make_folder: MakeFolder, tmp_path: 
     table = write_table(tmp_path / "tables" / "t.csv", ["path", "label"], rows)
     source = open_source(table, allow_outside=True)
     assert source.images.load(np.arange(2), 8, 3).shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_absolute_paths_below_the_folder_of_the_table_are_the_relative_ones(
+    make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    folder = make_folder({"cat": 1, "dog": 1, "fox": 1, "owl": 1})
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rows = [[str(folder / "cat/000.png"), "cat"], [str(tmp_path / "link/dog/000.png"), "dog"]]
+    rows += [["~/photos/fox/000.png", "fox"], [f"{folder}/cat/../owl/000.png", "owl"]]
+    table = write_table(folder / "t.csv", ["path", "label"], rows)
+    names = ("cat/000.png", "dog/000.png", "fox/000.png", "owl/000.png")
+    assert open_source(table, allow_outside=allowed).names == names
+    assert open_source(tmp_path / "link" / "t.csv", allow_outside=allowed).names == names
+    monkeypatch.chdir(folder)
+    assert open_source("t.csv", allow_outside=allowed).names == names
+    assert list(find_images([table], allow_outside=allowed)[1]) == [folder / name for name in names]
+
+
+def test_paths_with_the_separators_of_windows_are_read(make_folder: MakeFolder) -> None:
+    folder = make_folder({"cat": 2, "dog": 1})
+    (folder / "cat" / "001.png").rename(folder / "cat\\001.png")  # Elsewhere this is a name like any other.
+    rows = [["cat\\000.png", "cat"], ["cat\\001.png", "cat"], [".\\dog\\000.png", "dog"]]
+    source = open_source(write_table(folder / "t.csv", ["path", "label"], rows))
+    assert source.names == ("cat/000.png", "cat\\001.png", "dog/000.png")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["~/secret.png", "~\\secret.png", "..\\secret.png", "{above}/secret.png", "{here}/../secret.png", "{here}s/a.png"],
+)
+def test_a_path_outside_is_refused_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "secret.png").touch()
+    path = path.format(above=tmp_path, here=tmp_path / "tables")
+    table = write_table(tmp_path / "tables" / "t.csv", ["path", "label"], [[path, "x"]])
+    with pytest.raises(DataError) as caught:
+        open_source(table)
+    assert str(caught.value).startswith(
+        f"paths must stay below the folder of the table, got {path} in line 2 of {table}."
+    )
+
+
+def test_an_absolute_path_that_leaves_the_folder_through_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "link").symlink_to(tmp_path)
+    (tmp_path / "secret.png").touch()
+    path = str(tmp_path / "tables" / "link" / "secret.png")
+    table = write_table(tmp_path / "tables" / "t.csv", ["path", "label"], [[path, "x"]])
+    with pytest.raises(DataError, match=r"paths must stay below the folder of the table, got link/secret\.png, which "):
+        open_source(table)
+
+
+def test_home_is_read_where_outside_is_allowed_and_a_folder_of_that_name_wins(
+    make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = make_folder({"cat": 1, "~": 1})
+    rows = [["~/photos/cat/000.png", "cat"], ["~/000.png", "home"]]
+    assert open_source(write_table(folder / "t.csv", ["path", "label"], rows)).names == ("cat/000.png", "~/000.png")
+    (tmp_path / "tables").mkdir()
+    table = write_table(tmp_path / "tables" / "t.csv", ["path", "label"], rows[:1])
+    source = open_source(table, allow_outside=True, min_classes=1)
+    assert source.names == (str(folder / "cat/000.png"),)
 
 
 # Unreadable images

@@ -245,7 +245,9 @@ def test_a_table_of_paths_is_a_pool(tmp_path: Path) -> None:
     number, paths = find_images([tmp_path / "pool.csv"])
     assert (number, list(paths)) == (5, sorted(photos.rglob("*.png")))
     (tmp_path / "far.csv").write_text(f"path\n{photos / 'cat' / '000.png'}\n/etc/x.png\n")
-    with pytest.raises(DataError, match=r"^paths must stay below the folder of the table, got .* in line 2 of .*far"):
+    with pytest.raises(
+        DataError, match=r"^paths must stay below the folder of the table, got /etc/x\.png in line 3 of "
+    ):
         find_images([tmp_path / "far.csv"])
     assert find_images([tmp_path / "far.csv"], allow_outside=True)[0] == 2
     (tmp_path / "none.csv").write_text("path\n")

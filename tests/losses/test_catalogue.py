@@ -229,7 +229,7 @@ def test_pushes_names_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
             "has a cosine head, but no logits and parameter scale",
         ),
         ({"views": 0}, "needs 0 views; give a number >= 1"),
-        ({"classes": 1}, "is for 1 classes; give a number >= 2 or None"),
+        ({"classes": 1}, "has classes=1; give a number >= 2 or None"),
     ],
 )
 def test_a_head_views_and_classes_that_cannot_be_are_found_when_the_entry_is_read(

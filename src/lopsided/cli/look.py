@@ -175,9 +175,11 @@ def _yes(found: bool) -> str:
 
 
 def _in_words(facts: Mapping[str, Any]) -> str:
+    from lopsided.recipe.words import amount
+
     total = facts["images"]
     parts = [
-        f"{printable(facts['name'])}: {total:,} images, {len(facts['classes'])} classes, "
+        f"{printable(facts['name'])}: {amount(total, 'image')}, {amount(len(facts['classes']), 'class', 'classes')}, "
         f"{'grey' if facts['channels'] == 1 else 'colour'}, {facts['sizes']['words']}"
     ]
     splits = list(facts["splits"] or ())

@@ -69,7 +69,12 @@ class UnreadableImageError(DataError):
 
 def is_image_name(name: str) -> bool:
     """Return whether a file name is that of an image: a known suffix, and not hidden."""
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+    return not is_hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is not for users: its name starts with a dot, or archives of macOS contain it."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | None = None) -> Iterator[Path]:
@@ -82,7 +87,7 @@ def walk_images(folder: Path, above: Iterable[Path] = (), seen: set[FolderId] | 
     waiting = [_entries(folder, seen)]
     while waiting:
         for entry in waiting[-1]:
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 continue
             try:
                 is_folder, is_file = entry.is_dir(), entry.is_file()

@@ -529,7 +529,7 @@ def _limits_problem(loss: Loss) -> str:
     if type(loss.views) is not int or loss.views < 1:
         return f"needs {loss.views!r} views; give a number >= 1"
     if loss.classes is not None and (type(loss.classes) is not int or loss.classes < 2):
-        return f"is for {loss.classes!r} classes; give a number >= 2 or None"
+        return f"has classes={loss.classes!r}; give a number >= 2 or None"
     return ""
 
 

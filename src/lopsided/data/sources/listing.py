@@ -6,6 +6,7 @@ columns path and label, and optionally group and split.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -17,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from lopsided.data.decoding import SUFFIXES, is_image_name, walk_images
+from lopsided.data.decoding import SUFFIXES, is_hidden, is_image_name, walk_images
 from lopsided.data.images import FileImages, Images
 from lopsided.errors import DataError, MissingDependencyError, sentence
 from lopsided.files import check_regular
@@ -132,7 +133,7 @@ def _folders(folder: Path) -> list[Path]:
         children = sorted(folder.iterdir())
     except OSError as error:
         raise DataError(f"Cannot read the folder {folder} ({error.strerror}).") from error
-    return [child for child in children if child.is_dir() and not child.name.startswith(".")]
+    return [child for child in children if child.is_dir() and not is_hidden(child.name)]
 
 
 def _loose(folder: Path) -> list[str]:
@@ -169,9 +170,9 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listin
     """List the images of a table.
 
     Relative paths are relative to the folder of the table. A path outside that folder needs ``allow_outside``,
-    because a table may come from a stranger: an absolute path, a path with ``..``, or a path through a link. Labels are
-    text: 01 and 1 are two classes. ``group`` names the group column; the default is
-    the column ``group``, if the table has it.
+    because a table may come from a stranger: an absolute path, a path with ``~`` or ``..``, or a path through a link.
+    Labels are text: 01 and 1 are two classes. ``group`` names the group column; the default is the column ``group``,
+    if the table has it.
     """
     columns, lines = _read(table, {"path", "label", group or "group", "split"})
     needed = ["path", "label"] + ([group] if group else [])
@@ -211,7 +212,8 @@ def read_columns(table: Path, used: Collection[str] | None = None) -> dict[str, 
 class Inside:
     """Checks that the paths in a table stay below its folder, unless ``allow_outside``: a stranger may have made it.
 
-    A path may lead outside because it is absolute, by ``..``, or through a link. Each folder is resolved only once.
+    A path may lead outside because it is absolute, by ``~`` or ``..``, or through a link. Each folder is resolved only
+    once. A path to a file below the folder becomes relative to it, so that an image has one name however it is written.
     """
 
     def __init__(self, table: Path, allow_outside: bool) -> None:
@@ -221,20 +223,38 @@ class Inside:
 
     def check(self, line: int, text: str) -> str:
         """Return the normal form of the path in a line, or raise."""
-        path = os.path.normpath(text)
+        path = self._relative(os.path.normpath(self._translated(text)))
         if self.allow_outside:
             return Path(path).as_posix()
         if os.path.isabs(path) or Path(path).parts[:1] == ("..",):
             raise self._outside(line, text)
-        above, last = os.path.split(os.path.join(self._root, path))
-        if above not in self._folders:
-            self._folders[above] = os.path.realpath(above)
-        place = os.path.join(self._folders[above], last)
+        place = self._resolved(os.path.join(self._root, path))
         if os.path.islink(place):
             place = os.path.realpath(place)
         if place != self._root and not place.startswith(os.path.join(self._root, "")):
             raise self._outside(line, f"{Path(path).as_posix()}, which links to {place},")
         return Path(path).as_posix()
+
+    def _translated(self, text: str) -> str:
+        """Return a path of Windows or with ``~`` as this system writes it, unless a file has exactly this name."""
+        if not (text.startswith("~") or "\\" in text) or os.path.lexists(os.path.join(self._root, text)):
+            return text
+        path = text.replace("\\", "/")
+        return os.path.expanduser(path) if path.startswith("~/") else path
+
+    def _relative(self, path: str) -> str:
+        if os.path.isabs(path):
+            for place, root in ((path, os.path.abspath(self.table.parent)), (self._resolved(path), self._root)):
+                if place.startswith(os.path.join(root, "")):
+                    return os.path.relpath(place, root)
+        return path
+
+    def _resolved(self, path: str) -> str:
+        """Return a path with all links resolved except the last part."""
+        above, last = os.path.split(path)
+        if above not in self._folders:
+            self._folders[above] = os.path.realpath(above)
+        return os.path.join(self._folders[above], last)
 
     def _outside(self, line: int, what: str) -> DataError:
         repair = (
@@ -271,16 +291,25 @@ def reading_csv(table: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"Cannot read the table {table} ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"The CSV table {table} is not UTF-8: byte {error.start} is invalid.") from error
+        if error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise _utf16(table) from error
+        reason = f"byte {error.start} is invalid. Save it as UTF-8."
+        raise DataError(f"The CSV table {table} is not UTF-8: {reason}") from error
     except csv.Error as error:
         raise DataError(f"The CSV table {table} is not well formed ({error}).") from error
+
+
+def _utf16(table: Path) -> DataError:
+    return DataError(f"The CSV table {table} is UTF-16, not UTF-8. Save it as UTF-8.")
 
 
 def csv_rows(table: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
     """Yield the last line and the cells of each row that is not empty. Line breaks inside cells are kept."""
     header = file.readline()
+    if "\0" in header[:2]:  # UTF-16 without a byte order mark is valid UTF-8, with NUL beside each letter.
+        raise _utf16(table)
     file.seek(0)
-    reader = csv.reader(file, delimiter=next((mark for mark in ",;\t" if mark in header), ","), strict=True)
+    reader = csv.reader(file, delimiter=_delimiter(header), strict=True)
     width = 0
     for row in filter(None, reader):
         width = width or len(row)
@@ -288,6 +317,15 @@ def csv_rows(table: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
             got = f"{len(row)} cells in line {reader.line_num} of {table}"
             raise DataError(sentence(f"every line must have {width} cells, like the first line", got))
         yield reader.line_num, [cell.strip() for cell in row]
+
+
+def _delimiter(header: str) -> str:
+    """Return the sign that separates a column path from the others, or else the first sign in the header."""
+    signs = [sign for sign in ",;\t" if sign in header] or [","]
+    for sign in signs:
+        if any(name.strip() == "path" for name in next(csv.reader([header], delimiter=sign), [])):
+            return sign
+    return signs[0]
 
 
 def _check_different(table: Path, columns: Sequence[str]) -> None:
@@ -335,12 +373,15 @@ def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequ
 
 
 def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> None:
-    lines: dict[str, int] = {}
+    if len(set(names)) == len(names):
+        return
+    lines: dict[str, list[int]] = {}
     for line, name in zip(numbers, names, strict=True):
-        if name in lines:
-            got = f"{name} in lines {lines[name]} and {line} of {table}"
-            raise DataError(sentence("each image must be listed only once", got))
-        lines[name] = line
+        lines.setdefault(name, []).append(line)
+    repeated = [f"{name} in lines {' and '.join(map(str, at[:3]))}" for name, at in lines.items() if len(at) > 1]
+    number = f"{len(repeated):,} repeated, the first " if len(repeated) > 1 else ""
+    got = f"{number}{', '.join(repeated[:3])} of {table}"
+    raise DataError(sentence("each image must be listed only once", got))
 
 
 def _splits(table: Path, values: Sequence[str], numbers: Sequence[int]) -> list[str]:

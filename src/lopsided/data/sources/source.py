@@ -95,13 +95,13 @@ class Source:
         return replace(self, labels=table[self.labels], classes=tuple(classes))
 
     def check_present(self) -> None:
-        """Raise if files that a table names are missing. The message gives their number and the first file."""
+        """Raise if files that a table names are missing. The message gives their number and the first three."""
         if self.table is None or not isinstance(self.images, FileImages):
             return
         paths = self.images.paths
         missing = [path for path in paths if not os.path.isfile(path)]  # Unlike Path.is_file, this never raises.
         if missing:
-            number = f"{len(missing)} of {len(paths)}, the first {missing[0]}"
+            number = f"{len(missing)} of {len(paths)}, the first {', '.join(map(str, missing[:3]))}"
             raise DataError(f"{self.table} lists missing images: {number}.")
 
     def verify(
