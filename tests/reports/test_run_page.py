@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lopsided.cli.output import interval
 from lopsided.errors import RunError
+from lopsided.evaluation.intervals import Figure
 from lopsided.facts import cautions, notes
 from lopsided.reports import run_page as module
 from lopsided.reports.report import write_report, write_run_reports
@@ -205,6 +207,28 @@ def test_figures_on_images_that_the_scenario_left_stand_beside_the_test(tmp_path
     text = text_of(run_page(rewrite(folder, held_out=left)))
     assert "52 images not drawn by the scenario" in text
     assert "0.654 [0.600, 0.700]" in text
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        ((0.00012, 0.00003, 0.00021), "0.00012 [0.00003, 0.00021]"),
+        ((0.0003, 0.0, 0.006), "0.0003 [0.0000, 0.0060]"),
+        ((0.0003, 0.0, 0.25), "0.000 [0.000, 0.250]"),
+        ((0.0, 0.0, 0.0), "0.000 [0.000, 0.000]"),
+        ((0.0, 0.0, 0.0001), "0.00000 [0.00000, 0.00010]"),
+        ((1e-17, 0.0, 1e-17), "0.000 [0.000, 0.000]"),
+        ((0.004, 0.002, 0.006), "0.004 [0.002, 0.006]"),
+    ],
+)
+def test_a_small_figure_is_not_written_as_0(figure: tuple[float, float, float], words: str, tmp_path: Path) -> None:
+    small = dict(zip(("value", "low", "high"), figure, strict=True))
+    assert interval(small) == words
+    folder = make_run(tmp_path / "run", pictures=False)
+    test = json.loads((folder / "metrics.json").read_text())["test"]
+    page = run_page(rewrite(folder, test={**test, "figures": {**test["figures"], "calibration_error": small}}))
+    assert f"(calibration error {words})" in text_of(page)
+    assert str(Figure(*figure)) == words
 
 
 def test_the_epochs_that_were_taken_are_those_that_the_run_says(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError, LopsidedError
-from lopsided.evaluation.metric_table import METRICS
+from lopsided.evaluation.metric_table import METRICS, decimals
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
@@ -171,9 +171,11 @@ def interval(figure: Mapping[str, float | None]) -> str:
     >>> interval({"value": 0.5, "low": 0.25, "high": 0.75})
     '0.500 [0.250, 0.750]'
     """
-    if figure["value"] is None:
+    value, low, high = figure["value"], figure["low"], figure["high"]
+    if value is None or low is None or high is None:
         return "not defined"
-    return f"{figure['value']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
+    digits = decimals(value, low, high)
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def figures_table(evaluation: Mapping[str, Any]) -> str:

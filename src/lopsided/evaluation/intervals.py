@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopsided.errors import InputError, sentence
+from lopsided.evaluation.metric_table import decimals
 
 Floats = NDArray[np.float64]
 CHUNK = 4_000_000
@@ -46,7 +47,8 @@ class Figure:
             return "not defined"
         if math.isnan(self.low):
             return f"{self.value:.3f}"
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        digits = decimals(self.value, self.low, self.high)
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the three numbers for JSON, NaN as None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,18 @@ METRICS = {
 def is_share(name: str) -> bool:
     """Return whether a metric, or a metric by another rule or of one class, is shown in per cent."""
     return name not in METRICS or METRICS[name].is_share
+
+
+def decimals(value: float, low: float, high: float) -> int:
+    """Return the digits after the point for a value and its interval: three, and more where all would be nearly 0.
+
+    >>> decimals(0.5, 0.4, 0.6), decimals(0.00012, 0.00003, 0.00021), decimals(0.0, 0.0, 0.0)
+    (3, 5, 3)
+    """
+    largest = max(abs(value), abs(low), abs(high))
+    if abs(value) >= 0.0005 or not 1e-9 <= largest < 0.0095:  # Below 1e-9 is rounding.
+        return 3
+    return 1 - math.floor(math.log10(largest))
 
 
 def figure_of(metric: str, epochs: Sequence[Mapping[str, Any]]) -> float | None:

@@ -15,7 +15,7 @@ from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import open_finished
 from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
-from lopsided.reports.wording import clean, interval, number
+from lopsided.reports.wording import clean, figure_value, interval, number
 from lopsided.runs.metrics import Evaluation
 
 FILL_IN = "**Fill in:**"
@@ -194,7 +194,7 @@ def _results(facts: Facts) -> Iterator[str]:
         figure = figures.figures.get(key)
         if figure is not None:
             vote = {"uwa": figures.majority.uwa, "accuracy": figures.majority.accuracy}.get(key)
-            rows.append([metric.title, number(figure.value), interval(figure), "" if vote is None else number(vote)])
+            rows.append([metric.title, figure_value(figure), interval(figure), "" if vote is None else number(vote)])
     yield _table(["figure", "value", level, f"always {_plain(figures.majority.label)}"], rows)
     yield _table(["class", "images", "recall", "precision", "F1"], _class_rows(figures))
     for note in figures.notes:
@@ -203,9 +203,9 @@ def _results(facts: Facts) -> Iterator[str]:
     if baseline is not None:
         gap = baseline.difference
         yield (
-            f"The recipe `quick` of lopsided has an unweighted accuracy of {number(baseline.uwa.value)} "
+            f"The recipe `quick` of lopsided has an unweighted accuracy of {figure_value(baseline.uwa)} "
             f"{interval(baseline.uwa)} on the same images; the difference of this model to it is "
-            f"{number(gap.value)} {interval(gap)}."
+            f"{figure_value(gap)} {interval(gap)}."
         )
 
 
@@ -214,7 +214,7 @@ def _class_rows(figures: Evaluation) -> list[list[str]]:
         [
             _plain(row.label),
             f"{row.support:,}",
-            *(f"{number(f.value)} {interval(f)}" for f in (row.recall, row.precision, row.f1)),
+            *(f"{figure_value(f)} {interval(f)}" for f in (row.recall, row.precision, row.f1)),
         ]
         for row in figures.per_class
     ]

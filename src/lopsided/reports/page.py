@@ -99,6 +99,7 @@ def _environment() -> jinja2.Environment:
     names = (
         wording.number,
         wording.interval,
+        wording.figure_value,
         wording.percent,
         amount,
         wording.clean,

@@ -15,7 +15,7 @@ from lopsided.recipe import Recipe
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
-from lopsided.reports.wording import clean, interval, listed, number, percent, probability, quoted
+from lopsided.reports.wording import clean, figure_value, interval, listed, number, percent, probability, quoted
 from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 
 FEW = 30
@@ -250,7 +250,7 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
         if figure.high is not None and figure.high < constant:
             yield Caution(
                 f"The {name} is lower than with {always}",
-                f"The model reaches {number(figure.value)} {interval(figure)}. The constant prediction reaches "
+                f"The model reaches {figure_value(figure)} {interval(figure)}. The constant prediction reaches "
                 f"{number(constant)}.{if_lower}",
             )
         elif figure.low is not None and figure.low <= constant:
@@ -405,7 +405,7 @@ def calibration_words(figures: Evaluation, judged: Judged) -> str:
         lean = "the model is underconfident" if said < right else "only single bins differ"
     if error.low == 0:
         lean = "chance can explain the difference"
-    return f"{text}: {lean} (calibration error {number(error.value)} {interval(error)})."
+    return f"{text}: {lean} (calibration error {figure_value(error)} {interval(error)})."
 
 
 def class_words(figures: Evaluation) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
+from lopsided.evaluation.metric_table import decimals
 from lopsided.runs.metrics import Figure
 
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -99,7 +100,22 @@ def interval(figure: Figure) -> str:
     >>> interval(Figure(value=0.5, low=0.25, high=0.75))
     '[0.250, 0.750]'
     """
-    return "" if figure.low is None else f"[{number(figure.low)}, {number(figure.high)}]"
+    digits = _decimals(figure)
+    return "" if figure.low is None else f"[{number(figure.low, digits)}, {number(figure.high, digits)}]"
+
+
+def figure_value(figure: Figure) -> str:
+    """Return the value of a figure, with as many digits as its interval.
+
+    >>> figure_value(Figure(value=0.5, low=0.25, high=0.75)), figure_value(Figure(value=0.0001, low=0, high=0.0002))
+    ('0.500', '0.00010')
+    """
+    return number(figure.value, _decimals(figure))
+
+
+def _decimals(figure: Figure) -> int:
+    value, low, high = figure.value, figure.low, figure.high
+    return 3 if value is None or low is None or high is None else decimals(value, low, high)
 
 
 def percent(share: float, digits: int = 0) -> str:
