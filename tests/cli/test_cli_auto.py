@@ -97,3 +97,10 @@ def test_a_folder_that_is_not_empty_and_missing_data_are_refused(call: Call, pho
     (out / "notes.txt").write_text("mine")
     assert_refused(call("fit", photos, "--auto", "--out", out), f"The folder {out} is not empty. Choose another")
     assert_refused(call("fit", "--auto", "--out", tmp_path / "new"), "DATA is missing. Write lopsided fit DATA --auto")
+
+
+@pytest.mark.parametrize("minutes", ["inf", "nan", "-1", "soon"])
+def test_minutes_are_a_finite_number(minutes: str, call: Call, tmp_path: Path) -> None:
+    ended = call("fit", "photos", "--auto", f"minutes={minutes}", "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert f"minutes must be a number >= 0, got {minutes}" in ended.err

@@ -404,7 +404,7 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
         (
             {f"{LOSS}.eta": 300.0},
             "encoder_training.loss is inconsistent: eta is 300 in units of parity, but at most 20 is plausible. "
-            'For the paper\'s scale, set eta_unit = "absolute".',
+            "For the paper's scale, set eta_unit=absolute.",
         ),
         ({"encoder_training.batch_size": 1}, "encoder_training.batch_size must be >= 2 for a contrastive loss, got 1."),
         ({LOSS: "ce", "encoder_training.views": 2}, "encoder_training.views must be 1 with the loss ce, got 2."),
@@ -598,3 +598,10 @@ def test_recipes_are_equal_if_their_losses_have_the_same_parameters_whatever_cla
     assert before == after
     assert hash(before.encoder_training.loss) == hash(after.encoder_training.loss)
     assert before != after.override(**{f"{LOSS}.eta": 0.25})
+
+
+def test_a_budget_in_minutes_replaces_one_in_steps_and_the_other_way_round() -> None:
+    timed = named_recipe("fine-tune").override(**{"fine_tune.minutes": 2.0})
+    assert (timed.fine_tune.steps, timed.fine_tune.minutes) == (None, 2.0)
+    counted = timed.override(**{"fine_tune.steps": 5})
+    assert (counted.fine_tune.steps, counted.fine_tune.minutes) == (5, None)

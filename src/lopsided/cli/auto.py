@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ def fit_auto(
     from lopsided.runs.folds import USUAL_FOLDS
     from lopsided.runs.run import run_recipe, settle
 
-    again = f"lopsided fit {shlex.quote(data or '')} --auto --out {shlex.quote(str(out))} --resume"
     folder = out / COMPARISON
     if not resume and out.is_dir() and any(out.iterdir()):
         raise InputError(f"The folder {out} is not empty. Choose another folder, or continue its run with --resume.")
@@ -76,7 +74,7 @@ def fit_auto(
             tracked = Run.open(out).recipe.override(track=fields.get("track", ()))
             run = run_recipe(tracked, out, resume=True, reporter=watcher, why=why)
     except KeyboardInterrupt:
-        raise StoppedError(f"interrupted. Continue with: {again}") from None
+        raise StoppedError("interrupted. Continue with the same command and --resume.") from None
     _write_page(folder, quiet=quiet)
     return run, already
 

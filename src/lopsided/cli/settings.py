@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ def read_minutes(texts: Sequence[str]) -> tuple[float | None, list[str]]:
         minutes = float(given[-1]) if given else None
     except ValueError:
         minutes = -1.0
-    if minutes is not None and not minutes >= 0:
+    if minutes is not None and not 0 <= minutes < math.inf:
         raise InputError(sentence("minutes must be a number >= 0", given[-1]))
     return minutes, others
 

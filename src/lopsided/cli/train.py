@@ -60,7 +60,7 @@ def fit(
     \b
     Fields, by their full name or its last part:
       epochs=20 lr=1e-3 batch_size=64 classifier_epochs=10   training
-      eta=300 gamma=7 temperature=0.1                        the loss
+      eta=0.5 gamma=7 temperature=0.1                        the loss
       weights=timm tta=flips image_size=224                  the encoder
       val=0.2 test=0.3 split=stratified scenario=90:10       the split
       repeats=3 final=ensemble                               folds
@@ -73,7 +73,7 @@ def fit(
       lopsided fit photos --out run --auto minutes=30
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --out run --recipe from-scratch image_size=64
-      lopsided fit photos --out run --loss afcl eta=300 gamma=7 --folds 5
+      lopsided fit photos --out run --loss afcl eta=0.5 gamma=7 --folds 5
       lopsided fit photos --out run val=0.2 --decide recall:melanoma=0.95
       lopsided fit --out run --resume
       lopsided fit --recipe run/recipe.toml --out again

@@ -186,7 +186,7 @@ def _check_eta(values: Mapping[str, Any]) -> str | None:
     if values["eta_unit"] == "parity" and values["eta"] > MAX_PARITY_ETA:
         return (
             f"eta is {values['eta']:g} in units of parity, but at most {MAX_PARITY_ETA:g} is plausible. "
-            'For the paper\'s scale, set eta_unit = "absolute".'
+            "For the paper's scale, set eta_unit=absolute."
         )
     return None
 

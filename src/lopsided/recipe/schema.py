@@ -195,6 +195,9 @@ class Recipe(Section):
         values, path = self.model_dump(), "encoder_training.loss"
         if changes.get("encoder.weights") == "embedded":
             changes.setdefault("augment.normalisation", "weights")
+        for one, other in (("steps", "minutes"), ("minutes", "steps")):  # One budget replaces the other.
+            if changes.get(f"fine_tune.{one}") is not None:
+                changes.setdefault(f"fine_tune.{other}", None)
         given = dict(changes)
         if path in changes and "method" not in changes:
             loss = self._switched(path, changes[path]).entry
