@@ -98,6 +98,6 @@ def test_the_verbs_talk_to_no_other_machine(folder: Path) -> None:
 def test_training_comparing_and_trackers_talk_to_no_other_machine(folder: Path) -> None:
     script = f"""
         fit photos --out run --recipe from-scratch {" ".join(SMALL)} {TRACKERS} --quiet
-        compare photos --arms ce,cl --seeds 1 --out compared {" ".join(SMALL)} --quiet
+        compare photos --methods ce,cl --seeds 1 --out compared {" ".join(SMALL)} --quiet
     """
     assert traced(folder, script) == set()

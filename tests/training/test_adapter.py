@@ -202,7 +202,7 @@ def test_a_second_arm_on_the_same_images_does_not_run_the_encoder(
     assert sum(encoded) == 39
     encoded.clear()
     run(light(weights), photos)
-    run(light(weights, "adapter", **{"encoder_training.loss": "cl"}), photos)
+    run(light(weights, **{"encoder_training.loss": "cl"}), photos)
     assert encoded == []
 
 
