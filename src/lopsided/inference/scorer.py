@@ -298,7 +298,7 @@ def _count_rows(count: Counted, before: int, here: int, total: int, done: int, m
 
 
 def _fact_of(view: str) -> dict[str, object]:
-    """Return the fact of a view. The image as it is has none, so that older features stay valid."""
+    """Return the fact of a view. The image as it is has none."""
     return {} if view == "identity" else {"view": view}
 
 
