@@ -19,11 +19,13 @@ class Entries(Generic[Entry]):
 
     ``group`` is the group of entry points: the name of an entry point is the name of the object, and its value the
     place of the object. ``what`` names the kind in errors, and ``built_in`` holds the places of the objects of this
-    package, as "module:object". An object must be an instance of ``kind``.
+    package, as "module:object". An object must be an instance of ``kind``, or with ``classes`` a class derived from it.
     """
 
-    def __init__(self, group: str, what: str, kind: type[Entry], built_in: Mapping[str, str]) -> None:
-        self.group, self.what, self.kind, self.built_in = group, what, kind, built_in
+    def __init__(
+        self, group: str, what: str, kind: type, built_in: Mapping[str, str], *, classes: bool = False
+    ) -> None:
+        self.group, self.what, self.kind, self.built_in, self.classes = group, what, kind, built_in, classes
         self._loaded: dict[str, Entry] = {}
 
     def names(self) -> list[str]:
@@ -55,12 +57,15 @@ class Entries(Generic[Entry]):
         except Exception as error:  # Other packages may raise anything; the user gets one sentence.
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InputError(f"{where} cannot be imported ({text}).") from error
-        if not isinstance(added, self.kind):
-            must = f"{where} must be an object of the class {self.kind.__module__}.{self.kind.__name__}"
-            raise InputError(sentence(must, repr(added)[:80]))
+        of = f"{self.kind.__module__}.{self.kind.__name__}"
+        if self.classes and not (isinstance(added, type) and issubclass(added, self.kind)):
+            raise InputError(sentence(f"{where} must be a class derived from {of}", repr(added)[:80]))
+        if not self.classes and not isinstance(added, self.kind):
+            raise InputError(sentence(f"{where} must be an object of the class {of}", repr(added)[:80]))
         if getattr(added, "name", name) != name:
-            raise InputError(f"{where} calls itself {added.name!r}. Use one name.")  # type: ignore[attr-defined]
-        return added
+            raise InputError(f"{where} calls itself {added.name!r}. Use one name.")
+        entry: Entry = added
+        return entry
 
 
 def load(place: str) -> Any:

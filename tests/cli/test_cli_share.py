@@ -136,8 +136,8 @@ def test_a_tracker_that_is_unknown_or_not_installed_ends_fit_before_training(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = call("fit", photos, "--out", tmp_path / "run", "--track", "neptune")
-    names = "tensorboard, mlflow, wandb"
-    assert (ended.code, ended.err) == (2, f"lopsided: a tracker must be one of {names}, got 'neptune'.\n")
+    names = '"tensorboard", "mlflow", "wandb"'
+    assert (ended.code, ended.err) == (2, f"lopsided: tracker must be one of {names}, got 'neptune'.\n")
     from lopsided.trackers.mlflow import MLflow
 
     monkeypatch.setattr(MLflow, "needs", ("no_such_module",))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lopsided import entries
 from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
@@ -383,7 +384,7 @@ class Fragile(Tracker):
 def test_an_exception_of_a_tracker_ends_the_tracker_and_not_the_others(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "find", lambda name: Fragile)
+    monkeypatch.setattr(catalogue.TRACKERS, "find", lambda name: Fragile)
     monkeypatch.setattr(Fragile, "calls", [])
     warnings: list[Fact] = []
     trackers = tracking.Trackers([f"fragile:{method}", "fragile:sound"], tmp_path, warnings.append)
@@ -400,7 +401,7 @@ def test_an_unknown_tracker_a_missing_package_and_a_server_are_refused_before_an
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        InputError, match=r"^a tracker must be one of tensorboard, mlflow, wandb, got 'mlfow'\. Did you mean m"
+        InputError, match=r"^tracker must be one of .tensorboard., .mlflow., .wandb., got 'mlfow'\. Did you mean m"
     ):
         run_recipe(recipe_of(photos, "mlfow"), tmp_path / "run")
     with pytest.raises(InputError, match=r"a folder or sqlite:///FILE, got 'https://.*Set MLFLOW_TRACKING_URI"):
@@ -485,8 +486,10 @@ def test_a_third_tracker_is_one_file_and_one_entry_point(
     (point,) = tomllib.loads(blocks("toml")[0])["project"]["entry-points"]["lopsided.trackers"].items()
     (info / "entry_points.txt").write_text(f"[lopsided.trackers]\n{' = '.join(point)}\nbroken = csvtracker:csv\n")
     monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(entries, "_points", entries._points.__wrapped__)
+    monkeypatch.setattr(catalogue.TRACKERS, "_loaded", {})
     monkeypatch.setattr(checkpoint, "TIMES_AS_LONG", 0.0)
-    assert catalogue.names() == ["tensorboard", "mlflow", "wandb", "broken", "csv"]
+    assert catalogue.TRACKERS.names() == ["tensorboard", "mlflow", "wandb", "broken", "csv"]
     recipe = recipe_of(photos, "csv")
     with pytest.raises(OSError, match="broken"):
         run_recipe(recipe, tmp_path / "run", reporter=Ending("epoch", ("encoder", 2), error=OSError("broken")))

@@ -30,9 +30,9 @@ PLAIN_WIDTH = 160
 
 def complete_tracker(incomplete: str) -> list[str]:
     """Return the trackers whose name starts with a text, for the shell."""
-    from lopsided.trackers import catalogue
+    from lopsided.trackers.catalogue import TRACKERS
 
-    return [name for name in catalogue.names() if name.startswith(incomplete)]
+    return [name for name in TRACKERS.names() if name.startswith(incomplete)]
 
 
 EngineName = Annotated[

@@ -90,7 +90,7 @@ PIXELS = Block(
     share=0.3,
     program=_PIXELS_PROGRAM,
 )
-BLOCKS = Entries(GROUP, "feature block", Block, {"pixels": "lopsided.recipe.blocks:PIXELS"})
+BLOCKS: Entries[Block] = Entries(GROUP, "feature block", Block, {"pixels": "lopsided.recipe.blocks:PIXELS"})
 
 
 def find(name: str, *, built_in: bool = False) -> Block | None:

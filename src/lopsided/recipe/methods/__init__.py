@@ -10,7 +10,7 @@ from lopsided.recipe.methods.spec import MethodSpec
 __all__ = ["GROUP", "METHODS", "MethodSpec", "find", "names"]
 
 GROUP = "lopsided.methods"
-METHODS = Entries(
+METHODS: Entries[MethodSpec] = Entries(
     GROUP,
     "method",
     MethodSpec,
