@@ -14,6 +14,7 @@ from lopsided.cli.options import (
     Decide,
     Device,
     Exclude,
+    GroupFrom,
     Include,
     Json,
     Prevalence,
@@ -34,6 +35,7 @@ class Listing(TypedDict):
     """The options that say how DATA are listed, by the names of ``list_labelled``."""
 
     group: str | None
+    group_from: str | None
     include: list[str] | None
     exclude: list[str] | None
     skip_unreadable: bool
@@ -64,8 +66,12 @@ def evaluate(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(help="Table column of related images, such as patient. Widens the intervals.", show_default=False),
+        typer.Option(
+            help="Related images: a table column, such as patient, or parent for folders. Widens the intervals.",
+            show_default=False,
+        ),
     ] = None,
+    group_from: GroupFrom = None,
     split: Annotated[
         str | None,
         typer.Option(
@@ -108,6 +114,7 @@ def evaluate(
     wanted = read_views(views)
     listing = Listing(
         group=group,
+        group_from=group_from,
         include=include or None,
         exclude=exclude or None,
         skip_unreadable=skip_unreadable,

@@ -10,7 +10,7 @@ import typer
 
 from lopsided.cli import rules
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import option
+from lopsided.cli.options import group_from_option, option
 
 TRAIN, RUN = "What to train", "Run"
 FIELDS = {
@@ -19,6 +19,7 @@ FIELDS = {
     "encoder_training.loss": "loss",
     "encoder.name": "encoder",
     "data.group": "group",
+    "data.group_from": "group_from",
     "data.folds": "folds",
     "data.more": "more",
     "decision.rule": "decide",
@@ -36,7 +37,10 @@ def complete_loss(incomplete: str) -> list[str]:
 
 def fields_of(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return the option and its value, or None, for each field that an option sets."""
-    return {field: (f"--{name}", None if given[name] == [] else given[name]) for field, name in FIELDS.items()}
+    return {
+        field: (f"--{name.replace('_', '-')}", None if given[name] == [] else given[name])
+        for field, name in FIELDS.items()
+    }
 
 
 Words = Annotated[
@@ -67,7 +71,11 @@ Loss = Annotated[
     ),
 ]
 Encoder = Annotated[str | None, option(TRAIN, "Name of a timm model, for example resnet18.")]
-Group = Annotated[str | None, option(TRAIN, "Table column of groups, such as patient. A group stays in one split.")]
+Group = Annotated[
+    str | None,
+    option(TRAIN, "Table column of groups, such as patient, or parent for folders. A group stays in one split."),
+]
+GroupFrom = Annotated[str | None, group_from_option(TRAIN)]
 Folds = Annotated[
     int | None,
     option(

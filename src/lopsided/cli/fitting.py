@@ -60,15 +60,16 @@ def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
 
 def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
     """Raise if the split would ignore the groups that the recipe names, or if folds would ignore the test share."""
-    how, group = recipe.data.split, recipe.data.group
+    how, data = recipe.data.split, recipe.data
+    group = f"--group {data.group}" if data.group_from is None else f"--group-from {data.group_from!r}"
     if recipe.data.folds is not None and changes.get("data.test"):
         raise InputError(
             f"folds={recipe.data.folds} and test={changes['data.test']:g} contradict each other: with folds, every "
             "image is a test image. Leave out one of the two."
         )
-    if group is not None and how in ("random", "stratified"):
+    if (data.group or data.group_from) is not None and how in ("random", "stratified"):
         raise InputError(
-            f"split={how} and --group {group} contradict each other: the split would ignore the groups, so images of "
+            f"split={how} and {group} contradict each other: the split would ignore the groups, so images of "
             "one group could be in two splits. Use split=group, or leave out one of the two."
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Exclude, Include, Json, Quiet
+from lopsided.cli.options import AllowOutside, Exclude, GroupFrom, Include, Json, Quiet
 from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
 from lopsided.progress import printable
 
@@ -104,8 +104,12 @@ def data(
         ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Table column of groups. A group stays in one split.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Table column of groups, or parent for folders. A group stays in one split.", show_default=False
+        ),
     ] = None,
+    group_from: GroupFrom = None,
     include: Include = None,
     exclude: Exclude = None,
     allow_outside: AllowOutside = False,
@@ -141,6 +145,7 @@ def data(
         facts = describe(
             data,
             group=group,
+            group_from=group_from,
             allow_outside=allow_outside,
             include=include,
             exclude=exclude,

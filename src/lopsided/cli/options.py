@@ -33,12 +33,19 @@ def exclude_option(panel: str | None = None) -> Any:
     return option(panel, text, "--exclude", metavar="PATTERN")
 
 
+def group_from_option(panel: str | None = None) -> Any:
+    """Return the option that takes groups from the names of images."""
+    text = "Take groups from names: '{group}_*' for p17_left.jpg."
+    return option(panel, text, "--group-from", metavar="PATTERN")
+
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no notes.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and everything else on stderr.")
 ]
 Include = Annotated[list[str] | None, include_option()]
 Exclude = Annotated[list[str] | None, exclude_option()]
+GroupFrom = Annotated[str | None, group_from_option()]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]

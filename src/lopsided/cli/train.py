@@ -33,6 +33,7 @@ def fit(
     loss: options.Loss = None,
     encoder: options.Encoder = None,
     group: options.Group = None,
+    group_from: options.GroupFrom = None,
     folds: options.Folds = None,
     decide: options.Decide = None,
     auto: options.Auto = False,
@@ -72,6 +73,7 @@ def fit(
       lopsided fit photos --out run
       lopsided fit photos --out run --auto minutes=30
       lopsided fit lesions.csv --group patient --out run
+      lopsided fit photos --group-from '{group}_*' --out run
       lopsided fit photos --out run --recipe from-scratch image_size=64
       lopsided fit photos --out run --loss afcl eta=0.5 gamma=7 --folds 5
       lopsided fit photos --out run val=0.2 --decide recall:melanoma=0.95

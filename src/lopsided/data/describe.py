@@ -27,6 +27,7 @@ def describe(
     data: str | os.PathLike[str],
     *,
     group: str | None = None,
+    group_from: str | None = None,
     allow_outside: bool = False,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
@@ -36,7 +37,13 @@ def describe(
 ) -> dict[str, Any]:
     """Describe a source: classes, splits, groups, sizes, byte-identical images and unreadable images."""
     source = open_source(
-        data, group=group, allow_outside=allow_outside, min_classes=1, include=include, exclude=exclude
+        data,
+        group=group,
+        group_from=group_from,
+        allow_outside=allow_outside,
+        min_classes=1,
+        include=include,
+        exclude=exclude,
     )
     workers = workers or (os.cpu_count() or 1)
     broken = source.images.unreadable(workers=workers, progress=progress, known=known)

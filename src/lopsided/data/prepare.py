@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lopsided.data.images import FileImages, Known, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
+from lopsided.data.sources.groups import groups_of
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.splits import How, Splits, fold_splits, split
@@ -42,7 +43,10 @@ class Sources:
     def listed(self, recipe: Recipe) -> Source:
         """Return all images of a recipe's data. Missing and unreadable files are not noticed."""
         data = recipe.data
-        asked = (data.source, data.classes, data.group, data.allow_outside, data.include, data.exclude)
+        asked = (
+            *(data.source, data.classes, data.group, data.group_from),
+            *(data.allow_outside, data.include, data.exclude),
+        )
         if self._listed is None or self._listed[0] != asked:
             self._listed = asked, Source.open(data)
         return self._listed[1]
@@ -116,7 +120,14 @@ def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -
     data = recipe.data
     if not data.more:
         return source
-    return add_more(source, data.more, group=data.group, allow_outside=data.allow_outside, held_out=held_out)
+    return add_more(
+        source,
+        data.more,
+        group=data.group,
+        group_from=data.group_from,
+        allow_outside=data.allow_outside,
+        held_out=held_out,
+    )
 
 
 def usual_side(*sources: Source) -> int | None:
@@ -183,14 +194,15 @@ def add_more(
     tables: Sequence[str],
     *,
     group: str | None = None,
+    group_from: str | None = None,
     allow_outside: bool = False,
     held_out: Source | None = None,
 ) -> Source:
     """Return a source with the images of tables as further training images.
 
-    A table has the columns path and label, and optionally mark and group. An image that is byte-identical to one of
-    the source or of an earlier row is left out if the labels agree; otherwise an error is raised. Images and groups of
-    ``held_out`` are left out, because they are tested.
+    A table has the columns path and label, and optionally mark and group; ``group_from`` takes groups from paths. An
+    image that is byte-identical to one of the source or of an earlier row is left out if the labels agree; otherwise an
+    error is raised. Images and groups of ``held_out`` are left out, because they are tested.
     """
     if not isinstance(source.images, FileImages):
         do = "Use a folder or a table of images."
@@ -198,7 +210,7 @@ def add_more(
     rows: list[_Row] = []
     facts: list[Fact] = []
     for table in map(Path, tables):
-        found, left = _read(table, source, group, allow_outside)
+        found, left = _read(table, source, group, group_from, allow_outside)
         rows += found
         if left:
             facts.append(notes.unlabelled_rows(table.name, dict(left)))
@@ -259,7 +271,9 @@ def _groups(more: Source) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
     return more.groups
 
 
-def _read(table: Path, source: Source, group: str | None, allow_outside: bool) -> tuple[list[_Row], Counter[str]]:
+def _read(
+    table: Path, source: Source, group: str | None, group_from: str | None, allow_outside: bool
+) -> tuple[list[_Row], Counter[str]]:
     """Return the rows of a table that have a label, and the number of the others by their mark."""
     if table.suffix.lower() not in TABLE_SUFFIXES or not table.is_file():
         what = "which is none" if table.exists() else "which does not exist"
@@ -272,6 +286,8 @@ def _read(table: Path, source: Source, group: str | None, allow_outside: bool) -
     number = len(columns["path"])
     marks = columns.get("mark", [""] * number)
     groups = columns.get(group or "group", [""] * number)
+    if group_from is not None:
+        groups = [name or "" for name in groups_of(columns["path"], group_from)]
     inside, rows, left = Inside(table, allow_outside), [], Counter[str]()
     for line, (path, label, mark, own) in enumerate(
         zip(columns["path"], columns["label"], marks, groups, strict=True), start=2

@@ -26,6 +26,7 @@ def list_labelled(
     data: str | os.PathLike[str],
     *,
     group: str | None = None,
+    group_from: str | None = None,
     split: str | None = None,
     skip_unreadable: bool = False,
     allow_outside: bool = False,
@@ -36,6 +37,7 @@ def list_labelled(
     source = open_source(
         data,
         group=group,
+        group_from=group_from,
         missing_ok=skip_unreadable,
         allow_outside=allow_outside,
         min_classes=1,

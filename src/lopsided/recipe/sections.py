@@ -95,7 +95,14 @@ class Data(Section):
         "How to split the images; auto: given if the source has splits, group if it has groups, otherwise stratified. "
         f"{_OPEN}",
     )
-    group: Text | None = described(None, "Table column, such as the patient; images of one group stay in one split.")
+    group: Text | None = described(
+        None,
+        "Table column, such as the patient, or parent: the folder of an image inside the folder of its class. Images "
+        "of one group stay in one split.",
+    )
+    group_from: Text | None = described(
+        None, 'Pattern that takes the group from the name of an image, such as "{group}_*"; unset: data.group.'
+    )
     test: Share = described(0.15, "Share of all images for the test, which is evaluated once, at the end.")
     val: Share = described(
         0.15,

@@ -123,8 +123,9 @@ def _data(facts: Facts) -> Iterator[str]:
         yield f"{which} was tested by a model that was not trained on it ({facts.metrics.folds.folds} folds)."
     if data.more:
         yield _further(facts, len(data.more))
-    if data.group is not None:
-        yield f"Images of the same {_plain(data.group)} were kept in one split."
+    if (data.group or data.group_from) is not None:
+        group = "group" if data.group in (None, "parent") else _plain(data.group)
+        yield f"Images of the same {group} were kept in one split."
     if facts.metrics.unreadable:
         yield f"Left out because they could not be read: {amount(len(facts.metrics.unreadable), 'image')}."
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from lopsided.data.decoding import SUFFIXES, is_hidden, is_image_name, walk_images
 from lopsided.data.images import FileImages, Images
+from lopsided.data.sources import several_labels
 from lopsided.errors import DataError, MissingDependencyError, sentence
 from lopsided.files import check_regular
 
@@ -177,6 +178,8 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listin
     columns, lines = _read(table, {"path", "label", group or "group", "split"})
     needed = ["path", "label"] + ([group] if group else [])
     missing = [name for name in needed if name not in columns]
+    if missing == ["label"]:
+        several_labels.check_flags(table, read_columns(table))
     if missing:
         got = f"{', '.join(columns) or 'none'} in {table}"
         raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got))
@@ -187,6 +190,8 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listin
         _check_filled(table, name, columns[name], lines)
     inside = Inside(table, allow_outside)
     names = [inside.check(line, text) for line, text in zip(lines, columns["path"], strict=True)]
+    several_labels.check_rows(table, names, columns["label"])
+    several_labels.check_cells(table, names, columns["label"])
     _check_once(table, names, lines)
     splits = _splits(table, columns["split"], lines) if "split" in columns else None
     return Listing(
@@ -347,6 +352,9 @@ def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[s
         check_regular(table)
         content = pyarrow.parquet.read_table(table, memory_map=False)
         _check_different(table, content.column_names)
+        if {"path", "label"} <= set(content.column_names) and pyarrow.types.is_list(content.schema.field("label").type):
+            paths, lists = (content.column(name).to_pylist() for name in ("path", "label"))
+            several_labels.check_lists(table, paths, lists)
         return {
             name: _texts(content.column(name)) if used is None or name in used else [] for name in content.column_names
         }
@@ -359,7 +367,8 @@ def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[s
 
 
 def _texts(column: Any) -> list[str]:
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    values = (value[0] if isinstance(value, list) and len(value) == 1 else value for value in column.to_pylist())
+    return ["" if value is None else str(value) for value in values]
 
 
 def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
 from lopsided.data.sources import fashion, isic
+from lopsided.data.sources.groups import by_parent, by_pattern, no_groups
 from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, select
 from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.errors import DataError, InputError, sentence
@@ -57,6 +58,7 @@ class Source:
             data.source or "",
             classes=data.classes,
             group=data.group,
+            group_from=data.group_from,
             missing_ok=True,
             allow_outside=data.allow_outside,
             download=download,
@@ -141,6 +143,7 @@ def open_source(
     *,
     classes: Sequence[str] | None = None,
     group: str | None = None,
+    group_from: str | None = None,
     skip_unreadable: bool = False,
     missing_ok: bool = False,
     allow_outside: bool = False,
@@ -155,13 +158,15 @@ def open_source(
     name. A folder with the official layout of ISIC 2018 or the IDX files of Fashion-MNIST is opened as that source.
 
     ``classes`` selects classes and their order; upper and lower case do not matter. ``group`` names the group column of
-    a table. Pixels are not read, except with ``skip_unreadable``: then every image is decoded once, and unreadable
-    images are omitted and listed. ``Source.verify`` does the same with threads and progress. With ``missing_ok``,
-    missing files of a table do not raise here but in ``Source.verify``. With ``download=False`` nothing is downloaded.
-    ``include`` and ``exclude`` are glob patterns that select images by name; see ``Patterns``.
+    a table, or is "parent" for the folders of images inside those of classes; ``group_from`` is a pattern that takes
+    the group from the name of an image (see ``groups_of``). Pixels are not read, except with ``skip_unreadable``: then
+    every image is decoded once, and unreadable images are omitted and listed. ``Source.verify`` does the same with
+    threads and progress. With ``missing_ok``, missing files of a table do not raise here but in ``Source.verify``. With
+    ``download=False`` nothing is downloaded. ``include`` and ``exclude`` are glob patterns that select images by name;
+    see ``Patterns``.
     """
     patterns = Patterns(include or (), exclude or ())
-    listing = list_data(data, Asked(classes, group, allow_outside, download, patterns))
+    listing = list_data(data, Asked(classes, group, allow_outside, download, patterns, group_from))
     source = _assemble(listing, classes)
     if not (skip_unreadable or missing_ok):
         source.check_present()
@@ -321,6 +326,7 @@ class Asked:
     allow_outside: bool = False
     download: bool = True
     patterns: Patterns = field(default_factory=Patterns)
+    group_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -329,13 +335,14 @@ class Kind:
 
     ``list`` lists the images of a path, or of the source called ``name`` if the path is None. ``holds`` returns whether
     a path is of this kind. ``find`` returns whether a named source is on this machine, and its place or how to get it.
+    ``group`` gives a listing the groups that the user named, unless ``list`` did.
     """
 
     list: Callable[[Path | None, Asked], Listing]
     holds: Callable[[Path], bool] = lambda path: False
     name: str | None = None
     find: Callable[[], tuple[bool, str]] | None = None
-    has_groups: bool = False
+    group: Callable[[Listing, str], Listing] = no_groups
 
 
 def _list_isic(path: Path | None, asked: Asked) -> Listing:
@@ -380,14 +387,14 @@ KINDS = (
         lambda path: path.is_dir() and isic.isic_root(path) is not None,
         name="isic2018",
         find=_find_isic,
-        has_groups=True,
+        group=lambda listing, _: listing,
     ),
     Kind(
         lambda path, asked: list_table(_path(path), group=asked.group, allow_outside=asked.allow_outside),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
-        has_groups=True,
+        group=lambda listing, _: listing,
     ),
-    Kind(lambda path, asked: list_folder(_path(path)), lambda path: path.is_dir()),
+    Kind(lambda path, asked: list_folder(_path(path)), lambda path: path.is_dir(), group=by_parent),
 )
 SOURCE_NAMES = tuple(kind.name for kind in KINDS if kind.name is not None)
 
@@ -400,11 +407,13 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
         exists = "which is none of these" if Path(data).exists() else "which does not exist"
         must = f"DATA must be a folder, a CSV or Parquet table, or one of {', '.join(SOURCE_NAMES)}"
         raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
-    if asked.group is not None and not kind.has_groups:
-        repair = "Use a table with the columns path, label and group."
-        raise InputError(f"Only a table or isic2018 can have groups, so {data} has no group {asked.group!r}. {repair}")
+    if asked.group is not None and asked.group_from is not None:
+        raise InputError("--group and --group-from both say what the groups are. Leave out one of the two.")
     listing = kind.list(path, asked)
-    return select(listing, asked.patterns.keep, str(asked.patterns)) if asked.patterns else listing
+    listing = select(listing, asked.patterns.keep, str(asked.patterns)) if asked.patterns else listing
+    if asked.group_from is not None:
+        return by_pattern(listing, asked.group_from)
+    return listing if asked.group is None else kind.group(listing, asked.group)
 
 
 def name_of(data: str | os.PathLike[str]) -> str:
