@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -302,13 +304,71 @@ def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) ->
     assert names(tmp_path) == []
 
 
-def test_a_lock_that_another_machine_left_is_not_judged(tmp_path: Path) -> None:
-    path = tmp_path / files.LOCK_NAME
+def lock_elsewhere(folder: Path, age: float = 0.0) -> Path:
+    path = folder / files.LOCK_NAME
     path.write_text(json.dumps({"pid": 7, "host": "elsewhere.invalid"}))
-    text = r"held by process 7 on elsewhere\.invalid\. If that process has ended, remove "
-    with pytest.raises(RunError, match=text), lock(tmp_path):
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_a_lock_of_another_machine_is_free_after_a_while_without_a_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lock_elsewhere(tmp_path)
+    text = r"held by process 7 on elsewhere\.invalid\. It is free 35 s after the last sign of that process\."
+    for _ in range(2):
+        with pytest.raises(RunError, match=text), lock(tmp_path):
+            pass
+    assert path.exists()
+    monkeypatch.setattr(files, "STALE_SECONDS", 0.0)
+    check_free(tmp_path)
+    with lock(tmp_path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert names(tmp_path) == []
+
+
+def test_a_lock_of_another_machine_that_gave_its_last_sign_long_ago_is_free_at_once(tmp_path: Path) -> None:
+    lock_elsewhere(tmp_path, age=3600)
+    with lock(tmp_path):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_who_is_patient_notices_the_sign_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lock_elsewhere(tmp_path, age=100)
+    monkeypatch.setattr("time.sleep", lambda seconds: os.utime(path))
+    with pytest.raises(RunError, match=r"process 7 on elsewhere\.invalid\. Wait"), lock(tmp_path, patient=True):
         pass
     assert path.exists()
+
+
+def test_a_held_lock_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SIGN_SECONDS", 0.001)
+    with lock(tmp_path):
+        os.utime(tmp_path / files.LOCK_NAME, (0, 0))
+        while not (tmp_path / files.LOCK_NAME).stat().st_mtime:
+            time.sleep(0.001)
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    text = r"^cannot lock .*: its file system has no file locks \(No locks available\)\. Write to a local disk and copy"
+    with pytest.raises(RunError, match=text), lock(tmp_path):
+        pass
+
+
+def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
+    with (
+        files.lock_output(tmp_path / "a.csv"),
+        files.lock_output(tmp_path / "b.csv"),
+        pytest.raises(RunError, match=rf"a\.csv is held by process {os.getpid()} on .*\. Wait for it to end\."),
+        files.lock_output(tmp_path / "a.csv"),
+    ):
+        pass
+    assert names(tmp_path) == []
 
 
 def test_a_lock_file_with_other_content_is_taken_over(tmp_path: Path) -> None:
@@ -383,14 +443,13 @@ def test_only_what_has_the_name_of_a_temporary_file_is_removed(tmp_path: Path) -
 
 
 def test_looking_whether_a_folder_is_free_does_not_keep_another_process_out(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text('{"pid": 999999999, "host": "here"}')
+    (tmp_path / ".lock").write_text(json.dumps({"pid": 999999999, "host": socket.gethostname()}))
     descriptor = os.open(tmp_path / ".lock", os.O_RDWR)
     assert files._try_lock(descriptor)
     timer = threading.Timer(0.02, os.close, [descriptor])  # One who looks lets go within a moment.
     timer.start()
     try:
-        with pytest.raises(RunError, match="held by process 999999999 on here"):  # Another machine's; not a live one.
-            check_free(tmp_path)
+        check_free(tmp_path)
         (tmp_path / ".lock").write_text("")
         with lock(tmp_path):
             assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()

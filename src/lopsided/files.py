@@ -15,12 +15,18 @@ import re
 import socket
 import stat
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lopsided.errors import RunError, sentence
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK_NAME = ".lock"
 MAX_BYTES = 1 << 28
@@ -29,6 +35,16 @@ MAX_BYTES = 1 << 28
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PATIENCE = 0.2
 """Seconds to wait for a lock. Another process may hold it briefly to check it, or has not written its name yet."""
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+SIGN_SECONDS = 10.0
+"""How often a process renews the time of its lock file, as a sign for other machines."""
+STALE_SECONDS = 35.0
+"""How long a lock of another machine is watched without a sign before it is taken over."""
+LONG_AGO = 600.0
+"""Seconds since the last sign after which a lock need not be watched. Clocks of machines differ by less."""
+_watched: dict[Path, tuple[int, float]] = {}
+"""Locks of other machines: the time of the last sign, and when this process saw it first."""
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+(?:-\d+)?\.tmp", flags=re.DOTALL)
 """Pattern of temporary names: file name, process id, and a number if there are several."""
@@ -176,14 +192,30 @@ def append_line(path: str | os.PathLike[str], text: str) -> None:
 
 
 @contextmanager
-def lock(folder: str | os.PathLike[str]) -> Iterator[None]:
+def lock(folder: str | os.PathLike[str], *, patient: bool = False) -> Iterator[None]:
     """Lock a folder for this process while the block runs. A second process gets an error that names the owner.
 
-    The operating system releases the lock when a process ends, so an old lock file of this machine is taken over. For
-    an old lock file of another machine this process cannot check the owner, so it raises an error.
+    The operating system releases the lock when a process ends, so an old lock file of this machine is taken over. Not
+    every file system tells other machines of a lock, so a process also renews the time of its lock file. An old lock
+    file of another machine is taken over if it is watched for ``STALE_SECONDS`` without a sign, over several calls or,
+    if the caller is ``patient``, in one.
     """
     path = make_folder(folder) / LOCK_NAME
-    with _held(path, sign=True):
+    with _locked(path, os.fspath(folder), patient):
+        yield
+
+
+@contextmanager
+def lock_output(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Lock a file that this process is going to write, patiently, as ``lock`` locks a folder."""
+    target = Path(path)
+    with _locked(target.with_name(f".{target.name}{LOCK_NAME}"), os.fspath(path), patient=True):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, what: str, patient: bool) -> Iterator[None]:
+    with _held(path, what, sign=True, patient=patient), _signs_of_life(path):
         try:
             yield
         finally:
@@ -191,12 +223,29 @@ def lock(folder: str | os.PathLike[str]) -> Iterator[None]:
                 path.unlink()  # Before unlocking, so that the next process creates a new file.
 
 
+@contextmanager
+def _signs_of_life(path: Path) -> Iterator[None]:
+    """Renew the time of a lock file inside the block."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(SIGN_SECONDS):
+            with suppress(OSError):
+                os.utime(path)
+
+    threading.Thread(target=renew, name="lopsided-lock", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def check_free(folder: str | os.PathLike[str]) -> None:
-    """Raise the error that ``lock`` would raise, without changing the folder."""
+    """Raise the error that a patient ``lock`` would raise, without changing the folder."""
     path = Path(folder) / LOCK_NAME
     # If this process cannot open the lock file, lock() reports that later.
     if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK | os.W_OK):
-        with _held(path, sign=False):
+        with _held(path, os.fspath(folder), sign=False, patient=True):
             pass
 
 
@@ -223,16 +272,35 @@ def _check_plain(descriptor: int, path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
 
 
+class _WatchedError(RunError):
+    """The lock of another machine that has not been watched for long enough."""
+
+
 @contextmanager
-def _held(path: Path, *, sign: bool) -> Iterator[None]:
+def _held(path: Path, what: str, *, sign: bool, patient: bool = False) -> Iterator[None]:
     """Hold a lock file inside the block, or raise an error that names its owner. ``sign`` writes the new owner."""
+    held = _acquired(path, what, sign)
+    while held is None:
+        if not patient:
+            owner = _owner(path.read_bytes())
+            raise RunError(_taken(what, owner, f"It is free {STALE_SECONDS:g} s after the last sign of that process."))
+        time.sleep(min(0.5, STALE_SECONDS))
+        held = _acquired(path, what, sign)
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _acquired(path: Path, what: str, sign: bool) -> BaseFileLock | None:
+    """Return the lock, or None if it may be that of another machine whose process has ended."""
     from filelock import FileLock, Timeout
 
     def check(descriptor: int) -> None:
         _check_plain(descriptor, path)
         owner = _owner(os.read(descriptor, 4096))
         if owner is not None and owner[1] != socket.gethostname():
-            raise RunError(_taken(path, owner, alive=False))
+            _check_stale(path, what, owner, os.fstat(descriptor).st_mtime_ns)
         if sign:
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -246,11 +314,27 @@ def _held(path: Path, *, sign: bool) -> Iterator[None]:
             content = b""
             with suppress(OSError):
                 content = path.read_bytes()
-            raise RunError(_taken(path, _owner(content), alive=True)) from None
-    try:
-        yield
-    finally:
-        held.release()
+            raise RunError(_taken(what, _owner(content), "Wait for it to end.")) from None
+        except _WatchedError:
+            return None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            do = "Write to a local disk and copy the result, or mount the file system with locks (Lustre: -o flock)"
+            raise RunError(f"cannot lock {what}: its file system has no file locks ({reason(error)}). {do}.") from error
+    return held
+
+
+def _check_stale(path: Path, what: str, owner: tuple[int, str], last_sign: int) -> None:
+    """Raise unless the process of another machine that wrote a lock file has given no sign for long enough."""
+    if time.time() - last_sign / 1e9 > LONG_AGO:
+        return
+    before, since = _watched.setdefault(path, (last_sign, time.monotonic()))
+    if before != last_sign:
+        _watched[path] = last_sign, time.monotonic()
+        raise RunError(_taken(what, owner, "Wait for it to end."))
+    if time.monotonic() - since < STALE_SECONDS:
+        raise _WatchedError
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -290,10 +374,9 @@ def _owner(content: bytes) -> tuple[int, str] | None:
         return None
 
 
-def _taken(path: Path, owner: tuple[int, str] | None, *, alive: bool) -> str:
+def _taken(what: str, owner: tuple[int, str] | None, advice: str) -> str:
     who = "another process" if owner is None else f"process {owner[0]} on {owner[1]}"
-    do = "Wait for it to end." if alive else f"If that process has ended, remove {path}."
-    return f"{path.parent} is held by {who}. {do}"
+    return f"{what} is held by {who}. {advice}"
 
 
 @contextmanager

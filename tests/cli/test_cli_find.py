@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from lopsided import cli
+from lopsided import cli, files
 from lopsided.inference.pool import Mapper
 from lopsided.recipe import named_recipe
 from lopsided.reports.find_page import find_page
@@ -19,7 +20,7 @@ from lopsided.runs.features import fill_cache
 from lopsided.runs.find import find_in_pool, is_cached
 from lopsided.runs.folder import Run
 from tiny import write_photos
-from tiny_command import Call
+from tiny_command import Call, names_below
 
 PHOTOS = {"cat": 30, "dog": 8}
 
@@ -60,6 +61,14 @@ def test_the_rare_images_come_first(call: Call, frozen: Path, pool: Path, tmp_pa
     assert "One image is byte-identical to a labelled image of the run and left out." in ended.err
     assert "unreadable: " in ended.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.html", "found.unreadable.csv"]
+
+
+def test_a_second_search_into_the_same_file_is_refused(call: Call, frozen: Path, pool: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.csv"
+    with files.lock_output(out):
+        ended = call("find", frozen, pool, "--class", "dog", "--out", out)
+    assert (ended.code, names_below(tmp_path)) == (2, [])
+    assert ended.err.startswith(f"lopsided: {out} is held by process {os.getpid()} on ")
 
 
 def test_known_images_can_be_named_and_the_page_left_out(

@@ -196,8 +196,17 @@ def test_a_folder_of_other_images_or_other_folds_or_of_seeds_is_refused(
     elsewhere = write_photos(tmp_path / "elsewhere" / "photos", {"cat": 7, "dog": 6})
     assert_refused(
         call("compare", elsewhere, "--folds", "3", *arms),
-        f"{out} has folds of other images than 'photos' has now: names, labels or groups differ. Choose another",
+        f"{out} has runs on other images than 'photos' has now: names, labels, groups or the content of "
+        "files differ. Choose another folder.",
     )
+    for runs in (("--folds", "3"), ("--seeds", "1")):
+        here, there = tmp_path / runs[0], tmp_path / "photos"
+        shutil.copytree(photos, there)
+        assert call("compare", there, *runs, "--methods", "ce", "--out", here).code == 0
+        shutil.copy(there / "cat" / "001.png", there / "cat" / "000.png")
+        same_names = call("compare", there, *runs, "--methods", "cl", "--out", here)
+        assert_refused(same_names, f"{here} has runs on other images than 'photos' has now: names, labels, groups or")
+        shutil.rmtree(there)
     seeds = sweep.open_sweep(tmp_path / "seeds", {"kind": "compare"})
     append_records(seeds / "records.jsonl", run("cl", 0, 0.5))
     assert_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
@@ -127,6 +128,30 @@ def test_a_journal_of_another_search_or_another_pool_is_not_continued(tmp_path: 
     renamed = Search(Question(1, top=21)).run(lambda: (Path(f"other/{i}") for i in range(2000)), 2000, out, made_mapper)
     assert renamed.continued == 0
     assert all(each.path.startswith("other/") for each in renamed.rows)
+
+
+def test_a_pool_whose_images_were_replaced_is_searched_again_and_one_that_was_touched_is_not(tmp_path: Path) -> None:
+    out, pool = tmp_path / "found.csv", tmp_path / "pool"
+    pool.mkdir()
+    for number in range(3):
+        (pool / f"{number}.png").write_bytes(bytes([number]))
+
+    def by_content(parts: Iterable[Pack]) -> Iterator[Scores]:
+        for pack in parts:
+            p = np.array([path.read_bytes()[0] / 10 for path in pack.paths])
+            digests = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in pack.paths)
+            yield Scores(pack, ("",) * len(p), digests, np.stack([1 - p, p], axis=1))
+
+    def run() -> Result:
+        return Search(Question(1)).run(lambda: iter(sorted(pool.iterdir())), 3, out, by_content)
+
+    assert [Path(each.path).name for each in run().rows] == ["2.png", "1.png", "0.png"]
+    os.utime(pool / "0.png", (5, 5))
+    assert run().continued == 3
+    (pool / "0.png").write_bytes(b"\x09")  # Of the same size, and with the old time.
+    os.utime(pool / "0.png", (5, 5))
+    result = run()
+    assert (result.continued, Path(result.rows[0].path).name) == (0, "0.png")
 
 
 def test_labelled_images_are_left_out_by_content(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def find(
       lopsided find run archive --class DF --out found.csv --by neighbours --like examples
       lopsided find run pool.csv --class DF --out found.csv --diverse 0.3
     """
+    from lopsided import files
     from lopsided.data.sources.names import Patterns
     from lopsided.progress import counter
     from lopsided.runs.find import find_in_pool
@@ -91,23 +92,24 @@ def find(
         return counter(label, quiet=quiet)
 
     try:
-        found = find_in_pool(
-            run,
-            pool,
-            wanted,
-            out,
-            by=cast("By", by),
-            top=top,
-            diverse=diverse,
-            like=like or (),
-            prevalence=prevalence,
-            patterns=Patterns(include or (), exclude or ()),
-            allow_outside=allow_outside,
-            device=device,
-            elsewhere=elsewhere,
-            counting=counting,
-        )
-        _write(found, out, counting, page=page, quiet=quiet)
+        with files.lock_output(out):
+            found = find_in_pool(
+                run,
+                pool,
+                wanted,
+                out,
+                by=cast("By", by),
+                top=top,
+                diverse=diverse,
+                like=like or (),
+                prevalence=prevalence,
+                patterns=Patterns(include or (), exclude or ()),
+                allow_outside=allow_outside,
+                device=device,
+                elsewhere=elsewhere,
+                counting=counting,
+            )
+            _write(found, out, counting, page=page, quiet=quiet)
     except KeyboardInterrupt:
         raise StoppedError("interrupted. Run the same command again to continue.") from None
     _tell(found, out, page=page, quiet=quiet, as_json=as_json)

@@ -110,14 +110,14 @@ class Work(NamedTuple):
 
 def open_data(base: Recipe) -> Source:
     """Check images and weights once, before every cell of a sweep fails on them. Return the source."""
-    from lopsided.data.sources import Source
+    from lopsided.data.prepare import Sources
     from lopsided.runs.run import settle
 
     settled = settle(base)
     for path in settled.encoder.spec.files:
         if not Path(path).is_file():
             raise InputError(f"The file of weights {path} does not exist. Correct encoder.weights.")
-    source = Source.open(settled.data)
+    source = Sources().drawn(settled.override(**{"data.scenario": None}), more=True)
     source.check_present()
     if settled.data.split == "group" and source.groups is None:
         raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")

@@ -1,10 +1,10 @@
 """Find the images of a pool that are most likely of a class, in constant memory.
 
-A search reads a pool once, pack by pack, and holds only the images that are among the first so far. After
-each pack it adds a line to a journal, next to the table that it writes. So a search that was killed continues and ends
-with the same table. The first line of a journal holds a hash of everything that the search depends on; each further
-line belongs to one pack, in the order of the packs. Only the images that came among the first are listed, so the
-journal of a million images has some thousand rows.
+A search reads a pool once, pack by pack, and holds only the images that are among the first so far. After each pack it
+adds a line to a journal, next to the table that it writes. So a search that was killed continues and ends with the same
+table; if an image was replaced meanwhile, it begins again. The first line of a journal holds a hash of everything that
+the search depends on; each further line belongs to one pack, in the order of the packs. Only the images that came among
+the first are listed, so the journal of a million images has some thousand rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,13 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
+from lopsided.data.decoding import hash_file
 from lopsided.data.images import Progress
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.inference.neighbours import Features, spread
-from lopsided.inference.pool import Mapper, Scores, packs
+from lopsided.inference.pool import Mapper, Pack, Scores, hash_digests, packs
 from lopsided.inference.predict import PROBABILITY, SHOWN, Use, unreadable_path
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Entry:
 
     pack: int
     key: str
+    stamp: str
+    content: str
     images: int
     known: int
     unreadable: tuple[tuple[str, str], ...]
@@ -60,8 +62,18 @@ class Entry:
     def to_json(self) -> str:
         """Return one line."""
         rows = [[row.position, row.path, row.probability, row.nearness, row.digest] for row in self.rows]
-        content = {"pack": self.pack, "key": self.key, "images": self.images, "known": self.known}
-        return json.dumps({**content, "unreadable": self.unreadable, "rows": rows}, allow_nan=False)
+        pack = {"pack": self.pack, "key": self.key, "stamp": self.stamp, "content": self.content}
+        counts = {"images": self.images, "known": self.known}
+        return json.dumps({**pack, **counts, "unreadable": self.unreadable, "rows": rows}, allow_nan=False)
+
+    def is_of(self, pack: Pack) -> bool:
+        """Return whether the images of a pack are those that were scored. They are read only if a file looks changed.
+
+        Times of files change without their content, too, such as by a copy of the pool on another machine.
+        """
+        if self.key != pack.key:
+            return False
+        return self.stamp == pack.stamp or self.content == hash_digests(hash_file(path).digest for path in pack.paths)
 
 
 class Journal:
@@ -122,7 +134,8 @@ def _entry(content: Any) -> Entry | None:
         unreadable = tuple((str(path), str(reason)) for path, reason in content["unreadable"])
         numbers = (int(content[name]) for name in ("pack", "images", "known"))
         pack, images, known = numbers
-        return Entry(pack, str(content["key"]), images, known, unreadable, rows)
+        key, stamp, digests = (str(content[name]) for name in ("key", "stamp", "content"))
+        return Entry(pack, key, stamp, digests, images, known, unreadable, rows)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -254,9 +267,7 @@ class Search:
         result = Result([], 0, 0, 0, [], 0, journal)
         rest = packs(paths())
         if journal.open():
-            done = [(entry.key, entry.images) for entry in journal.entries()]
-            keys = [pack.key for pack in islice(rest, len(done))]
-            if keys == [key for key, _ in done]:
+            if all(entry.is_of(pack) for entry, pack in zip(journal.entries(), rest, strict=False)):
                 for entry in journal.entries():
                     self._take(entry, result)
                 result.continued = result.images
@@ -311,7 +322,8 @@ class Search:
             )
             if self._offer(row):
                 rows.append(row)
-        return Entry(pack.number, pack.key, len(pack.paths), known, tuple(unreadable), tuple(rows))
+        content = hash_digests(scores.digests)
+        return Entry(pack.number, pack.key, pack.stamp, content, len(pack.paths), known, tuple(unreadable), tuple(rows))
 
     def _promising(self, p: npt.NDArray[np.float64], near: npt.NDArray[np.float64] | None) -> list[int]:
         """Return the images of a pack that may come among the first: few, once the lists are full."""

@@ -134,6 +134,8 @@ class Pack:
 
     number: int
     paths: tuple[Path, ...]
+    stamp: str = ""
+    """A hash of what the file system tells about the files, which changes when one of them is replaced."""
 
     @property
     def key(self) -> str:
@@ -162,8 +164,24 @@ def packs(paths: Iterable[Path], size: int = PACK) -> Iterator[Pack]:
     """Yield the images of a pool in packs."""
     rest, number = iter(paths), 0
     while part := tuple(islice(rest, size)):
-        yield Pack(number, part)
+        yield Pack(number, part, _stamp(part))
         number += 1
+
+
+def _stamp(paths: Iterable[Path]) -> str:
+    stamp = hashlib.sha256()
+    for path in paths:
+        try:
+            facts = os.stat(path)
+            stamp.update(repr((facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)).encode())
+        except OSError:
+            stamp.update(b"none")
+    return stamp.hexdigest()[:32]
+
+
+def hash_digests(digests: Iterable[str]) -> str:
+    """Return one hash for the digests of the images of a pack."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
 
 
 def joined(pack: Pack, parts: Sequence[Scores]) -> Scores:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from lopsided.data.images import FileImages
 from lopsided.data.prepare import data_seed, split_rule
 from lopsided.data.splits import fold_numbers
 from lopsided.errors import InputError, sentence
@@ -83,9 +86,9 @@ class ComparisonPlan:
     def about(self, source: Source) -> dict[str, Any]:
         """Return the contents of ``sweep.json``. Raise an error if the folder has runs on other data or settings."""
         there = about_sweep(self.folder)
-        images = {} if self.base.data.folds is None else {"images": self._check_images(source, there)}
         records = self._records()
         self._check_records(records, source.name)
+        images = self._check_images(source, there if records else {})
         settings = _settings(self.base)
         changes = {name: _changed(_without_loss(settings), _settings(recipe)) for name, recipe in self.recipes.items()}
         texts = [cell.recipe.data.scenario for cell in self.cells if cell.recipe.data.scenario is not None]
@@ -106,7 +109,7 @@ class ComparisonPlan:
         before = there["arms"] if isinstance(there.get("arms"), list) else []
         names = [*self.recipes, *(name for name in before if isinstance(name, str) and name not in self.recipes)]
         sections = {"settings": settings, "changes": changes, "scenarios": scenarios}
-        return {"kind": KIND, "arms": names, **sections, "baseline": self.baseline, **images}
+        return {"kind": KIND, "arms": names, **sections, "baseline": self.baseline, "images": images}
 
     def compare(self, source: str) -> Comparison:
         """Compare all runs of these candidates and scenarios, including those of earlier commands."""
@@ -123,20 +126,20 @@ class ComparisonPlan:
         return read_records(path)[0] if path.exists() else []
 
     def _check_images(self, source: Source, there: Mapping[str, Any]) -> str:
-        """Return a digest of names, labels and groups of the images, because folds of others cannot be compared.
+        """Return a digest of the images, labels and groups, because runs on others cannot be compared.
 
         The number of folds and the rule are checked, too, before any cell fails on them.
         """
-        check_rule(self.base, source)
-        if self.base.data.scenario is None:
-            how = split_rule(self.base, source)
-            fold_numbers(source, how=how, folds=self.base.data.folds or 0, seed=data_seed(self.base))
-        groups = [] if source.groups is None else source.groups.tolist()
-        content = json.dumps([list(source.names), source.labels.tolist(), groups])
-        digest = hashlib.sha256(content.encode(errors="surrogateescape")).hexdigest()[:16]
+        if self.base.data.folds is not None:
+            check_rule(self.base, source)
+            if self.base.data.scenario is None:
+                how = split_rule(self.base, source)
+                fold_numbers(source, how=how, folds=self.base.data.folds, seed=data_seed(self.base))
+        parts = [_content(part) for part in (source, source.more) if part is not None]
+        digest = hashlib.sha256(json.dumps(parts).encode(errors="surrogateescape")).hexdigest()[:16]
         if there.get("images", digest) != digest:
-            what = f"{self.folder} has folds of other images than {shown(source.name)} has now"
-            raise InputError(f"{what}: names, labels or groups differ. Choose another folder.")
+            what = f"{self.folder} has runs on other images than {shown(source.name)} has now"
+            raise InputError(f"{what}: names, labels, groups or the content of files differ. Choose another folder.")
         return digest
 
     def _check_records(self, records: Sequence[Record], source: str) -> None:
@@ -157,6 +160,13 @@ class ComparisonPlan:
             texts += [f"and {len(changed) - 3} more fields"] if len(changed) > 3 else []
             do = "Use the same settings, or choose another folder."
             raise InputError(f"{self.folder} has {what} with other settings: {', '.join(texts)}. {do}")
+
+
+def _content(source: Source) -> list[object]:
+    """Return what tells the images of a source from others. A file that cannot be read has no digest."""
+    images = source.images.hashed() if isinstance(source.images, FileImages) else source.images
+    groups = [] if source.groups is None else source.groups.tolist()
+    return [list(source.names), source.labels.tolist(), groups, images.digest(np.arange(len(images)))]
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
