@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -82,7 +83,12 @@ for verb in (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit. A user error prints one line and exits with code 2, an interruption with code 130."""
+    """Run the command and exit.
+
+    A user error prints one line and exits with code 2, an interruption with code 130. SIGTERM, with which clusters end
+    a job, interrupts as the keyboard does, so that locks are released. It exits with code 143.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     code = run(arguments, process_age())
     if code and _is_joined():
         # After an error the process group is still initialized. A normal exit was seen to end a rank with SIGABRT,
@@ -92,6 +98,16 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+_terminations: list[int] = []
+"""Holds SIGTERM once it has come."""
+
+
+def _terminate(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # Cleaning up must not be interrupted.
+    _terminations.append(number)
+    raise KeyboardInterrupt
 
 
 def _is_joined() -> bool:
@@ -149,10 +165,11 @@ def _end(error: BaseException, arguments: list[str] | None = None) -> int:
     if isinstance(error, SaidError) and error.__cause__ is not None:
         error = error.__cause__
     text, code = f"{error}", 2
+    stopped = 128 + _terminations[0] if _terminations else 130
     if isinstance(error, StoppedError):
-        code = 130
+        code = stopped
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
-        text, code = "interrupted.", 130
+        text, code = "interrupted.", stopped
     elif _is_usage(error):
         text = _word_text(error, arguments or []) or f"{_usage_text(error)} {_usage_help(error)}"
     elif is_out_of_memory(error):

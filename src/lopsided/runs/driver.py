@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lopsided import files
 from lopsided.errors import RunError
 from lopsided.runs.cell import Cell
 from lopsided.runs.engines import Ended, Engine
@@ -97,9 +96,7 @@ class _Driver:
             if self.has_room():
                 self.start(self.elsewhere.popleft())
         if self.elsewhere and not self.claims:
-            reasons = [self.reasons[cell.key] for cell in self.elsewhere]
-            # Prefer a reason that names a lock file: such a wait may need the user to remove the file.
-            self.view.waiting(len(reasons), next((r for r in reasons if files.LOCK_NAME in r), reasons[0]))
+            self.view.waiting(len(self.elsewhere), self.reasons[self.elsewhere[0].key])
         self.next_look = time.monotonic() + _POLL_SECONDS
 
     def start(self, cell: Cell) -> None:

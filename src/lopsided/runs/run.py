@@ -119,7 +119,7 @@ def _held(folder: Path) -> Iterator[None]:
     """Create a folder if necessary and lock it while the block runs. Remove new folders that stay empty."""
     made = _make(folder)
     try:
-        with files.lock(folder):
+        with files.lock(folder, patient=True):
             yield
     finally:
         for path in made:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from lopsided import __version__, files
@@ -189,8 +190,15 @@ class Sweep(Plan):
         open_sweep(self.folder, self.about)
 
     def signals(self) -> AbstractContextManager[None]:
-        """Let SIGTERM end the workers like an interrupt from the keyboard."""
-        return handling({signal.SIGTERM: _interrupt})
+        """Let SIGTERM end the workers like an interrupt from the keyboard. A handler of the program is called first."""
+        before = signal.getsignal(signal.SIGTERM)
+
+        def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+            if callable(before):
+                before(number, frame)
+            raise KeyboardInterrupt
+
+        return handling({signal.SIGTERM: interrupt})
 
     def tracked(self, done: Mapping[str, Record | None], warn: Callable[[Fact], None]) -> AbstractContextManager[None]:
         """Track the sweep."""
@@ -272,7 +280,3 @@ class Sweep(Plan):
         if note not in self._noted:
             self._noted.add(note)
             self._note(note)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
