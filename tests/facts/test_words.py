@@ -339,6 +339,11 @@ WORDS = [
         "Classes with similar names: Brake (1 image) and Break (70). If they are the same class, rename one of them.",
     ),
     (
+        cautions.same_patients(3, 8),
+        "3 patients have several images, 8 together, and the images of a patient may be in two splits: the figures may "
+        "be too high. Use --group PatientID.",
+    ),
+    (
         cautions.same_stems(2, ["a/1.jpg", "a/1.png"], ".png"),
         "2 pairs of images differ only in the suffix, for example a/1.jpg and a/1.png: both are used as images. "
         "If one of them is a mask, leave it out, for example with exclude='*.png'.",

@@ -6,6 +6,7 @@ The rules for every file:
 - The image is turned upright by its EXIF orientation.
 - 16-bit values are scaled to 8 bits (0 to 0, 65535 to 255), never clipped. 32-bit images are refused, because the file
   does not define the value of white.
+- DICOM files are shown as their window says (``dicom``).
 - Transparent parts become white, because the colour stored in a transparent pixel is arbitrary.
 - The whole image is resized to a square with Pillow's antialiased bilinear filter. A JPEG that becomes much smaller is
   decoded at a half, a quarter or an eighth of its size, which halves the time: see ``_reduction``.
@@ -32,7 +33,9 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
-from lopsided.errors import DataError
+from lopsided.data.dicom import SUFFIXES as DICOM_SUFFIXES
+from lopsided.data.dicom import is_dicom, open_dicom
+from lopsided.errors import DataError, MissingDependencyError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 FolderId: TypeAlias = tuple[int, int]
@@ -41,6 +44,7 @@ FolderId: TypeAlias = tuple[int, int]
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff"}
     | {".webp", ".avif", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"}
+    | DICOM_SUFFIXES
 )
 MAX_PIXELS = 89_478_485
 """Largest number of pixels that a header may declare. Above this number Pillow warns (256 MB as RGB)."""
@@ -156,7 +160,7 @@ def examine(path: str | os.PathLike[str], known: Callable[[str], Header | None] 
             facts = FileFacts(_digest(file), stamp)
             header = None if known is None else known(facts.digest)
             if header is None:
-                with Image.open(file, formats=_formats()) as image:
+                with _image(file) as image:
                     header = _header(path, image)
                     _decoded(path, image, 1)  # At an eighth of its size a JPEG is still read to the last byte.
             return replace(facts, header=header)
@@ -183,7 +187,7 @@ def read_pixels(
             facts = FileFacts(_digest(file), stamp)
             if known is not None and known(facts.digest):
                 return facts, None
-            with Image.open(file, formats=_formats()) as image:
+            with _image(file) as image:
                 _check_pixels(path, image.size)
                 return facts, fit_image(_decoded(path, image, image_size), image_size, channels)
     except UnreadableImageError as error:
@@ -210,14 +214,14 @@ def read_image(
         # A stamp changes with a new name or permission, too, so only the content decides.
         if facts is not None and facts.digest and stamp != facts.stamp and _digest(file) != facts.digest:
             raise UnreadableImageError(path, "its content has changed since it was first read")
-        with Image.open(file, formats=_formats()) as image:
+        with _image(file) as image:
             _check_pixels(path, image.size)
             return _decoded(path, image, image_size)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Return the header of an image, without decoding the image."""
-    with _reading(path), Image.open(path, formats=_formats()) as image:
+    with _reading(path), open(path, "rb") as file, _image(file) as image:
         return _header(path, image)
 
 
@@ -230,7 +234,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         check_image_file(path)
         yield
-    except UnreadableImageError:
+    except (UnreadableImageError, MissingDependencyError):
         raise
     except Exception as error:
         raise UnreadableImageError(path, _reason(path, error)) from error
@@ -243,6 +247,10 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, tuple[int,
         found = os.fstat(file.fileno())
         stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         yield io.BytesIO(file.read()) if found.st_size <= LARGE else file, stamp
+
+
+def _image(file: BinaryIO) -> Image.Image:
+    return open_dicom(file, MAX_PIXELS) if is_dicom(file) else Image.open(file, formats=_formats())
 
 
 def _digest(file: BinaryIO) -> str:

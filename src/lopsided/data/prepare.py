@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lopsided.data.images import FileImages, Known, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
-from lopsided.data.sources.groups import groups_of
+from lopsided.data.sources.groups import groups_of, patient_cautions
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.splits import How, Splits, fold_splits, split
@@ -94,6 +94,7 @@ class Sources:
         if source.more is not None:
             more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers, known=known)
             source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
+        source = replace(source, facts=(*source.facts, *patient_cautions(source)))
         if data.image_size is None:
             side = usual_side(*filter(None, (source, source.more, held_out)))
             source = replace(source, resized=side)

@@ -69,6 +69,16 @@ def shared_images(images: int, first: Sequence[str], unit: str) -> str:
 
 
 @caution("once")
+def same_patients(patients: int, images: int) -> str:
+    """DICOM files have patients, but the source has no groups."""
+    what = "One patient has" if patients == 1 else f"{patients:,} patients have"
+    return (
+        f"{what} several images, {images:,} together, and the images of a patient may be in two splits: the figures "
+        "may be too high. Use --group PatientID."
+    )
+
+
+@caution("once")
 def similar_names(pairs: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
     """Names of classes look like typos of others. ``counts`` holds their numbers of images."""
     found = [

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
 from lopsided.data.sources import fashion, isic
-from lopsided.data.sources.groups import by_parent, by_pattern, no_groups
+from lopsided.data.sources.groups import by_pattern, no_groups, of_folder
 from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, select
 from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.errors import DataError, InputError, sentence
@@ -394,7 +394,7 @@ KINDS = (
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         group=lambda listing, _: listing,
     ),
-    Kind(lambda path, asked: list_folder(_path(path)), lambda path: path.is_dir(), group=by_parent),
+    Kind(lambda path, asked: list_folder(_path(path)), lambda path: path.is_dir(), group=of_folder),
 )
 SOURCE_NAMES = tuple(kind.name for kind in KINDS if kind.name is not None)
 
