@@ -44,7 +44,7 @@ def test_a_card_has_the_facts_of_the_run_and_marks_what_only_the_user_knows(
     assert f"| dog | {' | '.join(map(str, counts))} |" in text
     dog = metrics["test"]["per_class"][1]["recall"]
     assert f"{dog['value']:.3f} [{dog['low']:.3f}, {dog['high']:.3f}]" in text
-    assert "The decision is the class with the highest p / prior (balanced)" in text
+    assert "its share in training (balanced)" in text
     assert 'encoder.name = "mlp"' in text
     assert str(photos.parent) not in text  # Paths of this machine are not for sharing.
     again = call("export", run, "--to", "card")

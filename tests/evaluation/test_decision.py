@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy.stats import beta, norm
@@ -14,12 +12,12 @@ from lopsided.evaluation.decision import (
     Decision,
     decide,
     explain,
-    images_for_recall,
-    recall_confidence,
     resolve,
     through,
 )
 from lopsided.evaluation.folds import crossed, figures_by_rule
+from lopsided.evaluation.threshold_rules import images_for_recall, recall_confidence
+from lopsided.recipe.rules import parse_rule
 
 CLASSES = ("a", "b", "c")
 PRIOR = (0.7, 0.25, 0.05)
@@ -31,6 +29,10 @@ RULES = (
     "cost:a=1,b=2,c=9",
     "cost:[[0, 1, 2], [3, 0, 1], [8, 5, 0]]",
     "recall:c>=0.8",
+    "precision:c>=0.4",
+    "alarms:c<=300",
+    "alarms:300",
+    "threshold:c=0.013",
 )
 MEANS = (0.0, 1.5, 3.0)
 GRID = np.linspace(-8, 12, 40_001)
@@ -292,6 +294,8 @@ def test_figures_by_rule_are_those_of_the_confusion() -> None:
         ('cost:{"a": {"b": 1}, "b": {"a": 1}, "x": {"a": 1}}', True, "no class 'x'"),
         ('cost:{"a": {"b": 1, "c": 1}, "b": {"a": 1, "c": 1}, "c": {"a": 1}}', True, "deciding b for an image of c"),
         ("recall:x>=0.9", True, "names no class of the model"),
+        ("threshold:x=0.9", True, "names no class of the model"),
+        ("alarms:c=20", False, "there are no validation images"),
         ("tuned", False, "there are no validation images"),
         ("recall:c>=0.9", False, "there are no validation images"),
     ],
@@ -313,8 +317,60 @@ def test_rules_that_are_fitted_need_images_of_the_class() -> None:
 
 
 def test_decisions_explain_themselves() -> None:
-    assert explain(Decision(), CLASSES) == "The decision is the most probable class (plain)."
-    text = explain(resolve("balanced", ("mel", "df"), (0.9, 0.1)), ("mel", "df"))
-    assert text == "The decision is the class with the highest p / prior (balanced): mel x 1.11, df x 10."
-    assert "least expected cost" in explain(resolve("cost:mel=1,df=10", ("mel", "df"), (0.9, 0.1)), ("mel", "df"))
-    assert math.isclose(math.exp(resolve("balanced", ("mel", "df"), (0.9, 0.1)).offsets[1]), 10)
+    pair = ("mel", "df")
+    assert explain(Decision(), CLASSES) == "An image is called the most probable class (plain)."
+    text = explain(resolve("balanced", pair, (0.98, 0.02)), pair)
+    assert text == "An image is called df if its probability is at least 2.0 %, its share in training (balanced)."
+    many = explain(resolve("balanced", CLASSES, PRIOR), CLASSES)
+    assert "highest beside its share in training (balanced): a 70 %, b 25 %, c 5.0 %" in many
+    cost = explain(resolve("cost:mel=1,df=9", pair, (0.9, 0.1)), pair)
+    assert cost.startswith("An image is called df if its probability is at least 10 %: df decided as mel costs 9")
+    assert "least expected cost" in explain(resolve("cost:a=1,b=1,c=9", CLASSES, PRIOR), CLASSES)
+    assert "called df if its probability is at least 1.3 % (threshold:df=0.013)." in explain(
+        resolve("threshold:df=0.013", pair, (0.9, 0.1)), pair
+    )
+
+
+def test_a_threshold_rule_decides_from_its_threshold_on() -> None:
+    p = np.array([[0.99, 0.01], [0.987, 0.013], [0.5, 0.5]])
+    assert resolve("threshold:r=0.013", ("c", "r"), (0.5, 0.5)).decide(p).tolist() == [0, 1, 1]
+
+
+def test_a_precision_rule_takes_the_lowest_threshold_that_reaches_it_at_the_class_shares() -> None:
+    scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+    labels = np.array([1, 0, 1, 1, 0, 0, 1, 0])
+    p = np.stack([1 - scores, scores], axis=1)
+    found = resolve("precision:r=0.6", ("c", "r"), (0.5, 0.5), HeldBack(p, labels))
+    assert found.decide(p).tolist() == [1, 1, 1, 1, 1, 0, 0, 0], "3 of 5 are right, and fewer further down."
+    assert "calls 5 of the 8 validation images" in found.notes[0]
+    assert "60%" in found.notes[0]
+    rare = resolve("precision:r=0.6", ("c", "r"), (0.9, 0.1), HeldBack(p, labels))
+    assert rare.decide(p).tolist() == [1, 0, 0, 0, 0, 0, 0, 0], "A false alarm weighs nine times as much."
+    never = resolve("precision:r=0.9", ("c", "r"), (0.5, 0.5), HeldBack(p[1:], labels[1:]))
+    assert "No threshold has a precision of 90%" in never.notes[0]
+
+
+def test_an_alarm_rule_calls_at_most_so_many_images_of_ten_thousand() -> None:
+    rng = np.random.default_rng(0)
+    scores, labels = rng.random(1000), (rng.random(1000) < 0.1).astype(np.int64)
+    p = np.stack([1 - scores, scores], axis=1)
+    shares = tuple((np.bincount(labels) / 1000).tolist())
+    found = resolve("alarms:r=205", ("c", "r"), shares, HeldBack(p, labels))
+    assert found.decide(p).sum() == 20, "21 of 1,000 would be 210 of 10,000."
+    assert "200 of 10,000 at the class shares of the model" in found.notes[0]
+    assert resolve("alarms:205", ("c", "r"), shares, HeldBack(p, labels)).threshold == found.threshold
+    few = resolve("alarms:r=5", ("c", "r"), shares, HeldBack(p, labels))
+    assert few.decide(p).sum() == 0
+    assert "too few" in few.notes[0]
+
+
+@pytest.mark.parametrize("text", ["alarms:r<=100", "precision:r>=0.5", "threshold:r=0.013", "alarms:100"])
+def test_rules_with_a_threshold_are_read_as_they_are_written(text: str) -> None:
+    assert str(parse_rule(text)) == text
+    assert str(parse_rule(text.replace("<", "").replace(">", ""))) == text
+
+
+@pytest.mark.parametrize("text", ["alarms:r=0", "alarms:r=10000", "precision:r=1", "threshold:0.5", "precision:=0.5"])
+def test_rules_with_a_threshold_need_a_class_and_a_number(text: str) -> None:
+    with pytest.raises(InputError, match="must name a class and"):
+        parse_rule(text)

@@ -626,7 +626,9 @@ def test_folds_average_the_rank_figures_of_each_model_and_leave_the_others_alone
     assert apart["auroc"].value == pytest.approx(np.mean(by_fold))  # Ten rare images in each fold.
     assert apart["auroc"].value > together["auroc"].value + 0.05
     assert apart["auroc"].low < apart["auroc"].value < apart["auroc"].high
-    for name in ("uwa", "accuracy", "brier", "log_loss"):
+    for name in ("uwa", "accuracy"):
+        assert apart[name].value == together[name].value
+    for name in ("brier", "log_loss"):
         assert apart[name] == together[name]
 
 
@@ -637,3 +639,35 @@ def test_a_fold_with_one_class_does_not_count_in_rank_figures() -> None:
     assert found.per_class[1].auroc.value == pytest.approx(0.75)  # Of four pairs in the first fold, three are in order.
     alone = evaluate(y, p, classes=[0, 1], folds=[0, 0, 1, 1, 0, 0])
     assert alone.per_class[1].auroc.value == pytest.approx(evaluate(y, p, classes=[0, 1]).per_class[1].auroc.value)
+
+
+def folds_of_one_threshold_each(recalls: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """600 frequent and 15 rare images in five folds; each fold has another recall of the frequent class."""
+    labels, folds = np.repeat([0, 1], [600, 15]), np.concatenate([np.arange(600) % 5, np.arange(15) % 5])
+    rank = np.concatenate([np.arange(600) // 5 / 120, np.arange(15) // 5 / 3])
+    right = np.where(labels == 0, rank < np.array(recalls)[folds], rank < 0.6)
+    return labels, np.where(right, labels, 1 - labels), folds
+
+
+def test_folds_that_differ_by_more_than_chance_widen_the_intervals_of_decisions() -> None:
+    labels, predicted, folds = folds_of_one_threshold_each((0.83, 0.51, 0.92, 0.68, 0.51))
+    pooled = evaluate(labels, y_pred=predicted, classes=["a", "b"])
+    by_fold = evaluate(labels, y_pred=predicted, classes=["a", "b"], folds=folds)
+
+    def width(figure: Figure) -> float:
+        return figure.high - figure.low
+
+    # The recalls of five folds have the deviation 0.18: their mean and a sixth model can be 0.2 apart.
+    assert width(by_fold.per_class[0].recall) > 4 * width(pooled.per_class[0].recall)
+    assert width(by_fold.per_class[1].precision) > 2 * width(pooled.per_class[1].precision)
+    assert width(by_fold.per_class[1].recall) > 1.1 * width(pooled.per_class[1].recall)
+    assert width(by_fold.figures["accuracy"]) > 4 * width(pooled.figures["accuracy"])
+    assert [row.recall.value for row in by_fold.per_class] == [row.recall.value for row in pooled.per_class]
+
+
+def test_folds_that_differ_by_chance_leave_the_intervals_as_they_are() -> None:
+    labels, predicted, folds = folds_of_one_threshold_each((0.7, 0.72, 0.68, 0.71, 0.69))
+    pooled = evaluate(labels, y_pred=predicted, classes=["a", "b"])
+    by_fold = evaluate(labels, y_pred=predicted, classes=["a", "b"], folds=folds)
+    assert by_fold.figures == pooled.figures
+    assert by_fold.per_class == pooled.per_class

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from lopsided.evaluation.decision import Decision
 
 HELP = (
-    "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A=0.95, or "
-    "prevalence:A=0.02,B=0.98."
+    "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A=0.95, "
+    "precision:A=0.5, alarms:A=100 (of 10,000 images), threshold:A=0.013, or prevalence:A=0.02,B=0.98."
 )
 _MAX_BYTES = 10_000_000
 

@@ -7,7 +7,8 @@ weights of its loss. The rules use both.
     balanced     argmax p_c / pi_c, which maximises the mean of the recalls if p is calibrated
     prevalence   argmax p_c q_c / pi_c for expected shares q
     cost         argmin over k of sum_c p_c C[c, k]
-    recall       the target class if p_target >= t, otherwise the best other class by ``balanced``
+    recall, precision, alarms, threshold
+                 the target class if p_target >= t, otherwise the best other class by ``balanced``
     tuned        argmax a log p_c + b_c, with a and b fitted to held-back images
 
 ``tuned`` maximises the mean over the classes of the mean log-likelihood of a class. A penalty keeps it near
@@ -26,14 +27,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from lopsided.errors import InputError
 from lopsided.evaluation.calibration import TINY, Calibration, Codes, Floats, HeldBack, class_weights, fit_affine
+from lopsided.evaluation.threshold_rules import Scored, fit_threshold
 from lopsided.recipe.rules import Rule, parse_rule
 
 NEVER = -1e4
 """The offset of a class without training images, which no rule that divides by the prior decides for."""
 SCALE_SPREAD, OFFSET_SPREAD = 0.25, 1.0
 """Standard deviations of the penalty of ``tuned``: of log a, and of each offset."""
-CONFIDENCE = 0.95
-"""The confidence for which a note says how many images a recall rule would need."""
 
 
 class Decision(BaseModel):
@@ -117,32 +117,58 @@ def resolve(rule: str | Rule, classes: Sequence[str], prior: Sequence[float], he
     held-back images that are missing.
     """
     parsed = parse_rule(rule) if isinstance(rule, str) else rule
-    text = str(parsed)
+    text, balance = str(parsed), _balance(prior)
+    if parsed.fitted:
+        return _fitted(parsed, classes, prior, held)
     if parsed.kind == "plain":
         return Decision(rule=text)
     if parsed.kind == "cost":
         return Decision(rule=text, costs=_costs(parsed, classes))
-    balance = _balance(prior)
     if parsed.kind == "balanced":
         return Decision(rule=text, offsets=_offsets(balance))
     if parsed.kind == "prevalence":
         shares = np.array(_per_class(parsed, classes, "share"))
         with np.errstate(divide="ignore"):
             return Decision(rule=text, offsets=_offsets(np.maximum(balance + np.log(shares), NEVER)))
+    target = target_of(parsed, classes, prior)
+    # A probability that equals the threshold reaches it, also after rounding.
+    return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=parsed.bound * (1 - 1e-6))
+
+
+def _fitted(rule: Rule, classes: Sequence[str], prior: Sequence[float], held: HeldBack | None) -> Decision:
+    """Return the decision of a rule that is fitted to held-back images."""
+    text, balance, target = str(rule), _balance(prior), target_of(rule, classes, prior)
     if held is None or not len(held.labels):
         raise InputError(
             f"The decision rule {text} is fitted to images that the model was not trained on, but there are no "
             "validation images. Train with val=0.15, or use balanced."
         )
-    if parsed.kind == "recall":
-        return _recall(parsed, text, classes, balance, held)
-    absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
-    if absent:
+    if target is None:
+        absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
+        if absent:
+            raise InputError(
+                f"The decision rule {text} needs validation images of every class, but there are none of "
+                f"{', '.join(absent)}. Hold back more images (val), or use balanced."
+            )
+        return _tuned(text, balance, held)
+    if not held.counts()[target]:
         raise InputError(
-            "The decision rule tuned needs validation images of every class, but there are none of "
-            f"{', '.join(absent)}. Hold back more images (val), or use balanced."
+            f"The decision rule {text} needs validation images of {classes[target]}, but there are none. "
+            "Hold back more images (val), or use balanced."
         )
-    return _tuned(text, balance, held)
+    threshold, note = fit_threshold(rule, Scored(held, target, _short(classes[target], 40), prior))
+    return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=threshold, notes=(note,))
+
+
+def target_of(rule: Rule, classes: Sequence[str], prior: Sequence[float]) -> int | None:
+    """Return the class of a rule with a threshold, by default the rarest one; None for any other rule."""
+    if not rule.has_threshold:
+        return None
+    if not rule.target:
+        return min((share, place) for place, share in enumerate(prior) if share > 0)[1]
+    if rule.target not in classes:
+        raise InputError(f"The decision rule {rule} names no class of the model; the classes are {', '.join(classes)}.")
+    return list(classes).index(rule.target)
 
 
 def through(decision: Decision, change: Calibration) -> Decision:
@@ -216,68 +242,6 @@ def _tuned(text: str, balance: Floats, held: HeldBack) -> Decision:
     return Decision(rule=text, scale=float(math.exp(log_scale)), offsets=offsets, notes=(note,))
 
 
-def _recall(rule: Rule, text: str, classes: Sequence[str], balance: Floats, held: HeldBack) -> Decision:
-    if rule.target not in classes:
-        raise InputError(f"The decision rule {text} names no class of the model; the classes are {', '.join(classes)}.")
-    target = list(classes).index(rule.target)
-    rows = held.labels == target
-    scores = held.probabilities[rows, target]
-    if not len(scores):
-        raise InputError(
-            f"The decision rule {text} needs validation images of {rule.target}, but there are none. "
-            "Hold back more images (val), or use balanced."
-        )
-    # Images of one group are not independent, so that the lowest score of each group counts.
-    own, units = scores, "images"
-    if held.groups is not None:
-        _, places = np.unique(held.groups[rows], return_inverse=True)
-        own, units = np.full(places.max() + 1, np.inf), "groups"
-        np.minimum.at(own, places, scores)
-    own = np.sort(own)
-    num, enough = len(own), images_for_recall(rule.least)
-    missed = math.floor(num * (1 - rule.least) + 1e-9)
-    if num >= enough:
-        missed = max(m for m in range(missed + 1) if recall_confidence(num, m, rule.least) >= CONFIDENCE)
-    sure = recall_confidence(num, missed, rule.least)
-    # A little below the score of the last image to find, so that rounding in another program does not lose it.
-    threshold = float(np.clip(own[missed] * (1 - 1e-6), TINY, 1 - 1e-12))
-    name = _short(rule.target, 40)
-    note = (
-        f"The threshold {threshold:.3g} finds {np.mean(scores >= threshold):.0%} of {len(scores):,} {held.kind} images "
-        f"of {name}. With {num:,} {units}, the confidence that it finds at least {_percent(rule.least)} of new {units} "
-        f"is {sure:.0%}."
-    )
-    if num < enough:
-        note += f" A confidence of {CONFIDENCE:.0%} needs at least {enough:,} {units} of {name}."
-    return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=threshold, notes=(note,))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.6g}%"
-
-
-def recall_confidence(num: int, missed: int, least: float) -> float:
-    """Return the probability that a threshold at the score of rank ``missed`` among ``num`` has recall ``least``.
-
-    The recall on new images of such a threshold follows the beta distribution (num - missed, missed + 1).
-
-    >>> round(recall_confidence(59, 0, 0.95), 3)
-    0.952
-    """
-    from scipy.stats import beta
-
-    return float(beta.sf(least, num - missed, missed + 1))
-
-
-def images_for_recall(least: float, confidence: float = CONFIDENCE) -> int:
-    """Return the number of images from which on the lowest score as threshold has recall ``least`` with confidence.
-
-    >>> images_for_recall(0.95), images_for_recall(0.5)
-    (59, 5)
-    """
-    return math.ceil(math.log(1 - confidence) / math.log(least) - 1e-9)
-
-
 def threshold_of(decision: Decision, label: int, num_classes: int) -> float | None:
     """Return the probability from which on a decision is for ``label``; None with more than two classes.
 
@@ -303,25 +267,57 @@ def threshold_of(decision: Decision, label: int, num_classes: int) -> float | No
 def explain(decision: Decision, classes: Sequence[str]) -> str:
     """Return a sentence that says how a decision is taken.
 
-    >>> explain(Decision(rule="balanced", offsets=(0.1, 2.3)), ["mel", "df"])
-    'The decision is the class with the highest p / prior (balanced): mel x 1.11, df x 9.97.'
+    >>> explain(Decision(rule="balanced", offsets=(-math.log(0.98), -math.log(0.02))), ["functional", "defective"])
+    'An image is called defective if its probability is at least 2.0 %, its share in training (balanced).'
     """
     classes, rule = [_short(name, 40) for name in classes], _short(decision.rule, 100)
-    if decision.target is not None and decision.threshold is not None:
-        return (
-            f"The decision is {classes[decision.target]} if its probability is at least {decision.threshold:.3g} "
-            f"({rule}), otherwise the best other class."
-        )
+    if decision.target is None and not decision.offsets and not decision.costs:
+        return "An image is called the most probable class (plain)."
+    by_threshold = _threshold_words(decision, classes, rule)
+    if by_threshold:
+        return by_threshold
     if decision.costs:
-        return f"The decision is the class with the least expected cost: {_cost_words(decision.costs, classes)}."
-    if not decision.offsets:
-        return "The decision is the most probable class (plain)."
-    factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
+        return f"An image is called the class with the least expected cost: {_cost_words(decision.costs, classes)}."
     more = f" and {len(classes) - 6} more" if len(classes) > 6 else ""
     if decision.rule == "balanced":
-        return f"The decision is the class with the highest p / prior (balanced): {factors}{more}."
+        shares = ", ".join(
+            f"{name} {_chance(math.exp(-o))}" for name, o in zip(classes[:6], decision.offsets, strict=False)
+        )
+        return (
+            "An image is called the class whose probability is highest beside its share in training (balanced): "
+            f"{shares}{more}."
+        )
+    factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
-    return f"The decision is the class with the highest weighted probability{power} ({rule}): {factors}{more}."
+    return f"An image is called the class with the highest weighted probability{power} ({rule}): {factors}{more}."
+
+
+def _threshold_words(decision: Decision, classes: Sequence[str], rule: str) -> str:
+    """Return how a decision is taken that is a threshold of one class; otherwise an empty text."""
+    label = decision.target
+    if label is None and len(classes) == 2:
+        label = min((0, 1), key=lambda c: threshold_of(decision, c, 2) or 0.0)
+    threshold = None if label is None else threshold_of(decision, label, len(classes))
+    if label is None or threshold is None:
+        return ""
+    called = f"An image is called {classes[label]} if its probability is at least {_chance(threshold)}"
+    if decision.costs:
+        return f"{called}: {_cost_words(decision.costs, classes)}."
+    if decision.rule == "balanced":
+        return f"{called}, its share in training (balanced)."
+    other = ", otherwise the best other class by balanced" if len(classes) > 2 else ""
+    return f"{called} ({rule}){other}."
+
+
+def _chance(p: float) -> str:
+    """Return a probability in per cent, with the digits that it needs near 0 and 1.
+
+    >>> _chance(0.02), _chance(0.5), _chance(0.00013), _chance(0.99996)
+    ('2.0 %', '50 %', '0.013 %', '99.9960 %')
+    """
+    near = min(p, 1 - p)
+    digits = 0 if near >= 0.0995 else max(1, 1 - math.floor(math.log10(max(100 * near, 1e-10))))
+    return f"{100 * p:.{digits}f} %"
 
 
 def _cost_words(costs: Sequence[Sequence[float]], classes: Sequence[str]) -> str:

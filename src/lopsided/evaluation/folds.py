@@ -14,7 +14,7 @@ import numpy as np
 
 from lopsided.errors import InputError
 from lopsided.evaluation.calibration import Calibration, Codes, Floats, HeldBack, fit_calibration
-from lopsided.evaluation.decision import Decision, resolve, through
+from lopsided.evaluation.decision import Decision, resolve, target_of, through
 from lopsided.recipe.rules import parse_rule
 
 Kind = Literal["affine", "temperature", "none"]
@@ -63,7 +63,8 @@ def crossed(rule: str, classes: Sequence[str], prior: Sequence[float], held: Hel
         return resolve(parsed, classes, prior).decide(held.probabilities)
     names = np.arange(len(held.labels)) if held.groups is None else held.groups
     _, groups = np.unique(names, return_inverse=True)
-    needed = [list(classes).index(parsed.target)] if parsed.kind == "recall" else list(range(len(classes)))
+    target = target_of(parsed, classes, prior)
+    needed = list(range(len(classes))) if target is None else [target]
     fewest = min(len(np.unique(groups[held.labels == c])) for c in needed)
     if fewest < 2:
         return None

@@ -108,6 +108,39 @@ def paired_shares_interval(won: Floats, lost: Floats, sizes: Floats, level: floa
     return around(float(((won - lost) / sizes).mean()), centre - half, centre + half, (-1.0, 1.0))
 
 
+def fold_component(true: NDArray[np.int64], predicted: NDArray[np.int64], folds: NDArray[Any], sizes: Floats) -> Floats:
+    """Return by how much the variance of each recall is larger than that of images alone, (K,), because models differ.
+
+    The models of the folds, and the model that is used afterwards, put their thresholds in different places: few rare
+    images determine them. A fold then finds 92 % of a frequent class and another one 51 %, each of many images. A
+    threshold moves the recalls of all classes, by phi(z) per unit, where z is the normal quantile of the recall. So the
+    variance t^2 of the thresholds is the larger one of two estimates: by the folds' recalls of this class, and by those
+    of all classes. Each is what the folds differ by (chi-squared / (folds - 1)) beyond 1, its value by chance.
+
+    The mean of k folds and the one model that is used differ by t^2 (1/k + 1/(k - 1)), as for the means of overlapping
+    folds (Nadeau and Bengio, 2003). ``studies/coverage.py --folds`` measures the coverage.
+    """
+    from scipy.stats import norm
+
+    names, places = np.unique(folds, return_inverse=True)
+    num, num_classes = len(names), len(sizes)
+    if num < 2:
+        return np.ones(num_classes)
+    support = np.bincount(true, minlength=num_classes)
+    scale = np.divide(sizes, support, out=np.zeros(num_classes), where=support > 0)
+    cells = true * num + places
+    images = np.bincount(cells, minlength=num_classes * num).reshape(num_classes, num) * scale[:, None]
+    hits = np.bincount(cells[true == predicted], minlength=num_classes * num).reshape(num_classes, num) * scale[:, None]
+    recall = (hits.sum(axis=1) + 0.5) / (images.sum(axis=1) + 1)
+    spread = recall * (1 - recall)
+    beyond = np.square(hits - images * recall[:, None]).sum(axis=1) / np.maximum(images.mean(axis=1), 1e-12)
+    beyond = np.where(support > 0, beyond / spread / (num - 1) - 1, 0.0)
+    slope = images.mean(axis=1) * norm.pdf(norm.ppf(recall)) ** 2 / spread
+    pooled = beyond.sum() / slope.sum()
+    own = np.divide(beyond, slope, out=np.zeros(num_classes), where=slope > 0)
+    return 1 + (1 + num / (num - 1)) * np.maximum(np.maximum(own, pooled), 0.0) * slope
+
+
 def auroc_interval(auroc: float, num_positive: float, num_negative: float, level: float) -> Figure:
     """Return the interval of Newcombe (2006, method 5) for the area under the ROC curve.
 

@@ -8,7 +8,8 @@ without images has no recall; ``Evaluation.notes`` lists such classes.
 Posterior draws keep the class counts of the test set. With `groups`, the images of one group (a lesion, a patient) are
 treated as copies of each other, which is the cautious choice. n images in groups of m_1, m_2, ... then count as
 n^2 / sum(m_g^2) independent images, and the bootstrap resamples whole groups. With `folds`, AUROC and average precision
-are means over the folds, because the scores of different models cannot be ranked together.
+are means over the folds, because the scores of different models cannot be ranked together. The other metrics then get
+wider intervals if the folds differ by more than chance (``fold_component``).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from lopsided.evaluation.intervals import (
     calibrated_sums,
     check_level,
     confusion_draws,
+    fold_component,
     macro_interval,
     mean_of_shares_interval,
     resampled_sums,
@@ -166,12 +168,14 @@ def evaluate(
     support = confusion.sum(axis=1)
     sizes = _independent_sizes(true, codes, len(names))
     rng = np.random.default_rng(derive_seed(seed, "metrics", "confusion"))
-    figures, per_class = _confusion_intervals(confusion, sizes, bootstrap, level, rng)
-    figures["accuracy"] = share_interval(figures["accuracy"].value, _independent_sizes(0 * true, codes, 1)[0], level)
+    models = np.zeros_like(true) if folds is None else np.asarray(folds)
+    _check_length(models, true, "folds")
+    decided = sizes / fold_component(true, predicted, models, sizes)
+    figures, per_class = _confusion_intervals(confusion, decided, bootstrap, level, rng)
+    together = _independent_sizes(0 * true, codes, 1)[0] * _smaller(confusion, sizes, decided)
+    figures["accuracy"] = share_interval(figures["accuracy"].value, together, level)
     per_class["auroc"] = per_class["average_precision"] = [UNDEFINED] * len(names)
     if p is not None:
-        models = np.zeros_like(true) if folds is None else np.asarray(folds)
-        _check_length(models, true, "folds")
         per_class |= _rank_figures(true, p, models, sizes, level)
         for name in ("auroc", "average_precision"):
             figures[name] = macro_interval([figure for figure in per_class[name] if figure is not UNDEFINED])
@@ -193,6 +197,15 @@ def evaluate(
         majority=Majority(names[support.argmax()], float(support.max() / len(true)), 1 / np.count_nonzero(support)),
         notes=_notes(names, support),
     )
+
+
+def _smaller(confusion: Codes, sizes: Floats, decided: Floats) -> float:
+    """Return by which factor the independent images of all classes together are fewer if those of each class are."""
+    support = confusion.sum(axis=1)
+    recall = (np.diagonal(confusion) + 0.5) / (support + 1)
+    part = np.square(support) * recall * (1 - recall)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.nansum(part / sizes) / np.nansum(part / decided))
 
 
 def _count_figures(hits: Floats, predicted: Floats, support: Floats) -> dict[str, Floats]:

@@ -7,9 +7,14 @@
     cost:[[0, 1], [10, 0]]         the same with a matrix: one row per true class, one column per decided class
     cost:{"rare": {"other": 10}, "other": {"rare": 1}}    the same matrix with names: true class, then decided class
     recall:rare=0.95               this class, where its probability reaches a threshold that finds 95 % of it
+    precision:rare=0.5             the same, with a threshold from which on half of the images are of this class
+    alarms:rare=100                the same, with a threshold that at most 100 of 10,000 images reach
+    threshold:rare=0.013           the same, with this threshold
     tuned                          a weight per class and a temperature, fitted to held-back images
 
-The values of prevalence and cost can also be a JSON object, for class names that contain a comma or an equals sign.
+Below its threshold, such a rule decides for the best other class by ``balanced``. ``alarms:100`` means the rarest
+class. The values of prevalence and cost can also be a JSON object, for class names that contain a comma or an equals
+sign.
 """
 
 from __future__ import annotations
@@ -18,15 +23,38 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 from lopsided.errors import InputError
 
-Kind = Literal["plain", "balanced", "prevalence", "cost", "recall", "tuned"]
-KINDS: tuple[str, ...] = get_args(Kind)
-FITTED = ("recall", "tuned")
-"""The rules that are fitted to held-back images."""
+PER = 10_000
+"""The number of images of which a rule ``alarms`` states how many may be called the class."""
 
+
+@dataclass(frozen=True)
+class Kind:
+    """What all rules of one name have in common."""
+
+    example: str
+    fitted: bool = False
+    """Whether the rule is fitted to held-back images."""
+    sign: str = ""
+    """For a rule with a threshold for one class: what stands between the class and its number."""
+    most: float = 1.0
+    """The number is above 0 and below this."""
+
+
+KINDS = {
+    "plain": Kind("plain"),
+    "balanced": Kind("balanced"),
+    "prevalence": Kind("prevalence:rare=0.02,other=0.98"),
+    "cost": Kind("cost:rare=10,other=1"),
+    "recall": Kind("recall:rare=0.95", fitted=True, sign=">="),
+    "precision": Kind("precision:rare=0.5", fitted=True, sign=">="),
+    "alarms": Kind("alarms:rare=100", fitted=True, sign="<=", most=PER),
+    "threshold": Kind("threshold:rare=0.013", sign="="),
+    "tuned": Kind("tuned", fitted=True),
+}
+"""The kinds of rules by name."""
 _SUM_TOLERANCE = 1e-3
 
 
@@ -34,7 +62,7 @@ _SUM_TOLERANCE = 1e-3
 class Rule:
     """A parsed rule. The classes that it names are checked when it meets the classes of a model."""
 
-    kind: Kind
+    kind: str
     values: Mapping[str, float] = field(default_factory=dict)
     """The shares of ``prevalence``, or the costs of missing a class."""
     matrix: tuple[tuple[float, ...], ...] = ()
@@ -42,12 +70,13 @@ class Rule:
     table: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The costs as a matrix with names: true class, then decided class."""
     target: str = ""
-    least: float = 0.0
-    """The class of ``recall``, and the recall that it must reach."""
+    bound: float = 0.0
+    """The class of a rule with a threshold, empty for the rarest class, and the number beside it."""
 
     def __str__(self) -> str:
-        if self.kind == "recall":
-            return f"recall:{self.target}>={_written(self.least)}"
+        if self.has_threshold:
+            name = f"{self.target}{KINDS[self.kind].sign}" if self.target else ""
+            return f"{self.kind}:{name}{_written(self.bound)}"
         if self.table:
             return f"cost:{json.dumps(self.table, ensure_ascii=False)}"
         if self.matrix:
@@ -61,14 +90,19 @@ class Rule:
     @property
     def fitted(self) -> bool:
         """Whether the rule must be fitted to held-back images."""
-        return self.kind in FITTED
+        return KINDS[self.kind].fitted
+
+    @property
+    def has_threshold(self) -> bool:
+        """Whether the rule decides for one class from a threshold on."""
+        return bool(KINDS[self.kind].sign)
 
 
 def parse_rule(text: str) -> Rule:
     """Parse the text of a rule. Raise an InputError of one or two sentences if the text is not a rule.
 
     >>> parse_rule("recall:df=0.95"), str(parse_rule("cost:df=10, mel=1"))
-    (Rule(kind='recall', values={}, matrix=(), table={}, target='df', least=0.95), 'cost:df=10,mel=1')
+    (Rule(kind='recall', values={}, matrix=(), table={}, target='df', bound=0.95), 'cost:df=10,mel=1')
     """
     name, colon, rest = text.strip().partition(":")
     if name not in KINDS:
@@ -76,11 +110,11 @@ def parse_rule(text: str) -> Rule:
     if name in ("plain", "balanced", "tuned"):
         if colon:
             raise InputError(f"The decision rule {name} takes no values, got {_shown(text)}. Write {name} alone.")
-        return Rule(name)  # type: ignore[arg-type]
+        return Rule(name)
     if not rest.strip():
-        raise InputError(f"The decision rule {name} needs values. Example: {_EXAMPLES[name]}.")
-    if name == "recall":
-        return _recall(text, rest)
+        raise InputError(f"The decision rule {name} needs values. Example: {KINDS[name].example}.")
+    if KINDS[name].sign:
+        return _with_threshold(name, text, rest)
     if rest.lstrip().startswith(("{", "[")):
         try:
             found = json.loads(rest, object_pairs_hook=_pairs)
@@ -102,26 +136,15 @@ def parse_rule(text: str) -> Rule:
     return Rule("cost", values)
 
 
-_EXAMPLES = {
-    "recall": "recall:rare=0.95",
-    "prevalence": "prevalence:rare=0.02,other=0.98",
-    "cost": "cost:rare=10,other=1",
-}
-
-
-def _recall(text: str, rest: str) -> Rule:
-    target, sign, number = rest.rpartition(">=" if ">=" in rest else "=")
-    target = target.strip()
-    try:
-        least = float(number)
-    except ValueError:
-        least = math.nan
-    if not sign or not target or not 0 < least < 1:
-        raise InputError(
-            "A recall rule must name a class and a recall between 0 and 1, "
-            f"got {_shown(text)}. Example: {_EXAMPLES['recall']}."
-        )
-    return Rule("recall", target=target, least=least)
+def _with_threshold(name: str, text: str, rest: str) -> Rule:
+    kind = KINDS[name]
+    target, sign, written = rest.rpartition(kind.sign if kind.sign in rest else "=")
+    bound = _number(written)
+    is_rarest = name == "alarms" and not sign
+    if bound is None or not 0 < bound < kind.most or not (target.strip() or is_rarest):
+        what = f"a number of images of {PER:,}" if name == "alarms" else f"a {name} between 0 and 1"
+        raise InputError(f"A rule {name} must name a class and {what}, got {_shown(text)}. Example: {kind.example}.")
+    return Rule(name, target=target.strip(), bound=bound)
 
 
 def _values(name: str, rest: str, pairs: Sequence[tuple[str, object]]) -> dict[str, float]:
@@ -132,11 +155,11 @@ def _values(name: str, rest: str, pairs: Sequence[tuple[str, object]]) -> dict[s
             what = "share" if name == "prevalence" else "cost"
             raise InputError(
                 f"The decision rule {name} needs one {what} >= 0 per class, "
-                f"got {_shown(rest)}. Example: {_EXAMPLES[name]}."
+                f"got {_shown(rest)}. Example: {KINDS[name].example}."
             )
         values[key] = number
     if not any(values.values()):
-        raise InputError(f"The decision rule {name} needs a value above 0. Example: {_EXAMPLES[name]}.")
+        raise InputError(f"The decision rule {name} needs a value above 0. Example: {KINDS[name].example}.")
     return values
 
 

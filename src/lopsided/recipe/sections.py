@@ -377,7 +377,8 @@ class Decision(Section):
     rule: Rule = described(
         "balanced",
         "balanced: the class with the highest probability divided by its prior; plain: the most probable class; "
-        "prevalence:A=0.02,B=0.98; cost:A=10,B=1; recall:A=0.95; tuned.",
+        "prevalence:A=0.02,B=0.98; cost:A=10,B=1; recall:A=0.95; precision:A=0.5; alarms:A=100; "
+        "threshold:A=0.013; tuned.",
     )
     calibration: Literal["affine", "temperature", "none"] = described(
         "affine",
