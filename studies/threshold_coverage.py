@@ -7,8 +7,8 @@ Both add to records/threshold_coverage.json. A trial is what ``lopsided fit --fo
 regressions, their scores moved to one prior, calibration and the rule ``balanced`` of each fold settled on the scores
 of the other folds, and a model of all images whose calibration and rule all scores settle. The truth is what this
 model does to images that it has not seen: 20,000 drawn ones of each class, or those images of the table that the trial
-left out. Few rare images set the threshold, so the recall of the frequent class varies with them, however many images of it
-are counted. ``ours`` are the intervals of ``evaluate`` with folds, ``images alone`` those without.
+left out. Few rare images set the threshold, so the recall of the frequent class varies with them, however many images
+of it are counted. ``ours`` are the intervals of ``evaluate`` with folds, ``images alone`` those without.
 
 ``--images`` takes a table as ``lopsided fit`` reads it, or the name of a source, with two classes; the features are
 those of the recipe quick. The truth of few images is noisy itself, which lowers the coverage that is counted.
