@@ -98,7 +98,7 @@ def test_a_class_may_be_called_train(make_folder: MakeFolder) -> None:
         ({"train/a": 1, "val/a": 1, "valid/a": 1}, "each split must have only one folder, got train, val, valid in "),
         ({"cat": 2}, r"a source must hold at least 2 classes, got 1 \(cat\) in "),
         ({"cat": 2, "dog": 0}, "every class folder must hold at least one image, got none in .*dog"),
-        ({}, r"DATA must be a folder, a CSV or Parquet table, or one of .*, got .*photos, which does not exist\."),
+        ({}, r"DATA must be a folder, a CSV or Parquet table, .* or one of .*, got .*photos, which does not exist\."),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_named(make_folder: MakeFolder, counts: dict[str, int], message: str) -> None:

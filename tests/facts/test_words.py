@@ -11,6 +11,12 @@ from lopsided.facts import KINDS, Fact, cautions, notes
 OTHERS = "Use --recipe fine-tune or from-scratch to train an encoder."
 WORDS = [
     (
+        notes.quick_for_vectors(512),
+        "Recipe: quick, because no recipe was named: a regression on vectors of 512 numbers, without an encoder. Use "
+        "--recipe adapter or from-scratch to train layers on them.",
+    ),
+    (notes.vectors(1000, 512), "1,000 vectors of 512 numbers, standardised by the training rows."),
+    (
         notes.quick_by_size(4000, 18.2),
         "Recipe: quick, because no recipe was named and thorough would take about 18 min for 4,000 images: a "
         f"pretrained encoder that is not trained. {OTHERS}",

@@ -29,6 +29,7 @@ def fit_auto(
 ) -> tuple[Run, bool]:
     """Return the finished run of the chosen arm, and whether it was already finished."""
     from lopsided import files
+    from lopsided.data.sources.vectors import check_vector_fields, is_vectors
     from lopsided.recipe import named_recipe
     from lopsided.runs.auto import MINUTES, choose, usual_candidates
     from lopsided.runs.candidates import parse_candidates
@@ -48,7 +49,9 @@ def fit_auto(
             if base.data.source is None:
                 raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
             base = _with_possible_folds(base, fields)
-            plan = ComparisonPlan(folder, parse_candidates([",".join(usual_candidates())], fields), base)
+            check_vector_fields(base.data.source, fields)
+            names = usual_candidates(vectors=is_vectors(base.data.source))
+            plan = ComparisonPlan(folder, parse_candidates([",".join(names)], fields), base)
             about = plan.about(sweeping.open_data(base))
             from lopsided.runs.view import sweep_view
 

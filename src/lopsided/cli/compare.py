@@ -105,6 +105,7 @@ def compare(
       lopsided report CMP --open
     """
     from lopsided.data.prepare import split_rule
+    from lopsided.data.sources.vectors import check_vector_fields
     from lopsided.runs.candidates import parse_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan
     from lopsided.runs.folds import mixed_group_notes
@@ -119,6 +120,7 @@ def compare(
     scenario = [sets.pop("data.scenario")] if "data.scenario" in sets else None
     given = {path: sets.pop(path) for path in ("data.source", "track") if path in sets}
     given |= _fold_fields(folds, repeats, seeds, sets)
+    check_vector_fields(given.get("data.source"), sets)
     base, late = _read_base(recipe, sets, given, quiet=quiet)
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "quick,ce,weighted-ce,cl,afcl"
     chosen = parse_candidates(methods or [usual], sets, late)

@@ -158,7 +158,7 @@ def _open_own(run: Path, split: str, device: str, *, quiet: bool) -> Opened:
 
     with counter("checking images", quiet=quiet) as progress:
         source, recipe = open_own_split(run, split, progress)
-    model, card = open_model(run, device)
+    model, card = open_model(run, device, kinds=("image", "vector"))
     return Opened(source.relabel(card.classes), model, card, recipe.seed)
 
 
@@ -170,7 +170,7 @@ def _open_data(run: Path, data: str, split: str | None, listing: Listing, device
     from lopsided.runs.reopen import open_model
 
     source = list_labelled(data, split=split, **listing)  # Before the model, whose import of torch takes seconds.
-    model, card = open_model(run, device)
+    model, card = open_model(run, device, kinds=("image", "vector"))
     with counter("checking images", quiet=quiet) as progress:
         source = check_labelled(source, card, skip_unreadable=listing["skip_unreadable"], progress=progress)
     warn_of_twins(twins(source.names))

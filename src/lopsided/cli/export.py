@@ -79,7 +79,7 @@ def _export_onnx(run: Path, out: Path | None, wanted: tuple[str, ...] | None, qu
     from lopsided.runs.reopen import open_model
 
     target = run / "model.onnx" if out is None else out
-    model, card = open_model(run)
+    model, card = open_model(run, kinds=("image", "vector"))
     card = use_views(model, card, wanted, quiet=quiet)
     check_out(target)
     if not quiet:
@@ -108,7 +108,7 @@ def _export_card(run: Path, out: Path | None, quiet: bool, as_json: bool) -> Non
     check_out(target)
     if target.exists():
         raise InputError(f"{target} exists and may hold your changes. Remove it, or choose another file with --out.")
-    _, card = open_model(run)
+    _, card = open_model(run, kinds=("image", "vector"))
     text = model_card(run, card.model_dump(mode="json"), base_model=base_model(card))
     files.atomic_write(target, text)
     number = text.count(FILL_IN)
@@ -127,7 +127,7 @@ def _export_hub(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None
     open_finished(run)
     target = run / "hub" if out is None else out
     check_folder(target)
-    model, card = open_model(run, "cpu")
+    model, card = open_model(run, "cpu", kinds=("image", "vector"))
     check_hub(card)
     name = target.absolute().name
     parts = part_names(card)

@@ -88,9 +88,11 @@ def train_recipe(
     """Return the finished run, and whether it was already finished before this call."""
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
     from lopsided.data.prepare import Sources
+    from lopsided.data.sources.vectors import check_vector_fields
     from lopsided.recipe import Recipe
 
     chosen, sources = Recipe.from_toml(text).override(**changes), Sources()
+    check_vector_fields(data or chosen.data.source, changes)
     if not resume:
         _check_split(chosen, changes)
     continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())

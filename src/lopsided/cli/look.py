@@ -183,9 +183,11 @@ def _in_words(facts: Mapping[str, Any]) -> str:
     from lopsided.recipe.words import amount
 
     total = facts["images"]
+    what = "vector" if facts["channels"] is None else "image"
+    colour = {None: "", 1: "grey, "}.get(facts["channels"], "colour, ")
     parts = [
-        f"{printable(facts['name'])}: {amount(total, 'image')}, {amount(len(facts['classes']), 'class', 'classes')}, "
-        f"{'grey' if facts['channels'] == 1 else 'colour'}, {facts['sizes']['words']}"
+        f"{printable(facts['name'])}: {amount(total, what)}, {amount(len(facts['classes']), 'class', 'classes')}, "
+        f"{colour}{facts['sizes']['words']}"
     ]
     splits = list(facts["splits"] or ())
     rows = [

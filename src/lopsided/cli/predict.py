@@ -39,6 +39,8 @@ from lopsided.cli.views import Views, read_views, use_views
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
+    from lopsided.data.sources.listing import Listing
+    from lopsided.data.sources.names import Patterns
     from lopsided.inference.predict import Answer, Summary, Use
     from lopsided.models.model import Model, ModelCard
     from lopsided.runs.find import Elsewhere
@@ -50,7 +52,7 @@ def predict(
         list[str],
         typer.Argument(
             metavar="IMAGES...",
-            help="Image files, folders of images, and tables with a column path.",
+            help="Image files, folders of images, and tables with a column path; or tables of vectors.",
             show_default=False,
         ),
     ],
@@ -102,9 +104,12 @@ def predict(
     elsewhere = cluster_mapper(engine, run)
     pairs = Twins()
     patterns = Patterns(include or (), exclude or ())
-    total, paths = find_images(images, patterns, pairs, allow_outside=allow_outside)
+    tables = _list_vectors(images, patterns, elsewhere)
+    total, paths = sum(len(table.names) for table in tables), iter(())
+    if not tables:
+        total, paths = find_images(images, patterns, pairs, allow_outside=allow_outside)
     warn_of_twins(pairs)
-    model, card = open_model(run, device)
+    model, card = open_model(run, device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=quiet)
     use = open_use(run, card, read_rule(decide), prevalence)
     _warn_of_formulas(card.classes)
@@ -112,7 +117,9 @@ def predict(
         say(rule_words(use.decision, card.classes))
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with (
-        _answering(model, card, paths, use, total=total, batch_size=batch_size, elsewhere=elsewhere) as answers,
+        _answering(
+            model, card, paths, use, total=total, batch_size=batch_size, elsewhere=elsewhere, tables=tables
+        ) as answers,
         counter("predicting", quiet=quiet) as progress,
     ):
         if out is None:
@@ -127,6 +134,17 @@ def predict(
     _tell(summary, out, as_json=as_json)
 
 
+def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere | None) -> list[Listing]:
+    """Return the tables of vectors among the paths; none if all are of images. Raise if there are both."""
+    from lopsided.data.sources.vectors import is_vectors, list_vectors
+
+    tables = [path for path in paths if is_vectors(path)]
+    if tables and (elsewhere is not None or patterns or len(tables) < len(paths)):
+        what = "--engine" if elsewhere is not None else "--include and --exclude" if patterns else "image files"
+        raise InputError(f"{tables[0]} is a table of vectors, which cannot be used with {what}. Predict it alone.")
+    return [list_vectors(Path(table), None, labelled=False) for table in tables]
+
+
 @contextmanager
 def _answering(
     model: Model,
@@ -137,14 +155,17 @@ def _answering(
     total: int,
     batch_size: int,
     elsewhere: Elsewhere | None,
+    tables: Sequence[Listing] = (),
 ) -> Iterator[Iterator[Answer]]:
     """Give the answers of this machine, or those of a cluster."""
     from lopsided.inference.pool import packs
-    from lopsided.inference.predict import answers_of
+    from lopsided.inference.predict import answers_of, vector_answers
     from lopsided.inference.scorer import Scorer
     from lopsided.runs.find import is_cached
 
-    if elsewhere is None:
+    if tables:
+        yield vector_answers(Scorer(model, card, batch_size=batch_size), tables, use)
+    elif elsewhere is None:
         cached = "begun" if is_cached(total, len(card.views), card.features) else "none"
         yield answers_of(Scorer(model, card, cached=cached, batch_size=batch_size).stream(paths), use)
     else:

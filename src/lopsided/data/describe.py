@@ -14,6 +14,7 @@ from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
 from lopsided.data.sources.names import name_cautions
 from lopsided.data.sources.source import KINDS
+from lopsided.data.vectors import Vectors
 from lopsided.recipe.words import listed
 
 
@@ -53,7 +54,7 @@ def describe(
         "name": source.name,
         "images": len(source),
         "classes": source.counts(),
-        "channels": source.images.channels,
+        "channels": None if isinstance(source.images, Vectors) else source.images.channels,
         "sizes": _sizes(source, rows),
         "groups": _groups(source),
         "splits": _split_counts(source),
@@ -65,6 +66,8 @@ def describe(
 
 
 def _sizes(source: Source, rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+    if isinstance(source.images, Vectors):
+        return {"smallest": None, "largest": None, "same": True, "words": f"vectors of {source.images.width:,} numbers"}
     if isinstance(source.images, FileImages):
         sizes = source.images.take(rows).sizes()
     else:

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from lopsided.data.images import Images
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
+from lopsided.data.vectors import Numbers, Vectors
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
@@ -127,6 +128,8 @@ class Prepared:
     val: Part | None = None
     test: Part | None = None
     own: int | None = None
+    columns: tuple[str, ...] = ()
+    """The names of the columns of vectors, if they have names."""
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Return the number of training inputs of each class."""
@@ -178,6 +181,12 @@ def prepare(
     are the SHA-256 of all images of the source, if they are known. ``own`` is the number of training images before
     further images.
     """
+    if isinstance(source.images, Vectors):
+        vectors = source.images
+        prepared = prepare_vectors(
+            vectors.values, source.labels, source.classes, splits.train, splits.val, splits.test, source.groups
+        )
+        return replace(prepared, columns=vectors.columns), [notes.vectors(len(vectors), vectors.width)]
     data, side = recipe.data, recipe.data.image_size or source.resized
     channels = data.channels or (3 if pixels is not None else source.images.channels)
     if data.image_size is None and pixels is not None:
@@ -213,18 +222,37 @@ def prepare(
 
 
 def prepare_vectors(
-    x: npt.NDArray[np.float64], labels: Indices, classes: tuple[str, ...], train: Indices, val: Indices
+    x: Numbers,
+    labels: Indices,
+    classes: tuple[str, ...],
+    train: Indices,
+    val: Indices,
+    test: Indices | None = None,
+    groups: npt.NDArray[np.str_] | None = None,
 ) -> Prepared:
     """Prepare vectors: columns are standardised by the training rows; constant columns are only centred."""
-    mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+    mean, std = x[train].mean(axis=0, dtype=np.float64), x[train].std(axis=0, dtype=np.float64)
     std[std <= 10 * np.finfo(np.float64).eps * np.abs(mean)] = 1.0
-    inputs = torch.from_numpy(np.array(x, dtype=np.float64))
-    parts = [Part(MemoryInputs(inputs[rows]), labels[rows]) if len(rows) else None for rows in (train, val)]
-    assert parts[0] is not None
+    inputs = torch.from_numpy(np.array(x))
+
+    def part(rows: Indices | None) -> Part | None:
+        if rows is None or not len(rows):
+            return None
+        return Part(MemoryInputs(inputs[rows]), labels[rows], None if groups is None else groups[rows])
+
+    trained = part(train)
+    assert trained is not None
     return Prepared(
         kind="vector", shape=(x.shape[1],), image_size=None, mean=tuple(mean.tolist()), std=tuple(std.tolist()),
-        classes=classes, train=parts[0], val=parts[1],
+        classes=classes, train=trained, val=part(val), test=part(test),
     )  # fmt: skip
+
+
+def inputs_of(images: Images, image_size: int | None, channels: int, workers: int = 0) -> Inputs:
+    """Return the inputs of a model: images as they are decoded, or vectors."""
+    if isinstance(images, Vectors):
+        return MemoryInputs(torch.from_numpy(images.values))
+    return StreamedInputs(images, image_size, channels, workers)
 
 
 def _inputs(

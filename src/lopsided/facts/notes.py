@@ -31,6 +31,15 @@ def quick_by_size(images: int, minutes: float) -> str:
 
 
 @note("run")
+def quick_for_vectors(width: int) -> str:
+    """The recipe quick was taken, because the data are vectors."""
+    return (
+        f"Recipe: quick, because no recipe was named: a regression on vectors of {width:,} numbers, without an "
+        "encoder. Use --recipe adapter or from-scratch to train layers on them."
+    )
+
+
+@note("run")
 def thorough_by_size(images: int, minutes: float) -> str:
     """The recipe thorough was taken, because there are few images."""
     return (
@@ -193,6 +202,12 @@ def images_read(images: int, shape: Sequence[int], megabytes: float, place: str,
     where = "are kept in memory" if place == "memory" else "are decoded again in every epoch"
     room = "an unknown amount" if free is None else f"{free:,.0f} MB"
     return f'{what} {where}: cache is "{cache}" and {room} of memory is free.'
+
+
+@note("once")
+def vectors(rows: int, width: int) -> str:
+    """The data are vectors."""
+    return f"{rows:,} vectors of {width:,} numbers, standardised by the training rows."
 
 
 @note("once")

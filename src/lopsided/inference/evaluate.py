@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lopsided.data.sources import Source, open_source
+from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
@@ -64,6 +66,12 @@ def check_labelled(
     progress: Progress | None = None,
 ) -> Source:
     """Check that labels are classes of the model and that images are readable. Return the source of the model."""
+    if isinstance(source.images, Vectors):
+        vectors = source.images.fitted(card.shape, card.columns, source.name)
+        return replace(source.relabel(card.classes), images=vectors)
+    if card.kind == "vector":
+        must = f"the model takes vectors of {card.shape[0]:,} numbers"
+        raise DataError(sentence(must, f"images in {source.name}", "Give a Parquet or NPZ table."))
     source = source.relabel(card.classes)
     workers = workers or (os.cpu_count() or 1)
     same_size = card.image_size is None

@@ -26,14 +26,16 @@ TOLERANCE = 1e-4
 CHECKED_SIZES = (1, 17)
 """Batch sizes with which an export is checked. 17 differs from the traced size and is no multiple of a vector width."""
 
-INPUT = "images"
+INPUTS = {"image": "images", "vector": "vectors"}
+"""The name of the input, by the kind of the model."""
 OUTPUTS = ("logits", "probabilities", "decision_scores", "label")
 
 
 def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> dict[str, Any]:
     """Write an ONNX file and return the result of its check.
 
-    The input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]. The model normalises them.
+    The input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]; that of a model of vectors
+    is ``vectors``, float32 (batch, columns). The model normalises them.
     The outputs ``logits``, ``probabilities`` and ``decision_scores`` are float32 (batch, classes). The rows of
     ``probabilities`` sum to 1. ``label`` is int64 (batch,): the index of the highest decision score, which is the class
     that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
@@ -57,12 +59,23 @@ def make_onnx(model: Model, card: ModelCard, to: str = "onnx") -> tuple[bytes, f
 
 def facts(card: ModelCard) -> dict[str, str]:
     """Return the metadata of the ONNX file for its callers. Values that are not strings are JSON."""
-    return {
+    common = {
         "producer": f"lopsided {__version__}",
         "encoder": card.encoder,
         "classes": json.dumps(list(card.classes)),
         "kind": card.kind,
         "shape": json.dumps(list(card.shape)),
+        "mean": json.dumps(list(card.mean)),
+        "std": json.dumps(list(card.std)),
+        "normalisation": "inside the graph",
+        "decision": card.decision.rule,
+        "decision_text": explain(card.decision, card.classes),
+        "prior": json.dumps(card.prior),
+        "calibration": "inside the graph" if card.calibrated_on else "none",
+    }
+    if card.kind == "vector":
+        return common | {"columns": json.dumps(list(card.columns))}
+    return common | {
         "channels": str(card.channels),
         "image_size": json.dumps(card.image_size),
         "orientation": "upright by the EXIF orientation",
@@ -78,14 +91,7 @@ def facts(card: ModelCard) -> dict[str, str]:
         "range": "[0, 1]",
         "scale": "divide by 255",
         "interpolation": card.interpolation,
-        "mean": json.dumps(list(card.mean)),
-        "std": json.dumps(list(card.std)),
-        "normalisation": "inside the graph",
         "views": json.dumps(list(card.views)),
-        "decision": card.decision.rule,
-        "decision_text": explain(card.decision, card.classes),
-        "prior": json.dumps(card.prior),
-        "calibration": "inside the graph" if card.calibrated_on else "none",
     }
 
 
@@ -121,7 +127,7 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
                 network,
                 (example,),
                 dynamo=True,
-                input_names=[INPUT],
+                input_names=[INPUTS[card.kind]],
                 output_names=list(OUTPUTS),
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 verbose=False,
@@ -159,7 +165,7 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
         images = torch.rand(number, *card.shape, generator=generator)
         with torch.no_grad():
             expected = network(images)[1].numpy()
-        _, found, scores, label = session.run(list(OUTPUTS), {INPUT: images.numpy()})
+        _, found, scores, label = session.run(list(OUTPUTS), {INPUTS[card.kind]: images.numpy()})
         if found.shape != expected.shape or label.shape != (number,):
             raise RunError(sentence(f"onnxruntime must return the shape {expected.shape}", found.shape))
         difference = float(np.abs(found - expected).max())

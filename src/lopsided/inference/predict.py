@@ -19,13 +19,16 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError
 from lopsided.data.images import Progress
+from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError, InputError
 from lopsided.evaluation.calibration import HeldBack, at_prevalence
 from lopsided.evaluation.decision import PLAIN, Decision, resolve
 from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
+    from lopsided.data.sources.listing import Listing
     from lopsided.inference.pool import Scores
+    from lopsided.inference.scorer import Scorer
     from lopsided.models.model import ModelCard
 
 Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
@@ -77,6 +80,16 @@ def answers_of(scores: Iterable[Scores], use: Use | None = None) -> Iterator[Ans
     for part in scores:
         for path, reason, p in zip(part.pack.paths, part.reasons, part.probabilities, strict=True):
             yield path, UnreadableImageError(path, reason) if reason else p if use is None else use.probabilities(p)
+
+
+def vector_answers(scorer: Scorer, tables: Sequence[Listing], use: Use | None = None) -> Iterator[Answer]:
+    """Yield an answer for each vector of tables, with its name."""
+    for table in tables:
+        assert isinstance(table.images, Vectors)
+        vectors = table.images.fitted(scorer.card.shape, scorer.card.columns, table.where)
+        p = scorer.images(vectors)
+        for name, row in zip(table.names, p if use is None else use.probabilities(p), strict=True):
+            yield Path(name), row
 
 
 def unreadable_path(out: Path) -> Path:

@@ -19,7 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
 from lopsided.data.images import Images, ordered_map
-from lopsided.data.inputs import Indices, Inputs, Part, StreamedInputs, row_batches
+from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
@@ -110,7 +110,7 @@ class Scorer:
         finite.
         """
         digests = images.digest(np.arange(len(images))) if self.shelves else None
-        inputs = StreamedInputs(images, self.card.image_size, self.card.channels, self.workers)
+        inputs = inputs_of(images, self.card.image_size, self.card.channels, self.workers)
         probabilities, _ = self.score(inputs, digests, progress)
         check_finite(probabilities)
         return probabilities

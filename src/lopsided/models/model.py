@@ -70,6 +70,8 @@ class ModelCard(BaseModel):
     std: tuple[float, ...]
     interpolation: Literal["bilinear"] = "bilinear"
     classes: tuple[str, ...] = Field(min_length=2)
+    columns: tuple[str, ...] = ()
+    """The names of the columns of a vector, if its table has names."""
     features: int
     """The number of features of the encoder."""
     head: Literal["linear", "cosine"] = "linear"
@@ -388,7 +390,7 @@ def _check_card(card: ModelCard, path: Path) -> None:
         wrong = wrong or (side is not None and card.shape[1:] != (side, side))
         wrong = wrong or not all(_LEAST < value < 1 / _LEAST for value in card.std)
         wrong = wrong or not all(abs(value) < 1 / _LEAST for value in card.mean)
-    if wrong or min(card.std) <= 0:
+    if wrong or min(card.std) <= 0 or (card.columns and card.shape != (len(card.columns),)):
         got = f"shape {card.shape!s:.80}, {len(card.mean)} means and {len(card.std)} deviations"
         got = f"{got} for {card.channels} channels"
         raise RunError(f"{path} does not describe valid inputs of a model of kind {card.kind}: {got}.")

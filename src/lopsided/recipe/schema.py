@@ -303,6 +303,25 @@ class Recipe(Section):
             if path in LOSS_NAMES or value != field.default:
                 yield path, value
 
+    def vector_fields(self) -> dict[str, Any]:
+        """Return the fields that a recipe needs for vectors instead of images.
+
+        Vectors are features already: a frozen encoder becomes the identity, and one that is trained an MLP.
+        """
+        if self.spec.trains_encoder and self.spec.pretrained:
+            do = "Use the recipe quick, adapter or from-scratch."
+            raise InputError(f'The method "{self.method}" trains an encoder of images, but the data are vectors. {do}')
+        name = "mlp" if self.spec.trains_encoder else "identity"
+        return {
+            "encoder.name": self.encoder.name if self.encoder.spec.parts[0].is_mlp else name,
+            "encoder.weights": "none",
+            "encoder.views": "none",
+            "encoder.scaling": "none",
+            "augment.normalisation": "source",
+            "data.image_size": None,
+            "data.channels": None,
+        }
+
     def content_hash(self) -> str:
         """Return the SHA-256 of the ``chosen`` fields that change what is trained."""
         hashed = {path: value for path, value in self.chosen() if path not in UNHASHED_FIELDS}

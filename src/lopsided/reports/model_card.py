@@ -56,14 +56,15 @@ def model_card(
         "## Licence",
         _licence(run.recipe),
     ]
+    task = "image-classification" if facts["kind"] == "image" else "tabular-classification"
     return (
-        f"{_metadata(known, base_model, timm=timm, parts=parts, name=name or folder.absolute().name)}\n"
+        f"{_metadata(known, base_model, task=task, timm=timm, parts=parts, name=name or folder.absolute().name)}\n"
         + "\n\n".join(sections)
         + "\n"
     )
 
 
-def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequence[str], name: str) -> str:
+def _metadata(facts: Facts, base_model: str | None, *, task: str, timm: bool, parts: Sequence[str], name: str) -> str:
     """Return the YAML between the lines ``---``."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -74,8 +75,8 @@ def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequen
             if figure is not None and figure.value is not None:
                 results.append(
                     EvalResult(
-                        task_type="image-classification",
-                        dataset_type="imagefolder",
+                        task_type=task,
+                        dataset_type="imagefolder" if task.startswith("image") else "tabular",
                         dataset_name=source_name(facts.recipe),
                         dataset_split=facts.split_word(facts.split),
                         metric_type=metric.hub,
@@ -85,9 +86,9 @@ def _metadata(facts: Facts, base_model: str | None, *, timm: bool, parts: Sequen
                     )
                 )
     library = "onnx" if parts else "timm" if timm else "lopsided"
-    content: dict[str, Any] = {"library_name": library, "pipeline_tag": "image-classification"}
+    content: dict[str, Any] = {"library_name": library, "pipeline_tag": task}
     others = ["timm", "onnx"] if parts else ["timm"] if timm else []
-    content["tags"] = ["image-classification", "class-imbalance", "lopsided", *others]
+    content["tags"] = [task, "class-imbalance", "lopsided", *others]
     if base_model is not None:
         content["base_model"] = base_model
     if results:
@@ -255,6 +256,13 @@ def _limits(facts: Facts) -> Iterator[str]:
 def use(card: Mapping[str, Any], name: str, parts: Sequence[str], *, timm: bool) -> Iterator[str]:
     """Yield the section on the use of a model. ``card`` holds the facts in ``model.json``."""
     yield "## How to use it"
+    if card["kind"] == "vector":
+        names = card["columns"]
+        what = "columns " + ", ".join(f"`{code(name)}`" for name in names[:20]) if names else "numbers"
+        yield "With lopsided, from the run folder:"
+        yield "```\nlopsided predict RUN vectors.parquet --out answers.csv\nlopsided export RUN --to onnx\n```"
+        yield f"Inputs are vectors of {card['shape'][0]:,} {what}{' and so on' if len(names) > 20 else ''}."
+        return
     shape, grey = card["shape"], card["channels"] == 1
     mode = "L" if grey else "RGB"
     if parts:

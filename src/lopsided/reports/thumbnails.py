@@ -18,6 +18,7 @@ from PIL import Image
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import ArrayImages, FileImages, ordered_map
 from lopsided.data.sources import Source
+from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
 
@@ -86,6 +87,8 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
         source = Source.open(recipe.data, download=False)
     except LopsidedError as error:
         return without(tuple(range(len(names))), f"There are no pictures: {error}")
+    if isinstance(source.images, Vectors):
+        return without(tuple(range(len(names))), "There are no pictures: the data are vectors.")
     if budget <= 0:
         return without(tuple(range(len(names))), _NO_ROOM)
     places = {name: i for i, name in reversed(list(enumerate(source.names)))}

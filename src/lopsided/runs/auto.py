@@ -30,10 +30,14 @@ _RECIPES = ("quick", "thorough", "adapter", "fine-tune")
 _ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
 
-def usual_candidates() -> list[str]:
-    """Return the arms that are compared: the recipes that exist, and the losses from scratch."""
+def usual_candidates(*, vectors: bool = False) -> list[str]:
+    """Return the arms that are compared: the recipes that exist, and the losses from scratch.
+
+    Vectors have no pretrained encoders, so there is nothing to fine-tune and one way to use them as they are.
+    """
     there = named_recipes()
-    return [arm for arm in _ARMS if arm in there or arm not in _RECIPES]
+    arms = [arm for arm in _ARMS if not (vectors and arm in ("thorough", "fine-tune"))]
+    return [arm for arm in arms if arm in there or arm not in _RECIPES]
 
 
 def work_of(recipe: Recipe) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from lopsided.data.prepare import Sources
+from lopsided.data.vectors import Vectors
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
@@ -22,7 +23,10 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     ``base`` holds the fields of the data. The size of the images does not matter: docs/which-recipe.md has figures for
     images of 28 pixels, too.
     """
-    num = len((sources or Sources()).drawn(runs.settle(base, data)))
+    source = (sources or Sources()).drawn(runs.settle(base, data))
+    if isinstance(source.images, Vectors):
+        return QUICK, [notes.quick_for_vectors(source.images.width)]
+    num = len(source)
     minutes = SECONDS * num / (os.cpu_count() or 1) / 60
     if num > MANY:
         return QUICK, [notes.quick_by_size(num, minutes)]

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
+from lopsided.data.sources.vectors import is_vectors
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit
@@ -69,6 +70,10 @@ def find_in_pool(
     question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
     if like and by == "probability":
         raise InputError("--like names known images, which --by probability does not use. Add --by neighbours or both.")
+    vectors = next(filter(is_vectors, pool), None)
+    if vectors is not None:
+        do = "Write the probabilities of its rows with `lopsided predict RUN TABLE` and sort them."
+        raise InputError(f"find looks through images, but {vectors} holds vectors, which nobody can look at. {do}")
     twins = Twins()
     total, _ = find_images(pool, patterns, twins, allow_outside=allow_outside)
     model, card = open_model(run, device)

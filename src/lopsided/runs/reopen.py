@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 
-def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Model, ModelCard]:
+def open_model(
+    folder: str | os.PathLike[str], device: str = "auto", *, kinds: Sequence[str] = ("image",)
+) -> tuple[Model, ModelCard]:
     """Load the model of a finished run, or of any folder with ``model.safetensors`` and ``model.json``.
 
-    The model must be an image model. The estimator has its own method to load models, including vector models.
+    Raise if its inputs are not of one of these ``kinds``: "image" and "vector".
     """
     path = Path(folder)
     if (path / RECIPE).is_file() and not (path / CARD).is_file():
@@ -41,9 +44,10 @@ def open_model(folder: str | os.PathLike[str], device: str = "auto") -> tuple[Mo
     from lopsided.models.model import load_model
 
     model, card = load_model(path, pick_device(device))
-    if card.kind != "image":
-        do = "Load it with lopsided.TwoStageClassifier."
-        raise RunError(f"The model in {path} is not an image model but of kind {card.kind}. {do}")
+    if card.kind not in kinds:
+        what = "vectors, not images" if card.kind == "vector" else "images, not vectors"
+        do = "`lopsided predict RUN TABLE` classifies vectors." if card.kind == "vector" else "Give image files."
+        raise RunError(f"The model in {path} takes {what}. {do}")
     return model, card
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.data.prepare import Sources
 from lopsided.data.sources import SOURCE_NAMES, Source
+from lopsided.data.sources.vectors import is_vectors
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.inference.feature_cache import ReadableImages
@@ -171,7 +172,9 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     weights = recipe.encoder.spec.change_files(os.path.abspath)
     changes: dict[str, Any] = {"data.source": _absolute(source), "encoder.weights": weights}
-    if weights == "embedded":
+    if is_vectors(source):
+        changes |= recipe.vector_fields()
+    elif weights == "embedded":
         changes["augment.normalisation"] = "weights"
     if recipe.track:
         changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))

@@ -35,7 +35,7 @@ def run_cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[F
 def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Iterator[Fact]:
     """Yield cautions about the images and labels of a source. ``shape`` is the shape of an input."""
     yield from name_cautions(source.counts(), source.names)
-    if recipe.data.image_size is None and max(shape[1:]) > LARGE_SIDE:
+    if recipe.data.image_size is None and max(shape[1:], default=0) > LARGE_SIDE:
         yield cautions.large_images(shape[2], shape[1])
 
 

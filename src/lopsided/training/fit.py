@@ -41,7 +41,7 @@ import numpy as np
 import torch
 
 from lopsided import __version__
-from lopsided.data.inputs import Part, Prepared, StreamedInputs, check_trainable, prepare
+from lopsided.data.inputs import Part, Prepared, check_trainable, inputs_of, prepare
 from lopsided.data.prepare import split_note, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
@@ -147,7 +147,7 @@ def fit(
             # The next resume must compare with the values of this one.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
             state = replace(saved[0], **now)
-        if ranks.size == 1 and recipe.compare_quick and is_quick(recipe):
+        if ranks.size == 1 and recipe.compare_quick and is_quick(recipe) and prepared.kind == "image":
             trainer.small = SmallImages(prepared.shape, prepared.image_size)
         trainer.build(fresh=saved is None)
         leaks = find_leaks(source, splits, digests)
@@ -274,7 +274,7 @@ def _baseline(
     The caution is about validation images, or about test images if there are too few validation images. The recipe
     ``quick`` itself has a baseline of small images, without figures.
     """
-    if not recipe.compare_quick:
+    if not recipe.compare_quick or prepared.kind == "vector":  # There are no images to compare with.
         return None, []
     if is_quick(recipe):
         return None, _below_pixels(recipe, prepared, fitted, trainer.small)
@@ -359,7 +359,7 @@ def _judged(trainer: Trainer, source: Source | None) -> Predictions | None:
         return None
     rows, card, trained = np.arange(len(source)), trainer.card, trainer.recipe.spec.trains_encoder
     digests = None if trained else tuple(source.images.digest(rows))
-    inputs = StreamedInputs(source.images, card.image_size, card.channels, os.cpu_count() or 1)
+    inputs = inputs_of(source.images, card.image_size, card.channels, os.cpu_count() or 1)
     judged = _predictions(trainer, source, rows, Part(inputs, source.labels, source.groups, digests))
     assert judged is not None
     return replace(judged, features=None) if trained else judged

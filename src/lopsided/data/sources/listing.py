@@ -14,14 +14,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from lopsided.data.decoding import SUFFIXES, is_hidden, is_image_name, walk_images
 from lopsided.data.images import FileImages, Images
 from lopsided.data.sources import several_labels
-from lopsided.errors import DataError, MissingDependencyError, sentence
+from lopsided.data.sources.parquet import SUFFIXES as PARQUET
+from lopsided.data.sources.parquet import read_parquet, reading_parquet, texts_of
+from lopsided.errors import DataError, sentence
 from lopsided.files import check_regular
 
 SPLITS = ("train", "val", "test")
@@ -164,7 +166,7 @@ def _class_rows(folder: Path, above: tuple[Path, ...]) -> list[tuple[Path, str]]
     return rows
 
 
-TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".pq"})
+TABLE_SUFFIXES = frozenset({".csv", ".tsv"}) | PARQUET
 
 
 def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listing:
@@ -187,13 +189,13 @@ def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listin
         raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))
     optional = ["split"] if group else ["group", "split"]
     for name in needed + [name for name in optional if name in columns]:
-        _check_filled(table, name, columns[name], lines)
+        check_filled(table, name, columns[name], lines)
     inside = Inside(table, allow_outside)
     names = [inside.check(line, text) for line, text in zip(lines, columns["path"], strict=True)]
     several_labels.check_rows(table, names, columns["label"])
     several_labels.check_cells(table, names, columns["label"])
     _check_once(table, names, lines)
-    splits = _splits(table, columns["split"], lines) if "split" in columns else None
+    splits = splits_of(table, columns["split"], lines) if "split" in columns else None
     return Listing(
         name=table.stem,
         where=str(table),
@@ -275,7 +277,7 @@ def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, l
 
     Of a Parquet table, only the columns in ``used`` (all if None) are converted to text; the other columns are empty.
     """
-    if table.suffix.lower() in (".parquet", ".pq"):
+    if table.suffix.lower() in PARQUET:
         columns = _read_parquet(table, used)
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     with reading_csv(table):
@@ -342,42 +344,26 @@ def _check_different(table: Path, columns: Sequence[str]) -> None:
 
 
 def _read_parquet(table: Path, used: Collection[str] | None) -> dict[str, list[str]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        repair = "Run pip install pyarrow, or write the table as CSV."
-        raise MissingDependencyError(f"Reading Parquet needs pyarrow, which is not installed. {repair}") from error
-    try:
-        check_regular(table)
-        content = pyarrow.parquet.read_table(table, memory_map=False)
-        _check_different(table, content.column_names)
-        if {"path", "label"} <= set(content.column_names) and pyarrow.types.is_list(content.schema.field("label").type):
-            paths, lists = (content.column(name).to_pylist() for name in ("path", "label"))
-            several_labels.check_lists(table, paths, lists)
+    content = read_parquet(table)
+    names = content.column_names
+    _check_different(table, names)
+    with reading_parquet(table):
+        if {"path", "label"} <= set(names):
+            paths, labels = (content.column(name).to_pylist() for name in ("path", "label"))
+            several_labels.check_lists(table, paths, labels)
         return {
-            name: _texts(content.column(name)) if used is None or name in used else [] for name in content.column_names
+            name: texts_of(content.column(name).to_pylist()) if used is None or name in used else [] for name in names
         }
-    except DataError:
-        raise
-    # Invalid UTF-8, dates outside the range of Python and unknown time zones raise built-in exceptions.
-    except (OSError, ValueError, LookupError, OverflowError, pyarrow.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"Cannot read the Parquet table {table} ({reason:.200}).") from error
 
 
-def _texts(column: Any) -> list[str]:
-    values = (value[0] if isinstance(value, list) and len(value) == 1 else value for value in column.to_pylist())
-    return ["" if value is None else str(value) for value in values]
-
-
-def _check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int]) -> None:
+def check_filled(table: Path, column: str, values: Sequence[str], numbers: Sequence[int], unit: str = "line") -> None:
+    """Raise if a cell of a column is empty or holds NUL. ``numbers`` are those of the lines, or of other units."""
     for line, value in zip(numbers, values, strict=True):
         if not value:
-            got = f"an empty cell in line {line} of {table}"
-            raise DataError(sentence(f"the column {column} must be filled in every line", got))
+            got = f"an empty cell in {unit} {line} of {table}"
+            raise DataError(sentence(f"the column {column} must be filled in every {unit}", got))
         if "\0" in value:  # No file name contains NUL, and some programs would cut the text there.
-            got = f"one in line {line} of {table}"
+            got = f"one in {unit} {line} of {table}"
             raise DataError(sentence(f"the column {column} must not contain NUL characters", got))
 
 
@@ -393,9 +379,10 @@ def _check_once(table: Path, names: Sequence[str], numbers: Sequence[int]) -> No
     raise DataError(sentence("each image must be listed only once", got))
 
 
-def _splits(table: Path, values: Sequence[str], numbers: Sequence[int]) -> list[str]:
+def splits_of(table: Path, values: Sequence[str], numbers: Sequence[int], unit: str = "line") -> list[str]:
+    """Return the splits that a column names."""
     for line, value in zip(numbers, values, strict=True):
         if value.lower() not in SPLIT_NAMES:
-            got = f"{value!r} in line {line} of {table}"
+            got = f"{value!r} in {unit} {line} of {table}"
             raise DataError(sentence("the column split must hold train, val or test", got))
     return [SPLIT_NAMES[value.lower()] for value in values]

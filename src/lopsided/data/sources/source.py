@@ -21,6 +21,7 @@ from lopsided.data.sources import fashion, isic
 from lopsided.data.sources.groups import by_pattern, no_groups, of_folder
 from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, select
 from lopsided.data.sources.names import Patterns, suggest_names
+from lopsided.data.sources.vectors import is_vectors, list_vectors
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.facts import Fact
 from lopsided.recipe.sections import Data
@@ -390,6 +391,11 @@ KINDS = (
         group=lambda listing, _: listing,
     ),
     Kind(
+        lambda path, asked: list_vectors(_path(path), asked.group),
+        is_vectors,
+        group=lambda listing, _: listing,
+    ),
+    Kind(
         lambda path, asked: list_table(_path(path), group=asked.group, allow_outside=asked.allow_outside),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         group=lambda listing, _: listing,
@@ -405,7 +411,8 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
     kind = _kind(data)
     if kind is None:
         exists = "which is none of these" if Path(data).exists() else "which does not exist"
-        must = f"DATA must be a folder, a CSV or Parquet table, or one of {', '.join(SOURCE_NAMES)}"
+        named = ", ".join(SOURCE_NAMES)
+        must = f"DATA must be a folder, a CSV or Parquet table, an NPZ file of vectors, or one of {named}"
         raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
     if asked.group is not None and asked.group_from is not None:
         raise InputError("--group and --group-from both say what the groups are. Leave out one of the two.")
@@ -423,7 +430,7 @@ def name_of(data: str | os.PathLike[str]) -> str:
         return kind.name
     if path.is_dir():
         return path.resolve().name
-    return path.stem if path.suffix.lower() in TABLE_SUFFIXES else path.name
+    return path.stem if path.suffix.lower() in (*TABLE_SUFFIXES, ".npz") else path.name
 
 
 def _kind(data: str | os.PathLike[str]) -> Kind | None:

@@ -102,6 +102,7 @@ class Trainer:
             mean=prepared.mean,
             std=prepared.std,
             classes=prepared.classes,
+            columns=prepared.columns,
             features=features,
             head=recipe.spec.head_loss(recipe).entry.head,
             adapter=heads,
