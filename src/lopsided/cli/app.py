@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import warnings
+from functools import cache as cached
 from typing import Annotated, Any
 
 import typer
@@ -115,6 +116,12 @@ def _is_joined() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
+@cached
+def _command() -> Any:
+    """Return the command that typer makes of all signatures, which takes as long as some of the verbs."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str] | None = None, age: float = 0.0) -> int:
     """Run the command and return its exit code. ``age`` is the time that the process has already taken."""
     begin(age)
@@ -125,7 +132,7 @@ def run(arguments: list[str] | None = None, age: float = 0.0) -> int:
         with warnings.catch_warnings():
             # Pillow prints up to forty warnings for one TIFF with damaged metadata. Real errors are reported anyway.
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            code = app(arguments, prog_name="lopsided", standalone_mode=False)
+            code = _command()(arguments, prog_name="lopsided", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return _end(error, arguments)

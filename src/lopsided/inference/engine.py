@@ -31,10 +31,10 @@ from lopsided.data.augment import to_float
 from lopsided.errors import RunError
 from lopsided.files import atomic_write, check_regular, reading_tensors, remove_leftovers
 from lopsided.inference.feature_cache import GRAPHS, Features, cache_limit, cache_root, make_cache_folder, trim
-from lopsided.models.encoders import LateEncoder
+from lopsided.models.encoders import LateEncoder, weights_hash
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.machine import evaluating
-from lopsided.models.model import Model, look, weights_hash
+from lopsided.models.model import Model, look
 
 TOLERANCE = 1e-4
 """Largest allowed difference between onnxruntime and torch, relative to the largest feature of the image."""
@@ -198,7 +198,7 @@ def graph_path(model: Model, shape: tuple[int, ...]) -> Path | None:
     if root is None or not isinstance(encoder, LateEncoder):
         return None
     normalised = [values.flatten().tolist() for values in (model.mean, model.std)]
-    facts = [__version__, encoder.name, weights_hash(encoder.state_dict()), *normalised, list(shape)]
+    facts = [__version__, encoder.name, weights_hash(encoder), *normalised, list(shape)]
     return root / GRAPHS / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.safetensors"
 
 

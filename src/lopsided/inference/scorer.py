@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
@@ -27,7 +27,8 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import Features, Shelf, cache_root
 from lopsided.inference.neighbours import Known
 from lopsided.inference.pool import Pack, Scores, joined
-from lopsided.models.model import Model, ModelCard, look, weights_hash
+from lopsided.models.encoders import weights_hash
+from lopsided.models.model import Model, ModelCard, look
 from lopsided.recipe.blocks import FINAL
 
 Floats = npt.NDArray[np.float64]
@@ -314,30 +315,31 @@ def _facts(model: Model, card: ModelCard) -> list[tuple[int, dict[str, object]]]
         "interpolation": card.interpolation,
         "pillow": PIL.__version__,
     }
-    state, layout, spec = model.encoder.state_dict(), model.layout, card.spec
+    layout, spec = model.layout, card.spec
     mean, std = (values.flatten().double().cpu() for values in (model.mean, model.std))
     if layout is None or card.members > 1 or not spec.is_joined:
-        own = {"encoder": card.encoder, "weights": weights_hash(state), "mean": mean.tolist(), "std": std.tolist()}
+        own = {
+            "encoder": card.encoder,
+            "weights": weights_hash(model.encoder),
+            "mean": mean.tolist(),
+            "std": std.tolist(),
+        }
         return [(card.features, {**common, **own})]
+    own_mean, own_std = (model.encoder.get_buffer(name).double().cpu() for name in ("mean", "std"))
     found: list[tuple[int, dict[str, object]]] = []
     for (place, block), groups in groupby(layout.groups, key=lambda group: (group.member, group.block)):
-        weights = _below(state, f"members.{place}.")
-        if block.name == FINAL.name and spec.reading("encoder"):
-            weights = _below(weights, "encoder.")  # As without the blocks that read it.
-        normalised = mean + std * state["mean"][place].double().cpu(), std * state["std"][place].double().cpu()
+        # The final layer has the hash that it has without the blocks that read its encoder.
+        inner = "encoder." if block.name == FINAL.name and spec.reading("encoder") else ""
+        normalised = mean + std * own_mean[place], std * own_std[place]
         own = {
             "encoder": spec.names[place] if place < len(spec.parts) else block.name,
             **({} if block.name == FINAL.name else {"block": block.name}),
-            "weights": weights_hash(weights),
+            "weights": weights_hash(model.encoder, f"members.{place}.{inner}"),
             "mean": normalised[0].tolist(),
             "std": normalised[1].tolist(),
         }
         found.append((sum(group.width for group in groups), {**common, **own}))
     return found
-
-
-def _below(state: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
-    return {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
 
 
 class SmallImages:

@@ -7,11 +7,12 @@ would take longer than the rest of such a run.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -310,6 +311,7 @@ class LateEncoder(nn.Module):
     def __init__(self, name: str, state: Mapping[str, Tensor], layout: Layout, make: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.name, self.layout, self._make = name, layout, make
+        self.digests: dict[str, str] = {}
         for key, value in state.items():
             *path, name = key.split(".")
             module: nn.Module = self
@@ -329,11 +331,36 @@ class LateEncoder(nn.Module):
         return encoder.to(next(self.buffers()).device).train(self.training)
 
 
+def weights_hash(encoder: nn.Module, start: str = "") -> str:
+    """Return the SHA-256 of the weights of an encoder whose names begin with ``start``.
+
+    That of an encoder without layers, which nothing changes, is computed once.
+    """
+    known = encoder.digests if isinstance(encoder, LateEncoder) else {}
+    if start not in known:
+        digest = hashlib.sha256()
+        for key, value in sorted(encoder.state_dict().items()):
+            # A count of training steps does not change the features.
+            if key.startswith(start) and not key.endswith("num_batches_tracked"):
+                array = value.detach().cpu().numpy()
+                digest.update(f"{key.removeprefix(start)} {array.dtype} {array.shape}\n".encode())
+                digest.update(array.tobytes())  # In the order of the indices, whatever the memory layout is.
+        known[start] = digest.hexdigest()
+    return known[start]
+
+
 def late_encoder(
     name: str, state: Mapping[str, Tensor], layout: Layout, shape: tuple[int, ...], *, fast: bool
 ) -> LateEncoder:
     """Return an encoder with this state for images of this shape on a CPU. See ``arrange`` for ``fast``."""
     return LateEncoder(name, state, layout, partial(_make, name, shape, fast))
+
+
+@lru_cache(maxsize=1)
+def embedded_encoder(spec: EncoderSpec, shape: tuple[int, ...], fast: bool) -> LateEncoder | None:
+    """Return the encoder of ``embedded_state``, or None. The models of a run share it, for none of them trains it."""
+    found = embedded_state(spec)
+    return None if found is None else late_encoder(spec.name, *found, shape, fast=fast)
 
 
 def _make(name: str, shape: tuple[int, ...], fast: bool) -> nn.Module:

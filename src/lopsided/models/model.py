@@ -19,7 +19,7 @@ from lopsided.evaluation.decision import PLAIN as MOST_PROBABLE
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.blocks.block import Layout
-from lopsided.models.encoders import Ensemble, LateEncoder, build_encoder, embedded_state, late_encoder
+from lopsided.models.encoders import Ensemble, LateEncoder, build_encoder, embedded_encoder, late_encoder
 from lopsided.models.heads import Adapter, ClassifierHead, adapter_width, build_head
 from lopsided.models.machine import arrange
 from lopsided.models.pretrained import EMBEDDED
@@ -294,14 +294,15 @@ def _is_square(card: ModelCard) -> bool:
 def _late(state: Mapping[str, Tensor], card: ModelCard, fast: bool) -> LateEncoder | None:
     """Return the encoder of a model without its layers, if the weights certainly fit them, otherwise None."""
     alone = card.members == 1 and card.channels == 3 and _is_square(card)
-    known = embedded_state(EncoderSpec.parse(card.encoder, EMBEDDED)) if alone else None
-    if known is None or card.features != known[1].width:
+    known = embedded_encoder(EncoderSpec.parse(card.encoder, EMBEDDED), card.shape, fast) if alone else None
+    if known is None or card.features != known.layout.width:
         return None
+    expected = known.state_dict()
     own = {key.removeprefix("encoder."): value for key, value in state.items() if key.startswith("encoder.")}
-    fits = own.keys() == known[0].keys() and all(
-        (value.shape, value.dtype) == (known[0][key].shape, known[0][key].dtype) for key, value in own.items()
+    fits = own.keys() == expected.keys() and all(
+        (value.shape, value.dtype) == (expected[key].shape, expected[key].dtype) for key, value in own.items()
     )
-    return late_encoder(card.encoder, own, known[1], card.shape, fast=fast) if fits else None
+    return late_encoder(card.encoder, own, known.layout, card.shape, fast=fast) if fits else None
 
 
 def _check_numbers(state: Mapping[str, Tensor], path: Path) -> None:
@@ -416,18 +417,6 @@ def _check_decision(card: ModelCard, path: Path) -> None:
         raise RunError(f"{path} must hold a prior of {num} shares that add up to 1. Train the model again.")
     if not card.decision.fits(num):
         raise RunError(f"{path} holds a decision rule for another number of classes than {num}. Train the model again.")
-
-
-def weights_hash(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of the weights of an encoder."""
-    digest = hashlib.sha256()
-    for key, value in sorted(state.items()):
-        if key.endswith("num_batches_tracked"):  # A count of training steps does not change the features.
-            continue
-        array = value.detach().cpu().numpy()
-        digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())  # In the order of the indices, whatever the memory layout is.
-    return digest.hexdigest()
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -26,11 +26,12 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.scorer import Scorer, SmallImages, share_rows
 from lopsided.losses.objective import Objective
-from lopsided.models.encoders import build_encoder, embedded_state, late_encoder, seeded_init
+from lopsided.models.encoders import build_encoder, embedded_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, build_head
 from lopsided.models.machine import arrange, compile_encoder, evaluating
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe
+from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, State, load_strictly
 from lopsided.training.prior import carried_prior
@@ -151,11 +152,9 @@ class Trainer:
         alone = self.ranks.size == 1 and self.device.type == "cpu" and not recipe.compile
         if not (not recipe.spec.trains_encoder and alone and self.prepared.kind == "image" and shape[0] == 3):
             return None
-        found = embedded_state(recipe.encoder.spec)
-        if found is None:
-            return None
-        state, layout = found
-        return late_encoder(recipe.encoder.name, state, layout, shape, fast=recipe.fast), layout.width
+        spec = EncoderSpec.parse(recipe.encoder.name, recipe.encoder.weights)  # Any views share one encoder.
+        encoder = embedded_encoder(spec, shape, recipe.fast)
+        return None if encoder is None else (encoder, encoder.layout.width)
 
     def adapter(self, features: int) -> tuple[AdapterCard, Adapter] | None:
         """Return heads on the features, if the method has any."""
