@@ -242,6 +242,11 @@ WORDS = [
         "2 of 5 folds chose other views, so the figures are those of models with other views.",
     ),
     (
+        notes.hub_weights("resnet18", "timm/resnet18.a1_in1k", 46.8, "apache-2.0"),
+        "The encoder resnet18 has the weights timm/resnet18.a1_in1k of the Hugging Face hub (47 MB). Licence: "
+        "apache-2.0.",
+    ),
+    (
         notes.chosen_strength(0.1, 9, 5),
         "The regression has the strength C = 0.1, the best of 9 values on 5 inner folds.",
     ),

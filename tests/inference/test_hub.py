@@ -105,6 +105,11 @@ PARTS: dict[str, dict[str, Any]] = {
         "encoder": "test_resnet+pixels", "image_size": 44, "channels": 3, "scaling": "cube-root", "views": ("rot90",),
         "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0),
     },
+    "stages": {
+        "encoder": "test_efficientnet+pixels+stages", "image_size": 44, "channels": 3, "scaling": "root",
+        "views": ("identity", "hflip"), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0),
+    },
+    "blocks of a transformer": {"encoder": "test_vit+stages", "image_size": 32, "channels": 3},
 }  # fmt: skip
 
 

@@ -327,7 +327,8 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("[data]\ntest = 1.0", "data.test must be a finite number >= 0 and < 1, got 1.0."),
         (
             '[encoder]\nweights = "model.pt"',
-            'encoder.weights must be "none", "embedded", "timm" or a path that ends in .safetensors, got \'model.pt\'.',
+            'encoder.weights must be "none", "embedded", "timm", hf-hub:OWNER/NAME@COMMIT or a path that ends in '
+            ".safetensors, got 'model.pt'.",
         ),
         (
             "[encoder_training.loss]\nname = 'afcl'\neta = 0x" + "f" * 500,

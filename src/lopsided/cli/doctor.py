@@ -159,10 +159,10 @@ def _weights() -> Iterator[Finding]:
         yield Finding("embedded", "; ".join(sizes), "the recipes with pretrained encoders work offline")
     except LopsidedError as error:
         yield Finding("embedded", "damaged", str(error), ok=False)
-    found = sorted(_downloaded())
-    shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-    meaning = "encoder.weights = timm works offline for these" if found else "encoder.weights = timm needs a network"
-    yield Finding("timm's weights", shown or "none downloaded", meaning)
+    downloaded = sorted(_downloaded())
+    shown = ", ".join(downloaded[:5]) + (f" and {len(downloaded) - 5} more" if len(downloaded) > 5 else "")
+    meaning = "these encoders work offline" if downloaded else "encoder.weights = timm needs a network"
+    yield Finding("hub's cache", shown or "no weights", meaning)
     root = cache_root()
     if root is None:
         yield Finding("features", "not cached", "LOPSIDED_CACHE_GIB is 0, or there is no home folder")
@@ -173,11 +173,18 @@ def _weights() -> Iterator[Finding]:
 
 
 def _downloaded() -> Iterator[str]:
-    """Yield timm's models whose weights are in the cache of the Hugging Face hub, without asking the network."""
+    """Yield the weights in the cache of the Hugging Face hub with their sizes, without asking the network.
+
+    Those of timm have its names, and those of others the addresses that ``encoder.weights`` takes.
+    """
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    for path in Path(HF_HUB_CACHE).glob("models--timm--*/snapshots/*/model.safetensors"):
-        yield path.parents[2].name.removeprefix("models--timm--")
+    from lopsided.models.hub_weights import WEIGHTS
+
+    for path in (path for name in WEIGHTS for path in Path(HF_HUB_CACHE).glob(f"models--*/snapshots/*/{name}")):
+        owner, _, name = path.parents[2].name.removeprefix("models--").partition("--")
+        shown = name if owner == "timm" else f"hf-hub:{owner}/{name}@{path.parent.name}"
+        yield f"{shown} ({path.stat().st_size / 1e6:,.0f} MB)"
 
 
 def _extras() -> Iterator[Finding]:

@@ -86,6 +86,9 @@ def train_recipe(
     engine: Engine | None = None,
 ) -> tuple[Run, bool]:
     """Return the finished run, and whether it was already finished before this call."""
+    from lopsided.recipe.encoder_names import with_full_names
+
+    changes = with_full_names(changes)
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
     from lopsided.data.prepare import Sources
     from lopsided.data.sources.vectors import check_vector_fields

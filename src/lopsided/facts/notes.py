@@ -415,6 +415,13 @@ def other_views(other: int, folds: int) -> None:
     """{other} of {folds} folds chose other views, so the figures are those of models with other views."""
 
 
+@note("once", apart="encoder")
+def hub_weights(encoder: str, weights: str, megabytes: float, licence: str | None) -> str:
+    """Weights of the Hugging Face hub are used."""
+    terms = "Its licence is not stated: see its page there" if licence is None else f"Licence: {licence}"
+    return f"The encoder {encoder} has the weights {weights} of the Hugging Face hub ({megabytes:,.0f} MB). {terms}."
+
+
 @note("model")
 def chosen_strength(strength: float, tried: int, inner_folds: int) -> None:
     """The regression has the strength C = {strength:g}, the best of {tried} values on {inner_folds} inner folds."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.models.blocks.block import Columns, Layout, Tapped
+from lopsided.models.hub_weights import download
 from lopsided.models.machine import arrange, seeded
 from lopsided.models.pretrained import (
     EMBEDDED,
@@ -61,9 +62,10 @@ def build_encoder(
     - ``image_size``: side, or height and width, of the images. If given, the encoder runs once on such an image, so
       that a mismatch raises here and not in the middle of a run.
     - ``weights``: "none" draws the weights from ``seed``. "embedded" loads the file in the package, which has the
-      weights of a few encoders. "timm" loads timm's weights from the Hugging Face hub, only as safetensors. A path
-      loads a local safetensors file with the key names of timm or torchvision. A classifier in the file is ignored.
-      For 1-channel images, the 3 channels of the first convolution are summed.
+      weights of a few encoders. "timm" loads timm's weights from the Hugging Face hub, only as safetensors, and
+      "hf-hub:OWNER/NAME@COMMIT" those of somebody else. A path loads a local safetensors file with the key names of
+      timm or torchvision. A classifier in the file is ignored. For 1-channel images, the 3 channels of the first
+      convolution are summed.
 
     The initial weights depend only on ``seed``. The global random state does not change.
     """
@@ -77,8 +79,8 @@ def build_encoder(
     if spec.weights == EMBEDDED:
         check_embedded(name)
         load_weights(encoder, embedded_file(name), name)
-    elif spec.weights == "timm":
-        load_weights(encoder, _download(name), name)
+    elif spec.weights == "timm" or spec.parts[0].is_hub:
+        load_weights(encoder, download(name, spec.weights).path, name)
     elif spec.weights != "none":
         load_weights(encoder, Path(spec.weights), name)
     return encoder, _num_features(encoder, name, channels, size)
@@ -207,24 +209,6 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
         )
         raise InputError(f"{problem}: {got}. Use another encoder.")
     return features.shape[1]
-
-
-def _download(name: str) -> Path:
-    """Download timm's weights of a model, only as safetensors, or find them in the local cache. Return the path."""
-    if MLP_NAME.fullmatch(name):
-        raise InputError(sentence('encoder.weights must be "none" or a file for an mlp', '"timm"'))
-    config = timm_config(name)
-    do = "Set encoder.weights to a local .safetensors file, or to none."
-    if config is None or not config.hf_hub_id:
-        raise InputError(f"timm has no weights for {name} on the Hugging Face hub. {do}")
-    try:
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(repo_id=config.hf_hub_id, filename="model.safetensors"))
-    # The hub raises its own exceptions and those of its HTTP library. All of them mean that the file is not available.
-    except Exception as error:
-        problem = f"The weights {config.hf_hub_id}/model.safetensors of {name} could not be downloaded"
-        raise InputError(f"{problem}: {type(error).__name__} ({_first_line(error)}). {do}") from error
 
 
 def load_weights(encoder: nn.Module, path: Path, name: str = "the encoder") -> None:
@@ -375,12 +359,21 @@ def embedded_state(spec: EncoderSpec) -> tuple[dict[str, Tensor], Layout] | None
 
     Return None unless all weights are embedded and no block needs the layers.
     """
-    if spec.reading("encoder") or any(p.weights != EMBEDDED or p.name not in EMBEDDED_SHA256 for p in spec.parts):
+    if any(p.weights != EMBEDDED or p.name not in EMBEDDED_SHA256 for p in spec.parts):
         return None
     members = [_read(name) for name in spec.names]
-    groups = [Columns(FINAL, member["conv_head.weight"].shape[0], place) for place, member in enumerate(members)]
+    groups: list[Columns] = []
+    for place, member in enumerate(members):
+        groups.append(Columns(FINAL, member["conv_head.weight"].shape[0], place))
+        for block in spec.reading("encoder"):
+            widths = block.load().widths_by(member)
+            if widths is None:
+                return None
+            groups += [Columns(block, width, place) for width in widths]
     if not spec.is_joined:
         return members[0], Layout(tuple(groups))
+    if spec.reading("encoder"):
+        members = [{f"encoder.{key}": value for key, value in member.items()} for member in members]  # See Tapped.
     blocks = spec.reading("image")
     for place, block in enumerate(blocks, start=len(members)):
         groups += [Columns(block, width, place) for width in block.load()().widths]

@@ -25,7 +25,8 @@ from typing import Any
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.recipe import MAX_SIDE
-from lopsided.recipe.encoder_spec import EncoderSpec
+from lopsided.recipe.encoder_names import NAMES
+from lopsided.recipe.encoder_spec import EncoderPart, EncoderSpec
 
 EMBEDDED = "embedded"
 EMBEDDED_ENCODER = "tf_efficientnet_lite0"
@@ -104,7 +105,7 @@ class Preprocessing:
 
 
 def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
-    """Return the preprocessing of an encoder's weights: "embedded", "timm", or a path of a safetensors file.
+    """Return the preprocessing of an encoder's weights: "embedded", "timm", an address, or a path of safetensors.
 
     A file of another program has no preprocessing in its header. For such a file, and for timm's weights, timm's
     configuration of the encoder is used. Joined encoders have the sizes of the first one, and normalise the pixels
@@ -117,13 +118,13 @@ def preprocessing_of(encoder: str, weights: str) -> Preprocessing:
     if weights == EMBEDDED:
         check_embedded(encoder)
         return _embedded_preprocessing(encoder)
-    header = "" if weights == "timm" else _header(Path(weights))
+    header = _header(Path(weights)) if spec.files else ""
     if header:
         try:
             return Preprocessing.from_json(header)
         except ValueError as error:
             raise InputError(f"{weights} has a header with an invalid preprocessing: {error}.") from None
-    return _timm_preprocessing(encoder, is_mlp=spec.parts[0].is_mlp)
+    return _timm_preprocessing(spec.parts[0])
 
 
 def check_encoder(spec: EncoderSpec) -> None:
@@ -178,15 +179,22 @@ def _header(path: Path) -> str:
         raise InputError(sentence("encoder.weights must be a readable safetensors file", got)) from None
 
 
-def _timm_preprocessing(encoder: str, *, is_mlp: bool) -> Preprocessing:
+def _timm_preprocessing(part: EncoderPart) -> Preprocessing:
+    """Return the preprocessing by timm's configuration of an encoder, or by that of the repository of its weights."""
     from lopsided.models.encoders import timm_config
+    from lopsided.models.hub_weights import config_of
 
-    config: Any = None if is_mlp else timm_config(encoder)
+    config: Any = None if part.is_mlp else timm_config(part.name)
     if config is None:
         do = "Write it into the header of the file, or set augment.normalisation to another value."
-        raise InputError(f"The weights of {encoder} have no preprocessing. {do}")
-    mean, std = (tuple(float(n) for n in values) for values in (config.mean, config.std))
-    return Preprocessing(int(config.input_size[-1]), mean, std)  # type: ignore[arg-type]
+        raise InputError(f"The weights of {part.name} have no preprocessing. {do}")
+    stated = config_of(part.weights)
+    mean, std, shape = (stated.get(name) or getattr(config, name) for name in ("mean", "std", "input_size"))
+    found = Preprocessing(int(shape[-1]), tuple(map(float, mean)), tuple(map(float, std)))  # type: ignore[arg-type]
+    try:
+        return Preprocessing.from_json(found.to_json())  # The numbers of a repository may be anything.
+    except ValueError as error:
+        raise InputError(f"{part.weights} has an invalid preprocessing: {error}.") from None
 
 
 def _check_timm_name(name: str) -> None:
@@ -205,7 +213,8 @@ def _check_timm_name(name: str) -> None:
 
 def unknown_encoder(name: str, known: Iterable[str]) -> InputError:
     """Return the error for an unknown encoder, with the most similar names."""
-    near = difflib.get_close_matches(name[:100], ["mlp", *known], n=3)
+    near = difflib.get_close_matches(name[:100], ["mlp", *NAMES, *known], n=3)
+    near = [NAMES[name].encoder] if name in NAMES else near  # A recipe in a file has full names.
     do = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
     return InputError(sentence('encoder.name must be a timm model or "mlp"', f"{name!r:.100}", do))
 

@@ -34,9 +34,9 @@ class Block:
     gives to each group of its columns, as a share of the weight of the final layers. A recipe can set another one, as
     in ``pixels:0.5``. None: each column has the weight 1.
 
-    ``program`` is how a reader of the model card computes the columns from ``image`` and appends them to ``features``,
-    with the fields ``height``, ``width``, ``by`` (the resampling) and ``views``. Without it, the card shows no program
-    for the classifier.
+    ``program`` is how a reader of the model card computes the columns, from ``image`` or from ``pixels`` by
+    ``encoder``, and appends them to ``features``. Its fields are ``height``, ``width``, ``by`` (the resampling),
+    ``views`` and ``scaled``, the scaling of ``columns``. Without it, the card shows no program for the classifier.
     """
 
     name: str
@@ -90,7 +90,45 @@ PIXELS = Block(
     share=0.3,
     program=_PIXELS_PROGRAM,
 )
-BLOCKS: Entries[Block] = Entries(GROUP, "feature block", Block, {"pixels": "lopsided.recipe.blocks:PIXELS"})
+_STAGES_PROGRAM = """
+
+# Two numbers per channel after each stage of the encoder, averaged over views: mean and deviation over positions, or
+# the class token and the mean of the others.
+names = [stage["module"] for stage in encoder.feature_info]
+if "conv_stem.weight" in encoder.state_dict():
+    names = ["bn1"] + [f"blocks.{{i}}" for i in range(len(encoder.blocks))]
+elif len(names) > 8:
+    names = [names[len(names) * i // 4 - 1] for i in (1, 2, 3, 4)]
+maps, prefix = [], getattr(encoder, "num_prefix_tokens", 0)
+for name in names:
+    encoder.get_submodule(name).register_forward_hook(lambda _, __, output: maps.append(output))
+with torch.no_grad():
+    encoder(torch.stack([{views}]))
+for x in maps:
+    x = x.permute(0, 3, 1, 2) if x.ndim == 4 and getattr(encoder, "output_fmt", "") == "NHWC" else x
+    axes = (2, 3) if x.ndim == 4 else 1
+    pair = [x.mean(axes), x.std(axes, correction=0)]
+    if x.ndim == 3 and prefix:
+        pair = [x[:, 0], x[:, prefix:].mean(1)]
+    columns = torch.cat(pair, dim=1).mean(dim=0)
+    {scaled}
+    features = torch.cat([features, columns])
+"""
+
+STAGES = Block(
+    "stages",
+    "lopsided.models.blocks.stages:Stages",
+    "encoder",
+    "the stages before its final layer",
+    scaling="apart",
+    program=_STAGES_PROGRAM,
+)
+BLOCKS: Entries[Block] = Entries(
+    GROUP,
+    "feature block",
+    Block,
+    {"pixels": "lopsided.recipe.blocks:PIXELS", "stages": "lopsided.recipe.blocks:STAGES"},
+)
 
 
 def find(name: str, *, built_in: bool = False) -> Block | None:

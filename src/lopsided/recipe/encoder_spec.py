@@ -5,6 +5,7 @@
     tf_efficientnet_lite0+resnet50+pixels:0.5             two encoders, and a block with another weight
     embedded                                              the weights of one encoder, or of each
     embedded+/files/resnet50.safetensors                  the weights of each encoder
+    hf-hub:OWNER/NAME@COMMIT                              weights on the Hugging Face hub, as they are in a commit
 
 Only this module takes these texts apart.
 """
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lopsided.errors import InputError, sentence
 from lopsided.recipe.blocks import Block, find
+from lopsided.recipe.encoder_names import HUB
 from lopsided.recipe.views import computed_views
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ _JOINT, _SHARE = "+", ":"
 
 
 def is_weights(text: str) -> bool:
-    """Return whether a text is a word for weights, or ends like a file of weights."""
-    return text in WEIGHT_NAMES or text.endswith(".safetensors")
+    """Return whether a text is a word for weights, an address on the hub, or ends like a file of weights."""
+    return text in WEIGHT_NAMES or text.endswith(".safetensors") or HUB.fullmatch(text) is not None
 
 
 def ends_with_weights(text: str) -> bool:
@@ -47,7 +49,7 @@ def ends_with_weights(text: str) -> bool:
 
 @dataclass(frozen=True)
 class EncoderPart:
-    """One network and its weights: a word of ``WEIGHT_NAMES``, or the path of a file."""
+    """One network and its weights: a word of ``WEIGHT_NAMES``, an address on the hub, or the path of a file."""
 
     name: str
     weights: str
@@ -55,7 +57,12 @@ class EncoderPart:
     @property
     def is_file(self) -> bool:
         """Whether the weights are those of a file."""
-        return self.weights not in WEIGHT_NAMES
+        return self.weights not in WEIGHT_NAMES and not self.is_hub
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether the weights have an address on the Hugging Face hub."""
+        return HUB.fullmatch(self.weights) is not None
 
     @property
     def is_mlp(self) -> bool:

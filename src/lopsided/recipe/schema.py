@@ -23,6 +23,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular
 from lopsided.recipe import methods, words
 from lopsided.recipe.conflicts import conflicts
+from lopsided.recipe.encoder_names import with_full_names
 from lopsided.recipe.finishers import FINISHERS, Finisher
 from lopsided.recipe.losses import LossSettings, read_loss
 from lopsided.recipe.methods.spec import OWNED, Final, MethodSpec
@@ -191,6 +192,7 @@ class Recipe(Section):
         A new loss keeps the parameters that were set for the old loss, if both losses have them. A loss that needs
         logits turns a two-stage recipe into the ``baseline`` of the same budget, unless ``method`` is also given.
         """
+        changes = with_full_names(changes)
         changes = {path.removesuffix(".name") if path in LOSS_NAMES else path: v for path, v in changes.items()}
         values, path = self.model_dump(), "encoder_training.loss"
         if changes.get("encoder.weights") == "embedded":

@@ -163,12 +163,12 @@ class Encoder(Section):
     name: Text = described(
         "resnet18",
         'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +. Feature blocks may '
-        "follow, such as pixels: mean and deviation of colours in regions of the image.",
+        "follow, such as pixels (colours in regions of the image) and stages (the layers before the last).",
     )
     weights: Weights = described(
         "none",
-        "Initial weights: random (none), those in the package (embedded), timm's weights, or a file; for joined "
-        f"encoders one word for all, or the weights of each, joined by +. {_OPEN}",
+        "Initial weights: random (none), those in the package (embedded), timm's weights, hf-hub:OWNER/NAME@COMMIT, or "
+        f"a file; for joined encoders one word for all, or the weights of each, joined by +. {_OPEN}",
     )
     views: Views = described(
         "none",

@@ -79,7 +79,9 @@ TrackerTexts = Annotated[
     words.Phrase('a list of trackers, such as ["tensorboard", "mlflow:FOLDER"]'),
 ]
 Weights = Annotated[
-    AnyText, AfterValidator(_weights), words.Phrase('"none", "embedded", "timm" or a path that ends in .safetensors')
+    AnyText,
+    AfterValidator(_weights),
+    words.Phrase('"none", "embedded", "timm", hf-hub:OWNER/NAME@COMMIT or a path that ends in .safetensors'),
 ]
 Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
 Count = Annotated[int, Ge(1), Le(MOST)]

@@ -167,6 +167,8 @@ def _origin(recipe: Recipe, base_model: str | None) -> Iterator[str]:
             )
         elif part.weights == "timm":
             yield f"{which} {verb} the pretrained weights of timm{'' if base_model is None else f', `{base_model}`'}."
+        elif part.is_hub:
+            yield f"{which} {verb} the pretrained weights `{code(part.weights)}`."
         elif part.is_file:
             yield f"{which} {verb} the weights of the file `{code(Path(part.weights).name)}`."
 
@@ -307,11 +309,8 @@ VIEW_CODE = {
 }
 """The views of an image as torch writes them (``lopsided.models.model``)."""
 
-_SCALING_CODE = {
-    "none": (),
-    "root": ("features = features.sign() * features.abs().sqrt()",),
-    "cube-root": ("features = features.sign() * features.abs().pow(1 / 3)",),
-}
+_SCALING_CODE = {"root": "{0} = {0}.sign() * {0}.abs().sqrt()", "cube-root": "{0} = {0}.sign() * {0}.abs().pow(1 / 3)"}
+"""The scaling of numbers as torch writes it, before they get length 1."""
 
 
 def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: str) -> Iterator[str]:
@@ -344,7 +343,11 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     )
     names = ", ".join(f'"{code(part)}"' for part in parts)
     views = ", ".join(VIEW_CODE[view] for view in card["views"])
-    linear = card["adapter"] is None and card["head"] == "linear" and all(block.program for block in blocks)
+    blocks = tuple(sorted(blocks, key=lambda block: block.reads == "image"))  # In the order of their columns.
+    alone = len(parts) == 1 or all(block.reads == "image" for block in blocks)
+    linear = card["adapter"] is None and card["head"] == "linear" and alone and all(block.program for block in blocks)
+    root = _SCALING_CODE.get(card["scaling"], "")
+    scaled = f"{root.format('columns')}\n    columns = columns / columns.norm()" if root else ""
     yield "\n".join(
         [
             "```python",
@@ -361,9 +364,11 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
             "    with torch.no_grad():",
             f"        features.append(encoder(torch.stack([{views}])).mean(dim=0))",
             "features = torch.cat(features)",
-            *_SCALING_CODE[card["scaling"]],
-            *([_LENGTH_CODE[card["members"] > 1].format(**card)] if card["scaling"] != "none" else []),
-            *(block.program.format(height=height, width=width, by=by, views=views) for block in blocks),
+            *([root.format("features"), _LENGTH_CODE[card["members"] > 1].format(**card)] if root else []),
+            *(
+                block.program.format(height=height, width=width, by=by, views=views, scaled=scaled)
+                for block in (blocks if linear else ())
+            ),
             *(_CLASSIFIER_CODE if linear else ["print(features.shape)"]),
             "```",
         ]

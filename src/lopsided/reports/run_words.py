@@ -97,7 +97,8 @@ def _encoder(recipe: Recipe) -> str:
     """Return the encoder, or the joined encoders, with their initial weights."""
     spec = recipe.encoder.spec
     kinds = {"none": "", "embedded": "the embedded pretrained weights", "timm": "pretrained weights of timm"}
-    weights = dict.fromkeys(kinds.get(part.weights, "weights from a file") for part in spec.parts)
+    other = {part.weights: part.weights for part in spec.parts if part.is_hub}
+    weights = dict.fromkeys((kinds | other).get(part.weights, "weights from a file") for part in spec.parts)
     start = f" with {listed(list(weights))}" if any(weights) else ""
     titles = [f"{block.title} ({block.name})" for block in spec.blocks]
     blocks = f", joined with {listed(titles)}," if titles else ""

@@ -8,7 +8,7 @@ closer together, and length 1 removes the contrast of the image: power normalisa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -129,6 +129,11 @@ class FeatureBlock(nn.Module):
     @abstractmethod
     def widths(self) -> tuple[int, ...]:
         """The number of columns of each group. The columns of a group are scaled and weighed together."""
+
+    @classmethod
+    def widths_by(cls, state: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+        """Return ``widths`` given only the weights of an encoder; None: its layers are needed."""
+        return None
 
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from lopsided.inference.scorer import Scorer, SmallImages, share_rows
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import build_encoder, embedded_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, build_head
+from lopsided.models.hub_weights import hub_weights
 from lopsided.models.machine import arrange, compile_encoder, evaluating
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe
@@ -81,6 +82,9 @@ class Trainer:
         channels = 1 if vector else prepared.shape[0]
         late = self._late_encoder() if fresh else None
         encoder, features = late or self.untrained(fresh=fresh)
+        if fresh and self.ranks.first:
+            for part, there in hub_weights(recipe.encoder.spec):
+                self.log.fact(notes.hub_weights(part.name, there.address, there.megabytes, there.licence))
         heads, adapter = self.adapter(features) or (None, None)
         with seeded_init(recipe.seed, "classifier"):
             first = recipe.spec.head_loss(recipe.first_stage())
