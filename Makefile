@@ -52,9 +52,9 @@ programs:
 
 # Each worker has one thread of its own. Three keep two cores busy, for some tests wait for processes that they started;
 # a fourth would only import everything once more. Where a test asks for two threads, one that waits sleeps: spinning, it
-# would keep a core from the other workers.
+# would keep a core from the other workers. tests/conftest.py says in which order files are tested.
 check: setup programs
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # For work in progress: no test that takes long, starts many processes or needs a program of the system. These wait for
 # nothing, so that a third worker would only import everything once more.

@@ -11,7 +11,7 @@ from lopsided.runs.folder import Run
 from tiny_command import Call
 
 PHOTOS = {"cat": 30, "dog": 12}
-FEW = ("fine_tune.blocks=1", "fine_tune.views=1", "test=0.3", "--device", "cpu")
+FEW = ("fine_tune.blocks=1", "fine_tune.views=1", "test=0.3", "image_size=64", "--device", "cpu")
 STEPS = ("fine_tune.steps=2",)
 
 
@@ -36,6 +36,7 @@ def test_a_field_of_the_section_selects_the_recipe_and_all_verbs_take_the_run(
     assert json.loads(call("fit", "--out", run, "--resume", "--json").out)["method"] == "fine-tune"
 
 
+@pytest.mark.slow
 def test_the_size_of_a_batch_is_that_of_the_one_stage(photos: Path, call: Call, tmp_path: Path) -> None:
     ended = call("fit", photos, "--out", tmp_path / "run", "--recipe", "fine-tune", "batch_size=16", *FEW, *STEPS)
     assert ended.code == 0, ended.err

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from example_methods import write_package
 from lopsided import entries
+from lopsided.models.encoders import build_encoder
 from lopsided.recipe import Recipe, methods
 from tiny_command import Call
 
 PHOTOS = {"cat": 20, "dog": 9}
-FIELDS = (
-    "--recipe", "quick", "method=nearest-mean", "encoder.views=none", "data.image_size=32",
-    "device=cpu", "--quiet",
-)  # fmt: skip
+FIELDS = ("--recipe", "quick", "method=nearest-mean", "encoder.views=none", "image_size=32", "device=cpu", "--quiet")
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +30,13 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entries._points.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_method_of_another_package_goes_through_every_verb(call: Call, photos: Path, tmp_path: Path) -> None:
     run, onnx = tmp_path / "run", tmp_path / "model.onnx"
-    assert call("fit", photos, "--out", run, "--folds", "2", *FIELDS).code == 0
+    encoder, _ = build_encoder("test_resnet", image_size=32)
+    save_file(encoder.state_dict(), tmp_path / "own.safetensors")
+    network = ("--encoder", "test_resnet", f"weights={tmp_path / 'own.safetensors'}")
+    assert call("fit", photos, "--out", run, "--folds", "2", *FIELDS, *network).code == 0
     metrics = json.loads((run / "metrics.json").read_text())
     assert (metrics["method"], metrics["folds"]["final"]) == ("nearest-mean", "refit")
     assert metrics["test"]["figures"]["uwa"]["value"] > 0.9, "The classes differ in brightness."

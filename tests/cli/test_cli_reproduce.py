@@ -210,7 +210,6 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
             "eta",
             "This is a part of the paper's table: 12 of its 66 cells have a run here.",
         ),
-        (("gamma", "--losses", "cl,acl:300,afcl:0:7"), "gamma-losses", "gamma = 0 is best at 50:50"),
     ],
 )
 def test_records_alone_make_every_table(

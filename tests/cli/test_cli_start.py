@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lopsided.models.machine import threads
 from tiny_command import Call, command, environment
 
 VERBS = (
@@ -193,9 +194,9 @@ def test_a_stream_that_is_closed_is_written_nowhere(arguments: str, closed: str,
     assert ended.stdout + ended.stderr == ""
 
 
-@pytest.mark.slow
-def test_doctor_says_what_each_finding_means() -> None:
-    ended = command("doctor", "--json")
+def test_doctor_says_what_each_finding_means(call: Call) -> None:
+    with threads(1):
+        ended = call("doctor", "--json")
     assert ended.code == 0
     assert ended.err == ""
     findings = {finding["name"]: finding for finding in json.loads(ended.out)}

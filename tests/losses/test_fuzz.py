@@ -26,10 +26,10 @@ def fuzz() -> ModuleType:
 
 
 def test_random_cases_of_every_type_and_layout_are_finite_and_agree_with_float64(fuzz: ModuleType) -> None:
-    found = fuzz.try_cases(0, 179, minutes=60)
+    found = fuzz.try_cases(0, 99, minutes=60)
     assert found["failures"] == []
-    assert found["cases"] == 180
-    assert min(found["by_dtype"][name] for name in ("float64", "float32", "bfloat16", "float16")) > 10
+    assert found["cases"] == 100
+    assert min(found["by_dtype"][name] for name in ("float64", "float32", "bfloat16", "float16")) > 5
     assert set(found["by_kind"]) == {
         "function", "module", "focal binary", "focal multi-class", "asymmetric", "metrics"
     }  # fmt: skip

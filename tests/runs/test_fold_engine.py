@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from forked import CONTEXT
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe
 from lopsided.runs.cell import Cell
 from lopsided.runs.driver import drive
-from lopsided.runs.engines import Ended
+from lopsided.runs.engines import Ended, local
 from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.folds import FoldPlan
 from lopsided.runs.plan import Plan
@@ -116,7 +117,8 @@ def test_without_folds_to_train_no_engine_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "get_context", lambda _: CONTEXT)  # Workers that need not import torch.
     photos = write_photos(tmp_path / "photos", {"cat": 20, "dog": 6})
     tiny = {"encoder.name": "mlp-8", "encoder_training.loss": "ce", "encoder_training.epochs": 1, "threads": 1}
     recipe = Recipe().override(**{"data.source": str(photos), "data.folds": 2, **tiny})

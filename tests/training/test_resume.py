@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forked import forked
+from forked import CONTEXT, forked
 from lopsided import files
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.fit import fit
@@ -84,9 +83,9 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_never_was(tmp_path: Path, kind
     expected = outcome(tmp_path / "whole")
     moments = int((tmp_path / "whole" / "moments").read_text())
     assert moments > 20
-    # Every fifth moment: an epoch has 4 steps here, so a stride of 5 hits a different kind of moment each time.
+    # Every ninth moment: an epoch has 4 steps here, so a stride of 9 hits a different kind of moment each time.
     killed = 0
-    for fatal in range(1 + list(CHANGES).index(kind), moments + 1, 5):
+    for fatal in range(1 + list(CHANGES).index(kind), moments + 1, 9):
         folder = tmp_path / str(fatal)
         ended = child(folder, kind, fatal)
         assert ended in (0, -signal.SIGKILL)  # How often the state is written, which is a moment, depends on the time.
@@ -108,36 +107,33 @@ def test_a_run_killed_again_and_again_still_ends_the_same(tmp_path: Path) -> Non
 
 
 NETWORK = {"encoder.name": "test_resnet", "data__cache": "none", "encoder_training__views": 2}
-SCRIPT = f"""
-import sys
-from pathlib import Path
-from lopsided.training.reporter import Reporter
-from lopsided.training.fit import fit
-from training.conftest import stripes, tiny
+
 
 class Telling(Reporter):
-    def step(self, loss, images):
-        print("step", flush=True)
-        sys.stdin.readline()
+    """Tells of each step, and waits to be told to go on."""
 
-fit(tiny(**{NETWORK}), stripes({COUNTS}), Path(sys.argv[1]), reporter=Telling())
-"""
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def step(self, loss: float, images: int) -> None:
+        self.pipe.send("step")
+        self.pipe.recv()
+
+
+def tell(folder: Path, pipe: Connection) -> None:
+    fit(tiny(**NETWORK), stripes(COUNTS), folder, reporter=Telling(pipe))
 
 
 def test_a_network_with_batch_norm_that_is_killed_from_outside_ends_the_same(tmp_path: Path) -> None:
-    paths = [str(Path(files.__file__).parents[1]), str(Path(__file__).parents[1])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for step in range(7):
-            if step:  # It waits after each step to be told to go on, and so is killed at the seventh on any machine.
-                process.stdin.write("\n")
-                process.stdin.flush()
-            assert process.stdout.readline() == "step\n"
-        process.kill()
+    pipe, end = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=tell, args=(tmp_path / "run", end))
+    process.start()
+    for step in range(7):
+        if step:  # It waits after each step to be told to go on, and so is killed at the seventh on any machine.
+            pipe.send("go on")
+        assert pipe.recv() == "step"
+    process.kill()
+    process.join()
     assert not (tmp_path / "run" / CARD_NAME).exists()
     assert (tmp_path / "run" / "checkpoint").exists()
     for name in ("run", "whole"):
