@@ -29,7 +29,6 @@ RECORD = ROOT / "docs" / "dependencies.json"
 INDIRECT = (
     "click",
     "filelock",
-    "fsspec",
     "hf-xet",
     "httpx2",
     "joblib",

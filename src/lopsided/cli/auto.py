@@ -50,7 +50,7 @@ def fit_auto(
                 raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
             base = _with_possible_folds(base, fields)
             check_vector_fields(base.data.source, fields)
-            names = usual_candidates(vectors=is_vectors(base.data.source))
+            names = usual_candidates(vectors=is_vectors(base.data.source or ""))
             plan = ComparisonPlan(folder, parse_candidates([",".join(names)], fields), base)
             about = plan.about(sweeping.open_data(base))
             from lopsided.runs.view import sweep_view

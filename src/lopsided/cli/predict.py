@@ -41,6 +41,7 @@ from lopsided.errors import InputError
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
     from lopsided.data.sources.names import Patterns
+    from lopsided.data.stored import ImagePath
     from lopsided.inference.predict import Answer, Summary, Use
     from lopsided.models.model import Model, ModelCard
     from lopsided.runs.find import Elsewhere
@@ -89,6 +90,7 @@ def predict(
       lopsided predict run inbox | sort -t, -k3 -g
     """
     from lopsided.data.sources.names import Patterns, Twins
+    from lopsided.data.stored import ImagePath, is_address
     from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
     from lopsided.progress import counter
@@ -101,13 +103,19 @@ def predict(
         raise InputError(
             "--tta cannot be used with --engine ray, whose machines use the views of the model. Remove one."
         )
+    if engine is not None and any(map(is_address, images)):
+        raise InputError(
+            "--engine shares files of this machine, not an address. Leave it out, or copy the images here."
+        )
     elsewhere = cluster_mapper(engine, run)
     pairs = Twins()
     patterns = Patterns(include or (), exclude or ())
     tables = _list_vectors(images, patterns, elsewhere)
-    total, paths = sum(len(table.names) for table in tables), iter(())
-    if not tables:
-        total, paths = find_images(images, patterns, pairs, allow_outside=allow_outside)
+    total, paths = (
+        (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
+        if tables
+        else find_images(images, patterns, pairs, allow_outside=allow_outside)
+    )
     warn_of_twins(pairs)
     model, card = open_model(run, device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=quiet)
@@ -149,7 +157,7 @@ def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere
 def _answering(
     model: Model,
     card: ModelCard,
-    paths: Iterable[Path],
+    paths: Iterable[ImagePath],
     use: Use,
     *,
     total: int,

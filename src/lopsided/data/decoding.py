@@ -35,6 +35,7 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from lopsided.data.dicom import SUFFIXES as DICOM_SUFFIXES
 from lopsided.data.dicom import is_dicom, open_dicom
+from lopsided.data.stored import Stored
 from lopsided.errors import DataError, MissingDependencyError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -221,7 +222,7 @@ def read_image(
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Return the header of an image, without decoding the image."""
-    with _reading(path), open(path, "rb") as file, _image(file) as image:
+    with _opened(path) as (file, _), _image(file) as image:
         return _header(path, image)
 
 
@@ -243,6 +244,12 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, tuple[int, ...]]]:
     """Open an image file and give its content, in memory unless it is large, and its stamp."""
+    if isinstance(path, Stored):
+        with _reading(path):
+            content = path.read()
+            # Nothing else tells whether it is the content of an earlier reading.
+            yield io.BytesIO(content), (int(hashlib.sha256(content).hexdigest(), 16),)
+        return
     with _reading(path), open(path, "rb") as file:
         found = os.fstat(file.fileno())
         stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -305,6 +312,8 @@ def _formats() -> tuple[str, ...]:
 
 def check_image_file(path: str | os.PathLike[str]) -> None:
     """Raise if a path is a pipe, a socket or a device: reading a pipe can block forever, and a device may never end."""
+    if isinstance(path, Stored):
+        return
     if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
         raise UnreadableImageError(path, "a pipe, a socket or a device, not a file")
 
@@ -341,11 +350,11 @@ def _reason(path: str | os.PathLike[str], error: Exception) -> str:
         size = f"{int(pixels.group()):,}" if pixels else "too many"
         return f"{size} pixels, but at most {MAX_PIXELS:,} are allowed"
     if isinstance(error, UnidentifiedImageError):
-        empty = os.path.getsize(path) == 0
+        empty = not isinstance(path, Stored) and os.path.getsize(path) == 0
         return "the file is empty" if empty else "not an image of a supported format"
     if isinstance(error, MemoryError):  # A length in the file may request gigabytes.
         return "it needs more memory than is available"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).removesuffix(".")
     return text or type(error).__name__

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from io import BytesIO
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from lopsided.data.stored import ImagePath, Stored
 from lopsided.errors import DataError, InputError, MissingDependencyError, sentence
 
 SUFFIXES = frozenset({".dcm", ".dicom"})
@@ -60,7 +61,7 @@ def _shares(pixels: Any, values: npt.NDArray[Any], content: Any) -> Floats:
     if content.get("VOILUTSequence"):
         table = content.VOILUTSequence[0]
         looked: Floats = pixels.apply_voi(scaled.astype(np.int64), content).astype(np.float64)
-        return looked / (2 ** table.LUTDescriptor[2] - 1)
+        return looked / float(2 ** table.LUTDescriptor[2] - 1)
     centre, width = (_first(content.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None or not width > 0:
         low, high = float(scaled.min()), float(scaled.max())
@@ -75,10 +76,12 @@ def windowed(values: Floats, centre: float, width: float, function: str = "LINEA
     [0.0, 0.5, 1.0]
     """
     if function == "SIGMOID":
-        return 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -700, 700)))
+        steps: Floats = np.exp(np.clip(-4 * (values - centre) / width, -700, 700))
+        return 1 / (1 + steps)
     if function == "LINEAR" and width > 1:
         centre, width = centre - 0.5, width - 1
-    return np.clip((values - centre) / width + 0.5, 0, 1)
+    shares: Floats = np.clip((values - centre) / width + 0.5, 0, 1)
+    return shares
 
 
 def _first(value: Any) -> float | None:
@@ -88,16 +91,17 @@ def _first(value: Any) -> float | None:
     return float(value if isinstance(value, int | float | str) else value[0])
 
 
-def tags_of(paths: Sequence[Path], keyword: str) -> list[str]:
+def tags_of(paths: Sequence[ImagePath], keyword: str) -> list[str]:
     """Return the value of a tag, such as PatientID, of each file; "" if it has none."""
     pydicom = _pydicom()
     if pydicom.datadict.tag_for_keyword(keyword) is None:
         must = f"--group of a folder of DICOM files must be {PATIENT} or another keyword of DICOM, or parent"
         raise InputError(sentence(must, repr(keyword)))
 
-    def tag(path: Path) -> str:
+    def tag(path: ImagePath) -> str:
         try:
-            return str(pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[keyword]).get(keyword) or "")
+            file = BytesIO(path.read()) if isinstance(path, Stored) else path
+            return str(pydicom.dcmread(file, stop_before_pixels=True, specific_tags=[keyword]).get(keyword) or "")
         except Exception as error:  # With hostile bytes, pydicom raises almost any exception.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"Cannot read the tags of {path} ({reason:.200}).") from error

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from lopsided.data.decoding import (
     hash_file,
     read_header,
 )
+from lopsided.data.stored import ImagePath
 from lopsided.errors import DataError, InputError, sentence
 
 if TYPE_CHECKING:
@@ -183,10 +183,12 @@ class FileImages(Images):
     image. ``like`` are images of the same source: they decide how many channels there are.
     """
 
-    def __init__(self, paths: Sequence[Path], channels: int | None = None, *, like: FileImages | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[ImagePath], channels: int | None = None, *, like: FileImages | None = None
+    ) -> None:
         self.paths = tuple(paths)
         self._channels, self._like = channels, like
-        self._facts: dict[Path, FileFacts] = {} if like is None else like._facts
+        self._facts: dict[ImagePath, FileFacts] = {} if like is None else like._facts
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -202,7 +204,7 @@ class FileImages(Images):
         """Return the images at ``indices``, in that order. ``channels`` does not change."""
         return self.beside([self.paths[i] for i in indices])
 
-    def beside(self, paths: Sequence[Path]) -> FileImages:
+    def beside(self, paths: Sequence[ImagePath]) -> FileImages:
         """Return images of other files, with the channels of these images."""
         return FileImages(paths, like=self._like or self)
 
@@ -250,7 +252,7 @@ class FileImages(Images):
             if self._facts[path].error
         ]
 
-    def _is_checked(self, path: Path) -> bool:
+    def _is_checked(self, path: ImagePath) -> bool:
         facts = self._facts.get(path)
         return facts is not None and bool(facts.error or facts.header)
 
@@ -280,7 +282,7 @@ class FileImages(Images):
         """Return height and width in the header of a file."""
         return self._header(self.paths[index]).size
 
-    def _header(self, path: Path) -> Header:
+    def _header(self, path: ImagePath) -> Header:
         facts = self._facts.get(path, FileFacts(""))
         if facts.error:
             raise UnreadableImageError(path, facts.error)

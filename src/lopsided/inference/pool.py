@@ -21,6 +21,8 @@ import numpy.typing as npt
 from lopsided.data.decoding import FolderId, walk_images
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, csv_rows, read_columns, reading_csv
 from lopsided.data.sources.names import Patterns, Twins
+from lopsided.data.sources.remote import images_below
+from lopsided.data.stored import ImagePath, Place, is_address
 from lopsided.errors import DataError, sentence
 from lopsided.inference.feature_cache import Features
 
@@ -31,15 +33,15 @@ def find_images(
     twins: Twins | None = None,
     *,
     allow_outside: bool = False,
-) -> tuple[int, Iterator[Path]]:
+) -> tuple[int, Iterator[ImagePath]]:
     """Return the number of images in files, folders and tables, and an iterator that does not hold all of them.
 
-    A file in ``paths`` counts as an image with any suffix, except that of a table. A table has a column path, and may
-    have others. Its relative paths are relative to its folder, and paths outside of it need ``allow_outside``. No file
-    or folder is read twice, even if a path is below another path or several links lead to one folder; a table may name
-    any image again. ``patterns`` select images by their paths below the given folder, as in training, given files by
-    their paths as they are given, and those of a table by the paths in the table. ``twins`` counts pairs of images that
-    differ only in the suffix.
+    A path may be an address, too, such as s3://bucket/inbox. A file in ``paths`` counts as an image with any suffix,
+    except that of a table. A table has a column path, and may have others. Its relative paths are relative to its
+    folder, and paths outside of it need ``allow_outside``. No file or folder is read twice, even if a path is below
+    another path or several links lead to one folder; a table may name any image again. ``patterns`` select images by
+    their paths below the given folder, as in training, given files by their paths as they are given, and those of a
+    table by the paths in the table. ``twins`` counts pairs of images that differ only in the suffix.
     """
     given, patterns = _distinct(paths), patterns or Patterns()
     number, found = 0, 0
@@ -49,11 +51,11 @@ def find_images(
             number += 1
             if twins is not None:
                 twins.add(str(path))
-    for path in given:
-        if path.is_dir() and next(walk_images(path), None) is None:
-            raise DataError(sentence("a folder of images must hold at least one", f"none below {path}"))
-        if is_table(path) and next(_table_paths(path, allow_outside), None) is None:
-            raise DataError(sentence("a table must name at least one image", f"no rows in {path}"))
+    for place in given:
+        if isinstance(place, Path) and place.is_dir() and next(walk_images(place), None) is None:
+            raise DataError(sentence("a folder of images must hold at least one", f"none below {place}"))
+        if isinstance(place, Path) and is_table(place) and next(_table_paths(place, allow_outside), None) is None:
+            raise DataError(sentence("a table must name at least one image", f"no rows in {place}"))
     if not number:
         raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
     return number, (path for path, name in _images(given, allow_outside) if patterns.keep(name))
@@ -64,11 +66,14 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
-def _images(paths: Iterable[Path], allow_outside: bool) -> Iterator[tuple[Path, str]]:
+def _images(paths: Iterable[Path | Place], allow_outside: bool) -> Iterator[tuple[ImagePath, str]]:
     """Yield each image with the name that patterns are compared with."""
     seen: set[FolderId] = set()
     for path in paths:
-        if path.is_dir():
+        if isinstance(path, Place):
+            names = [""] if path.is_file() else images_below(path)
+            yield from ((path.file(name), name or path.address) for name in names)
+        elif path.is_dir():
             yield from ((image, image.relative_to(path).as_posix()) for image in walk_images(path, seen=seen))
         elif is_table(path):
             yield from _table_paths(path, allow_outside)
@@ -104,11 +109,14 @@ def _rows(table: Path) -> Iterator[tuple[int, str]]:
         yield from ((line, cells[place]) for line, cells in rows)
 
 
-def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    kept: list[Path] = []
+def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path | Place]:
+    kept: list[Path | Place] = []
     folders = {os.path.abspath(path) for path in paths if os.path.isdir(path)}
     seen: set[str] = set()
     for given in paths:
+        if is_address(given):
+            kept.append(Place(os.fspath(given)))
+            continue
         path, absolute = Path(given), os.path.abspath(given)
         if not path.exists():
             raise DataError(sentence("each path must be an image or a folder", f"{path}, which does not exist"))
@@ -133,7 +141,7 @@ class Pack:
     """Consecutive images of a pool. ``number`` counts the packs from 0."""
 
     number: int
-    paths: tuple[Path, ...]
+    paths: tuple[ImagePath, ...]
     stamp: str = ""
     """A hash of what the file system tells about the files, which changes when one of them is replaced."""
 
@@ -160,7 +168,7 @@ class Scores:
     """The libraries that computed the features; see ``Scorer.made_by``."""
 
 
-def packs(paths: Iterable[Path], size: int = PACK) -> Iterator[Pack]:
+def packs(paths: Iterable[ImagePath], size: int = PACK) -> Iterator[Pack]:
     """Yield the images of a pool in packs."""
     rest, number = iter(paths), 0
     while part := tuple(islice(rest, size)):
@@ -168,7 +176,7 @@ def packs(paths: Iterable[Path], size: int = PACK) -> Iterator[Pack]:
         number += 1
 
 
-def _stamp(paths: Iterable[Path]) -> str:
+def _stamp(paths: Iterable[ImagePath]) -> str:
     stamp = hashlib.sha256()
     for path in paths:
         try:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError
 from lopsided.data.images import Progress
+from lopsided.data.stored import ImagePath
 from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError, InputError
 from lopsided.evaluation.calibration import HeldBack, at_prevalence
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from lopsided.inference.scorer import Scorer
     from lopsided.models.model import ModelCard
 
-Answer: TypeAlias = tuple[Path, npt.NDArray[np.floating[Any]] | UnreadableImageError]
+Answer: TypeAlias = tuple[ImagePath, npt.NDArray[np.floating[Any]] | UnreadableImageError]
 """A path with the probabilities of the classes, or with the error if the image is unreadable."""
 
-Write: TypeAlias = Callable[[Path, str, npt.NDArray[np.floating[Any]]], object]
+Write: TypeAlias = Callable[[ImagePath, str, npt.NDArray[np.floating[Any]]], object]
 """Takes a path, the predicted class and the probabilities."""
 
 PROBABILITY = "p:"

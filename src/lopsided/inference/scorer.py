@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
 from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
+from lopsided.data.stored import ImagePath
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
@@ -39,7 +39,7 @@ Counted = Callable[[int, int], None]
 BATCH = 64
 BLOCK = 2048
 """Images whose features of all views are in memory at a time."""
-_Read = tuple[Path, FileFacts, Pixels | None]
+_Read = tuple[ImagePath, FileFacts, Pixels | None]
 SIDE = 16
 """Side of the small images in pixels."""
 _SMALL_BATCH = 256
@@ -220,7 +220,7 @@ class Scorer:
         """Score the images of one pack."""
         return joined(pack, list(self.stream(pack.paths)))
 
-    def stream(self, paths: Iterable[Path]) -> Iterator[Scores]:
+    def stream(self, paths: Iterable[ImagePath]) -> Iterator[Scores]:
         """Score files batch by batch. At most a few hundred decoded images are in memory.
 
         A file is read once: what is hashed is what is decoded. Unreadable files are no error.
@@ -231,7 +231,7 @@ class Scorer:
             yield self._score(batch)
         self._flush()
 
-    def _read(self, path: Path) -> _Read:
+    def _read(self, path: ImagePath) -> _Read:
         """Read one file, and decode it unless the features of all its views are cached."""
         known = (lambda digest: all(digest in shelf for shelf in self.shelves)) if self.shelves else None
         return path, *read_pixels(path, self.card.image_size, self.card.channels, known)

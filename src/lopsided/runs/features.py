@@ -13,6 +13,7 @@ import numpy as np
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs, prepare
 from lopsided.data.prepare import Sources, split_source, training_source
+from lopsided.data.stored import ImagePath
 from lopsided.errors import InputError, RunError
 from lopsided.inference.feature_cache import ReadableImages
 from lopsided.inference.pool import Mapper, packs
@@ -78,7 +79,7 @@ def fill_cache(
     return len(source), len(missing)
 
 
-def _collect(scorer: Scorer, mapper: Mapper, paths: list[Path], progress: Progress | None) -> None:
+def _collect(scorer: Scorer, mapper: Mapper, paths: list[ImagePath], progress: Progress | None) -> None:
     """Store the features that nodes send. Raise if a node computes with other libraries than this machine."""
     done = 0
     for scores in mapper(packs(paths)):

@@ -13,6 +13,7 @@ import numpy as np
 
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
+from lopsided.data.stored import is_address
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit
@@ -70,6 +71,9 @@ def find_in_pool(
     question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
     if like and by == "probability":
         raise InputError("--like names known images, which --by probability does not use. Add --by neighbours or both.")
+    if any(map(is_address, (*pool, *like))):
+        do = "Copy them here, or write the probabilities with `lopsided predict RUN ADDRESS`."
+        raise InputError(f"find shows the images, so they must be files of this machine. {do}")
     vectors = next(filter(is_vectors, pool), None)
     if vectors is not None:
         do = "Write the probabilities of its rows with `lopsided predict RUN TABLE` and sort them."
@@ -100,7 +104,8 @@ def find_in_pool(
     )
 
     def listed() -> Iterator[Path]:
-        return find_images(pool, patterns, allow_outside=allow_outside)[1]
+        found = find_images(pool, patterns, allow_outside=allow_outside)[1]
+        return (path for path in found if isinstance(path, Path))  # There are no others, see above.
 
     def features(paths: Sequence[Path]) -> Features:
         scorer.keep = True

@@ -14,6 +14,7 @@ import numpy as np
 from lopsided import files
 from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import SOURCE_NAMES, Source
+from lopsided.data.stored import is_address
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.inference.feature_cache import ReadableImages
@@ -130,7 +131,7 @@ def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> 
         source = None
     if source is None:
         return False
-    if source in SOURCE_NAMES or data in SOURCE_NAMES:
+    if any(name in SOURCE_NAMES or is_address(name) for name in (source, os.fspath(data))):
         return source == os.fspath(data)
     then, now = Path(os.path.realpath(source)), Path(os.path.realpath(data))
     return then.is_relative_to(now) or now.is_relative_to(then)

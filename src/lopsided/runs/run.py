@@ -14,6 +14,7 @@ from lopsided import files
 from lopsided.data.prepare import Sources
 from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.sources.vectors import is_vectors
+from lopsided.data.stored import is_address
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.inference.feature_cache import ReadableImages
@@ -185,7 +186,7 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
 
 
 def _absolute(source: str) -> str:
-    return source if source in SOURCE_NAMES else os.path.abspath(source)
+    return source if source in SOURCE_NAMES or is_address(source) else os.path.abspath(source)
 
 
 def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lopsided.data.dicom import PATIENT, SUFFIXES, tags_of
 from lopsided.data.images import FileImages, Images
 from lopsided.data.sources.listing import Listing
+from lopsided.data.stored import Stored
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.facts import Fact, cautions
 
@@ -109,6 +110,8 @@ def groups_of(names: Sequence[str], pattern: str) -> list[str | None]:
 def patient_cautions(source: Source) -> list[Fact]:
     """Return a caution if DICOM files of one patient may be in two splits, because the source has no groups."""
     if source.groups is not None or not isinstance(source.images, FileImages) or not is_dicom_folder(source.images):
+        return []
+    if any(isinstance(path, Stored) for path in source.images.paths):  # To fetch all files again takes too long.
         return []
     patients = Counter(filter(None, tags_of(source.images.paths, PATIENT)))
     several = [patient for patient, number in patients.items() if number > 1]

@@ -50,3 +50,15 @@ def texts_of(values: list[Any]) -> list[str]:
     """Return the values of a column as texts. Empty cells are empty texts; a list of one value is this value."""
     alone = (value[0] if isinstance(value, list) and len(value) == 1 else value for value in values)
     return ["" if value is None else str(value) for value in alone]
+
+
+def image_column(schema: Any) -> str | None:
+    """Return the column that holds images: bytes, or bytes beside a path as in data sets of the Hugging Face hub."""
+    types = load_pyarrow()[0].types
+    for field in schema:
+        kind = field.type
+        if types.is_struct(kind):
+            kind = next((kind.field(i).type for i in range(kind.num_fields) if kind.field(i).name == "bytes"), kind)
+        if types.is_binary(kind) or types.is_large_binary(kind):
+            return str(field.name)
+    return None

@@ -21,7 +21,9 @@ from lopsided.data.sources import fashion, isic
 from lopsided.data.sources.groups import by_pattern, no_groups, of_folder
 from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, select
 from lopsided.data.sources.names import Patterns, suggest_names
+from lopsided.data.sources.remote import holds_images, list_remote
 from lopsided.data.sources.vectors import is_vectors, list_vectors
+from lopsided.data.stored import Place, is_address
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.facts import Fact
 from lopsided.recipe.sections import Data
@@ -396,6 +398,11 @@ KINDS = (
         group=lambda listing, _: listing,
     ),
     Kind(
+        lambda path, asked: list_remote(f"file://{os.path.abspath(_path(path))}", asked.group, asked.patterns),
+        holds_images,
+        group=lambda listing, _: listing,
+    ),
+    Kind(
         lambda path, asked: list_table(_path(path), group=asked.group, allow_outside=asked.allow_outside),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         group=lambda listing, _: listing,
@@ -407,6 +414,11 @@ SOURCE_NAMES = tuple(kind.name for kind in KINDS if kind.name is not None)
 
 def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
     """List the images of a source by name, or of a folder or table by path."""
+    if asked.group is not None and asked.group_from is not None:
+        raise InputError("--group and --group-from both say what the groups are. Leave out one of the two.")
+    if is_address(data):
+        listing = _list_address(os.fspath(data), asked)
+        return listing if asked.group_from is None else by_pattern(listing, asked.group_from)
     path = None if data in SOURCE_NAMES else Path(data)
     kind = _kind(data)
     if kind is None:
@@ -414,17 +426,27 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
         named = ", ".join(SOURCE_NAMES)
         must = f"DATA must be a folder, a CSV or Parquet table, an NPZ file of vectors, or one of {named}"
         raise DataError(sentence(must, f"{os.fspath(data)}, {exists}"))
-    if asked.group is not None and asked.group_from is not None:
-        raise InputError("--group and --group-from both say what the groups are. Leave out one of the two.")
     listing = kind.list(path, asked)
-    listing = select(listing, asked.patterns.keep, str(asked.patterns)) if asked.patterns else listing
+    if asked.patterns and not listing.left_out:
+        listing = select(listing, asked.patterns.keep, str(asked.patterns))
     if asked.group_from is not None:
         return by_pattern(listing, asked.group_from)
     return listing if asked.group is None else kind.group(listing, asked.group)
 
 
+def _list_address(address: str, asked: Asked) -> Listing:
+    if not asked.download:
+        raise DataError(f"{address} is not on this machine.")
+    listing = list_remote(address, asked.group, asked.patterns)
+    if asked.patterns and not listing.left_out:
+        listing = select(listing, asked.patterns.keep, str(asked.patterns))
+    return listing if asked.group is None or listing.groups is not None else of_folder(listing, asked.group)
+
+
 def name_of(data: str | os.PathLike[str]) -> str:
     """Return the name of a source without opening it; for a missing path, the last part of the path."""
+    if is_address(data):
+        return Place(os.fspath(data)).name
     kind, path = _kind(data), Path(data)
     if kind is not None and kind.name is not None:
         return kind.name

@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lopsided.data.sources.listing import Listing, check_filled, splits_of
-from lopsided.data.sources.parquet import SUFFIXES, load_pyarrow, read_parquet, texts_of
+from lopsided.data.sources.parquet import SUFFIXES, image_column, load_pyarrow, read_parquet, texts_of
+from lopsided.data.stored import Place, is_address, reading
 from lopsided.data.vectors import Numbers, Vectors
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.files import check_regular
@@ -32,27 +34,42 @@ def is_vectors(data: str | os.PathLike[str]) -> bool:
 
     A damaged table is none; reading it as a table of images says what is wrong with it.
     """
-    path = Path(data)
+    return _is_remote(os.fspath(data)) if is_address(data) else _is_local(Path(data))
+
+
+@lru_cache(maxsize=64)
+def _is_remote(address: str) -> bool:
+    suffix = PurePosixPath(address).suffix.lower()
+    if suffix not in SUFFIXES:
+        return suffix == ".npz"
+    with reading(address), Place(address).open("") as file:
+        return _are_vectors(load_pyarrow()[1].read_schema(file))
+
+
+def _is_local(path: Path) -> bool:
     suffix = path.suffix.lower()
-    if suffix == ".npz":
-        return path.is_file()
     if suffix not in SUFFIXES or not path.is_file():
-        return False
+        return suffix == ".npz" and path.is_file()
     try:
-        arrow, parquet = load_pyarrow()
         check_regular(path)
-        schema = parquet.read_schema(path)
+        return _are_vectors(load_pyarrow()[1].read_schema(path))
     except (ImportError, OSError, ValueError):
         return False
-    return "path" not in schema.names or any(_is_matrix(arrow, field.type) for field in schema)
 
 
-def check_vector_fields(data: str | None, changes: Mapping[str, object]) -> None:
+def _are_vectors(schema: Any) -> bool:
+    arrow, _ = load_pyarrow()
+    if any(_is_matrix(arrow, field.type) for field in schema):
+        return True
+    return "path" not in schema.names and image_column(schema) is None
+
+
+def check_vector_fields(data: object, changes: Mapping[str, object]) -> None:
     """Raise if a field of a recipe is set that is for images, although the data are vectors."""
     wrong = [path for path in changes if path in _FOR_IMAGES or path.startswith("augment.")]
     if MLP_NAME.fullmatch(str(changes.get("encoder.name", "mlp"))) is None:
         wrong.append("encoder.name")
-    if wrong and data is not None and is_vectors(data):
+    if wrong and isinstance(data, str) and is_vectors(data):
         do = "Leave it out; the encoder of vectors is mlp or, without layers, identity."
         raise InputError(f"{wrong[0]} is a setting for images, but {data} holds vectors. {do}")
 

@@ -89,7 +89,7 @@ def _mapped(window: list[Pack], reference: Any) -> Iterator[Scores]:
 def _scores(pack: Pack, row: dict[str, Any]) -> Scores:
     """Return what a node sent. Raise if the node does not see an image that is here."""
     for path, reason in zip(pack.paths, row["reasons"], strict=True):
-        if reason and path.is_file() and "no such file" in reason:
+        if reason and os.path.isfile(path) and "no such file" in reason:
             do = "Images must be at the same path on every node, on storage that all nodes share."
             raise RunError(f"The node {row['host']} does not see {path}. {do}")
     num = len(pack.paths)
