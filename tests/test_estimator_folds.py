@@ -73,6 +73,7 @@ def test_a_trained_encoder_has_folds_too_and_survives_saving(
     np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_have_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path))
     rng = np.random.default_rng(0)

@@ -70,6 +70,7 @@ def extras() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_import_of_the_package_is_declared() -> None:
     optional = [line for name, lines in extras().items() if name not in DEVELOPMENT for line in lines]
     declared = {module_of(line) for line in PROJECT["dependencies"] + optional}

@@ -19,6 +19,7 @@ def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("evidence")
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_page_are_those_of_the_records(evidence: ModuleType) -> None:
     page = PAGE.read_text(encoding="utf-8")
     names = re.findall(r"<!-- (\w+) -->\n(?=\|)", page)

@@ -55,6 +55,7 @@ def test_all_other_verbs_take_a_frozen_run(frozen: Path, photos: Path, call: Cal
     assert json.loads(resumed.out)["method"] == "frozen"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

@@ -67,6 +67,7 @@ def test_an_ensemble_is_exported_as_one_file(ensemble: Path, call: Call, tmp_pat
     assert json.loads(ended.out)["difference"] < 1e-4
 
 
+@pytest.mark.slow
 def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_given(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_g
     assert kinds[:3] == ["quick_by_encoder", "folds_by_default", "folds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--folds", "1"), ("test=0.3",), ("val=0.15",), ("data.folds=unset",)])
 def test_one_split_is_an_option_away(photos: Path, call: Call, tmp_path: Path, options: tuple[str, str]) -> None:
     assert call("fit", photos, "--out", tmp_path / "run", *FROZEN, "--quiet", *options).code == 0

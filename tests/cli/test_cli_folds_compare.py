@@ -147,6 +147,7 @@ def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_
     assert [cell.arm for cell in trained[:5]] == ["quick", "ce", "weighted-ce", "cl", "afcl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -64,6 +64,7 @@ def test_names_of_a_hostile_run_stay_plain_text_in_a_card(call: Call, run: Path)
     assert r"| &lt;img src=x> \| \[a\](b) |" in text
 
 
+@pytest.mark.slow
 def test_a_hub_folder_is_loaded_by_timm(call: Call, photos: Path, tmp_path: Path) -> None:
     small = [flag if flag != "mlp" else "test_resnet" for flag in SMALL]
     changes = ["--loss", "ce", "data.channels=1", "compare_quick=false", "--quiet"]

@@ -59,6 +59,7 @@ def photo(folder: Path, mode: str) -> Path:
     return folder / "photo.png"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_timm_loads_the_folder_and_gives_the_same_probabilities_of_a_file(kind: str, tmp_path: Path) -> None:
     model, card = made(**KINDS[kind])
@@ -76,6 +77,7 @@ def test_timm_loads_the_folder_and_gives_the_same_probabilities_of_a_file(kind: 
     assert loaded.num_classes == 3
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_rule_the_licence_of_the_weights_and_no_code(tmp_path: Path) -> None:
     model, card = made(**KINDS["frozen"])
     (tmp_path / "hub").mkdir()  # An empty folder may be there.

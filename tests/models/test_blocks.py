@@ -86,6 +86,7 @@ def test_averages_keep_the_mean_of_a_row_of_pixels(size: int, parts: int) -> Non
     assert np.allclose(matrix.sum(axis=0), parts / size)
 
 
+@pytest.mark.slow
 def test_onnxruntime_computes_the_same_and_needs_the_size() -> None:
     encoder, width = build_encoder("resnet18+pixels", channels=3, image_size=(40, 48))
     assert width == 512 + WIDTH
@@ -175,6 +176,7 @@ def model_of(name: str, side: int = 32, **fields: Any) -> tuple[Model, ModelCard
     return Model(encoder, ClassifierHead(width, 2), mean, std, scaling=card.scaling).eval(), card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 def test_an_encoder_shares_its_cached_features_with_and_without_a_block(
     fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,6 +232,7 @@ def means(monkeypatch: pytest.MonkeyPatch) -> str:
     return block.name
 
 
+@pytest.mark.slow
 def test_a_block_of_another_package_reads_layers_in_the_pass_of_the_encoder(
     means: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

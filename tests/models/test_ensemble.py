@@ -48,6 +48,7 @@ def test_the_logits_of_an_ensemble_are_the_mean_of_the_logits_of_its_members() -
     assert (card.members, card.features, card.prior) == (3, 3 * models[0][1].features, (0.5, 0.5))
 
 
+@pytest.mark.slow
 def test_a_saved_ensemble_loads_and_one_file_of_onnxruntime_computes_all_members(tmp_path: Path) -> None:
     joined, card = average(members(), BIASES)
     card = save_model(tmp_path, joined, card)

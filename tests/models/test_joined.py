@@ -85,6 +85,7 @@ def test_scaled_features_have_the_gradient_of_their_formula_and_a_finite_one_at_
     torch.testing.assert_close(x.grad[:1, :3].double(), other.grad)
 
 
+@pytest.mark.slow
 def test_joined_encoders_are_the_single_ones_side_by_side_each_with_its_own_normalisation(weights: str) -> None:
     model, card = joined_model(JOINED, weights)
     whole = preprocessing_of(JOINED, weights)
@@ -103,6 +104,7 @@ def test_joined_encoders_are_the_single_ones_side_by_side_each_with_its_own_norm
     np.testing.assert_allclose(fast.encode(batch), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_a_saved_joined_model_with_scaled_features_and_views_gives_the_same_probabilities(
     weights: str, tmp_path: Path
 ) -> None:

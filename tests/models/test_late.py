@@ -87,6 +87,7 @@ def test_the_layers_are_made_when_a_feature_is_needed_and_not_before() -> None:
     assert np.abs(Engine(again, (), fast=False).features(photos(1)) - found[:1]).max() < 1e-4 * np.abs(found).max()
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_kept_needs_no_layers_and_is_checked_again(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_an_export_makes_the_layers_before_it_takes_their_fast_paths_away() -> N
     assert any(isinstance(layer, SmallMapConv2d) for layer in made.modules())
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_without_its_layers_if_its_weights_fit_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

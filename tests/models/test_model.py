@@ -187,6 +187,7 @@ def test_no_images_have_no_predictions() -> None:
     assert Scorer(model, card).images(images).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_read_gives_the_numbers_of_the_one_that_was_trained(tmp_path: Path) -> None:
     write_model(tmp_path, encoder="resnet18", image_size=28)
     fast, _ = load_model(tmp_path)

@@ -133,6 +133,7 @@ def test_a_cell_differs_from_the_papers_recipe_in_scenario_loss_and_seed_alone()
     assert back == base
 
 
+@pytest.mark.slow
 def test_more_runs_only_add_cells() -> None:
     base = base_recipe("eta")
     four = {cell_key(cell) for cell in make_plan("eta", base).cells()}

@@ -19,6 +19,7 @@ def arrays(split: list[tuple[float, bool]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(p, dtype=np.float32), np.array(positive)
 
 
+@pytest.mark.slow
 @given(splits, shares)
 @settings(deadline=None, max_examples=100)
 def test_the_figures_at_a_threshold_are_those_of_scikit_learn(

@@ -109,6 +109,7 @@ def test_scores_are_those_of_the_folds_moved_to_one_prior(tmp_path: Path, photos
         np.testing.assert_allclose(probabilities(together, names), moved, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_ensemble_averages_the_logits_of_the_folds(tmp_path: Path, photos: Path) -> None:
     recipe = recipe_of(photos, **{"decision.calibration": "none"})
     run = run_recipe(recipe, tmp_path / "run")
@@ -129,6 +130,7 @@ def test_the_ensemble_averages_the_logits_of_the_folds(tmp_path: Path, photos: P
         torch.testing.assert_close(model(x), torch.stack(logits).mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_refitted_model_is_that_of_all_images_calibrated_on_out_of_fold_scores(
     tmp_path: Path, photos: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_rule_that_is_fitted_needs_no_validation_images_with_folds(tmp_path: P
     assert "of 9 out-of-fold images of dog" in use.decision.notes[0]
 
 
+@pytest.mark.slow
 def test_repeats_give_mean_figures_and_the_folds_of_the_first_repeat(
     tmp_path: Path, photos: Path, trained: Run
 ) -> None:
@@ -195,6 +198,7 @@ def test_folds_by_group_keep_groups_together(tmp_path: Path, photos: Path) -> No
     assert all(len(folds) == 1 for folds in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 4, 9, 16, 24])
 def test_a_run_that_is_interrupted_anywhere_ends_with_the_same_bytes(
     tmp_path: Path, photos: Path, trained: Run, at: int
@@ -206,6 +210,7 @@ def test_a_run_that_is_interrupted_anywhere_ends_with_the_same_bytes(
     assert files_of(tmp_path / "run") == files_of(trained.folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_while_it_writes_its_results_ends_with_the_same_bytes(
     tmp_path: Path, photos: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +232,7 @@ def test_a_finished_run_keeps_the_figures_of_its_folds_and_removes_their_models(
     assert (trained.folder / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_images_that_change_between_the_folds_are_noticed(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", PHOTOS)
     with pytest.raises(KeyboardInterrupt):
@@ -253,6 +259,7 @@ def test_folds_that_cannot_be_made_leave_no_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_images_that_the_scenario_did_not_draw_are_evaluated_with_the_model_of_the_run(tmp_path: Path) -> None:
     drawn = {"data.scenario": "80:20,total=50", "data.held_out": True, "data.source": "fashion-mnist-tops"}
     run = run_recipe(recipe_of(tmp_path, **drawn), tmp_path / "run")
@@ -263,6 +270,7 @@ def test_images_that_the_scenario_did_not_draw_are_evaluated_with_the_model_of_t
     assert len([row for row in run.predictions() if row["split"] == "held_out"]) == sum(supports)
 
 
+@pytest.mark.slow
 def test_a_group_with_two_labels_stays_in_one_fold_and_is_named(tmp_path: Path, photos: Path) -> None:
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     lines = [f"{photos / name},{name.split('/')[0]},{'both' if i in (0, 38) else i}" for i, name in enumerate(names)]
@@ -276,6 +284,7 @@ def test_the_test_split_of_a_run_with_folds_is_not_evaluated_again_with_its_mode
         open_own_split(trained.folder, "test")
 
 
+@pytest.mark.slow
 def test_byte_identical_images_in_two_folds_are_reported(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", PHOTOS)
     for number in range(1, 6):
@@ -303,6 +312,7 @@ def test_a_record_and_a_page_take_a_run_with_folds_as_any_run(trained: Run) -> N
     assert "all images, out-of-fold" in page
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_is_refitted_and_its_probabilities_are_calibrated(tmp_path: Path, photos: Path) -> None:
     run = run_recipe(frozen_of(photos), tmp_path / "run")
     assert run.metrics is not None
@@ -377,6 +387,7 @@ def test_the_number_of_folds_follows_from_the_rarest_class(tmp_path: Path, rare:
     assert default_folds(named_recipe("quick"), str(tmp_path / "table.csv"))[0] == folds
 
 
+@pytest.mark.slow
 def test_given_splits_and_long_computations_have_no_folds_by_default(tmp_path: Path) -> None:
     lines = [f"{label}{i}.png,{label},{('train', 'test')[i % 2]}" for label in "ab" for i in range(40)]
     (tmp_path / "given.csv").write_text("\n".join(["path,label,split", *lines]))
@@ -388,6 +399,7 @@ def test_given_splits_and_long_computations_have_no_folds_by_default(tmp_path: P
     assert why == notes.split_by_default("b", 100, why.values["seconds"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibration", ["none", "temperature"])
 def test_the_prior_of_folds_counts_further_labels_only_if_nothing_moves_the_probabilities(
     calibration: str, photos: Path, tmp_path: Path

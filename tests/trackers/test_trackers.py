@@ -72,6 +72,7 @@ def logged(run: Run) -> list[dict[str, Any]]:
     return [event for event in run.events() if event["event"] == "epoch"]
 
 
+@pytest.mark.slow
 def test_two_trackers_hold_the_epochs_the_recall_of_each_class_and_the_results(photos: Path, tmp_path: Path) -> None:
     runs = tmp_path / "mlruns"
     run = run_recipe(recipe_of(photos, "tensorboard", f"mlflow:{runs}"), tmp_path / "run")
@@ -188,6 +189,7 @@ def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB__DISABLE_STATS", "true")  # No look at processors and disks, which a test does not need.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_login")
 def test_a_run_with_folds_is_a_group_of_offline_runs_in_wandb(photos: Path, tmp_path: Path) -> None:
     changes = {"data.folds": 2, "final": "refit", "encoder_training.epochs": 1, "classifier.epochs": 1}
@@ -221,6 +223,7 @@ def test_a_run_with_folds_is_a_group_of_offline_runs_in_wandb(photos: Path, tmp_
     assert (run.folder / "metrics.json").read_bytes() in [copy.read_bytes() for copy in copies]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_login")
 def test_a_run_that_continues_replaces_its_offline_run_in_wandb_unless_that_was_sent(tmp_path: Path) -> None:
     def start(key: str | None, *history: Epoch) -> tuple[WandB, str]:
@@ -514,6 +517,7 @@ def test_a_run_that_cannot_be_continued_leaves_no_tensorboard_that_blocks_its_fo
     assert run_recipe(recipe_of(photos), tmp_path / "run").finished
 
 
+@pytest.mark.slow
 def test_trackers_of_a_recipe_file_are_shown_and_act_only_if_the_user_names_them(photos: Path, tmp_path: Path) -> None:
     gift = tmp_path / "gift.toml"
     gift.write_text(recipe_of(photos, "tensorboard").to_toml())

@@ -146,6 +146,7 @@ def test_small_images_that_are_no_multiple_of_the_side_are_shrunk_by_means() -> 
     assert small[0, 0] == pytest.approx(pixels[0, 0, :2, 0].double().mean() / 255)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("val", "split"), [(0.3, "validation"), (0.05, "test"), (0.0, "test")])
 def test_a_run_below_the_recipe_quick_keeps_the_warning_the_figures_and_the_same_model(
     val: float, split: str, tmp_path: Path

@@ -87,6 +87,7 @@ def test_rows_without_weight_change_nothing() -> None:
     assert np.abs(softmax(some.logits[kept, 0]) - softmax(only.logits[:, 0])).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[48, 12], [30, 18, 12]])
 def test_the_score_of_a_strength_is_the_log_loss_of_the_rows_outside_each_fold(
     counts: list[int], monkeypatch: pytest.MonkeyPatch

@@ -42,6 +42,7 @@ def features_of(model: Any, source: Source) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 def test_the_classifier_is_the_regression_that_weighs_the_colours(source: Source) -> None:
     recipe = default()
     assert recipe.encoder.name == NAME
@@ -92,6 +93,7 @@ def test_an_ensemble_of_folds_shares_the_frozen_encoder(source: Source, photos: 
     assert told.endswith("An image costs as much as with one of them.")
 
 
+@pytest.mark.slow
 def test_the_mean_of_linear_layers_has_the_mean_logits(source: Source, tmp_path: Path) -> None:
     models = []
     for seed in range(2):

@@ -177,6 +177,7 @@ def test_a_cosine_classifier_is_replaced_by_a_linear_one(source: Source, tmp_pat
     assert_same_encoder(fitted, fit(made.first_stage(), source))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "epochs"), [("crt", (3, 4, 5)), ("lws", (4, 5)), ("tau-norm", (3,))])
 def test_an_interrupted_run_ends_with_the_same_bytes(
     source: Source, tmp_path: Path, kind: str, epochs: tuple[int, ...]

@@ -206,6 +206,7 @@ def test_the_estimator_takes_views_and_refuses_them_for_vectors() -> None:
         LopsidedClassifier(views="flip").fit(x, np.arange(20) % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gib", ["4", "0"])
 @pytest.mark.parametrize(("views", "warned"), [("identity,vflip", True), ("flip", False), ("none", False)])
 def test_classes_that_a_view_exchanges_are_warned_about(
@@ -256,6 +257,7 @@ def chosen(weights: Path, source: Any, folder: Path | None = None, **changes: An
     return fit(frozen(weights, **unset | changes), source, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("side", "both", "views"), [(False, False, "flip"), (True, False, "none"), (False, True, "flips")]
 )
@@ -275,6 +277,7 @@ def test_inner_folds_take_the_views_that_do_not_exchange_classes(
     assert card.views == model.views == SETS[views]
 
 
+@pytest.mark.slow
 def test_the_chosen_views_do_not_depend_on_the_cache_or_on_blocks(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +306,7 @@ def test_with_one_image_of_a_class_all_views_are_taken_and_a_note_says_so(weight
     assert "A class has too few images for inner folds to choose the views of an image" in log
 
 
+@pytest.mark.slow
 def test_with_folds_the_note_is_that_of_the_model_and_tells_of_folds_that_chose_otherwise(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
