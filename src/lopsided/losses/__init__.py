@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         focal_contrastive_loss,
         parity_eta,
     )
+    from lopsided.losses.contrastive import ContrastiveLoss as SupConLoss
     from lopsided.losses.label_aware import (
         LabelAwareSmoothingLoss,
         label_aware_smoothing,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         balanced_softmax_loss,
         logit_adjusted_loss,
     )
+    from lopsided.losses.metric_learning import MetricLearningLoss
     from lopsided.losses.objective import Objective, Samples
     from lopsided.losses.queue import FeatureQueue
     from lopsided.losses.ranks import DistributedLoss, Gathered, gather_reference
@@ -59,8 +61,10 @@ __all__ = [
     "LDAMLoss",
     "LabelAwareSmoothingLoss",
     "LogitAdjustedLoss",
+    "MetricLearningLoss",
     "Objective",
     "Samples",
+    "SupConLoss",
     "SupervisedMinorityLoss",
     "SupervisedPrototypesLoss",
     "asymmetric_contrastive_loss",
@@ -94,6 +98,7 @@ _ROOMS = {
     "logit_adjusted": {"BalancedSoftmaxLoss", "LogitAdjustedLoss", "balanced_softmax_loss", "logit_adjusted_loss"},
     "supmin": {"SupervisedMinorityLoss", "supervised_minority_loss"},
     "supproto": {"SupervisedPrototypesLoss", "opposite_prototypes", "supervised_prototypes_loss"},
+    "metric_learning": {"MetricLearningLoss"},
     "objective": {"Objective", "Samples"},
     "queue": {"FeatureQueue"},
     "ranks": {"DistributedLoss", "Gathered", "gather_reference"},

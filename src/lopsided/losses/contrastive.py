@@ -352,6 +352,10 @@ class ContrastiveLoss(AsymmetricFocalContrastiveLoss):
         super().__init__(0.0, 0.0, temperature, **options)
 
 
+SupConLoss = ContrastiveLoss
+"""The name of the loss in Khosla et al., 2020, and in other libraries."""
+
+
 class FocalContrastiveLoss(AsymmetricFocalContrastiveLoss):
     """:func:`focal_contrastive_loss` as a module that normalises the features."""
 
