@@ -16,6 +16,7 @@ from lopsided.evaluation.decision import Decision
 from lopsided.inference import export
 from lopsided.inference.predict import answers_of
 from lopsided.inference.scorer import Scorer
+from lopsided.models import whole_graph
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead, CosineHead
 from lopsided.models.model import Model, ModelCard, look, with_views
@@ -103,17 +104,16 @@ def test_answers_that_differ_are_no_success_and_leave_no_file(
     model: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, card = model
-    make = export._to_onnx
+    make = whole_graph.model_to_onnx
 
-    def other(network: torch.nn.Module, card: object) -> bytes:
+    def other(model: Model, *arguments: object) -> object:
         with torch.no_grad():
-            bias = network[0].classifier.bias
-            bias += torch.tensor([0.01, 0.0])
-            content = make(network, card)
-            bias -= torch.tensor([0.01, 0.0])
+            model.classifier.bias += torch.tensor([0.01, 0.0])
+            content = make(model, *arguments)
+            model.classifier.bias -= torch.tensor([0.01, 0.0])
         return content
 
-    monkeypatch.setattr(export, "_to_onnx", other)
+    monkeypatch.setattr(whole_graph, "model_to_onnx", other)
     with pytest.raises(RunError, match=r"^onnxruntime must agree with torch within 0\.0001, got a difference of 0\.00"):
         export.export_onnx(network, card, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
@@ -126,12 +126,39 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
+    monkeypatch.setattr(export, "_written", lambda *_: None)
     must = (
         r"^export --to onnx needs onnxscript\. Not installed: onnxscript\. "
         r"Run pip install 'lopsided\[onnx\]'\.$"
     )
     with pytest.raises(MissingDependencyError, match=must):
         export.export_onnx(*model, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("scaling", ["none", "root", "cube-root"])
+def test_models_of_frozen_encoders_need_no_exporter(
+    scaling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, features = build_encoder("test_resnet+test_resnet+pixels", channels=3, image_size=32, seed=0)
+    card = ModelCard(
+        kind="image", encoder="test_resnet+test_resnet+pixels", channels=3, image_size=32, shape=(3, 32, 32),
+        mean=(0.0,) * 3, std=(1.0,) * 3, classes=CLASSES, features=features, prior=(0.5, 0.5), scaling=scaling,
+    )  # fmt: skip
+    model = Model(network, ClassifierHead(features, 2), card.mean, card.std, scaling=card.scaling)
+    card = with_views(model, card, ("identity", "hflip", "rot90"))
+    monkeypatch.setattr(export, "_to_onnx", lambda *_: pytest.fail("torch's exporter was asked"))
+    told: list[tuple[int, int]] = []
+    result = export.export_onnx(model, card, tmp_path / "model.onnx", lambda done, total: told.append((done, total)))
+    assert result["difference"] <= 1e-5
+    assert told[-1] == (3, 3)
+    onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
+
+
+def test_what_the_package_cannot_write_is_written_by_the_exporter(model: tuple, tmp_path: Path) -> None:
+    network, card = model
+    assert export._written(export._network(network, card), card) is not None
+    cosine = Model(network.encoder, CosineHead(card.features, 2), card.mean, card.std)
+    assert export._written(export._network(cosine, card), card) is None
 
 
 def test_a_convolutional_encoder_is_exported_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,6 +175,7 @@ def test_what_cannot_be_written_as_onnx_is_one_sentence_and_no_file(
         def model_proto(self) -> None:
             raise TypeError("expected an int, got a boolean\nand a page about it")
 
+    monkeypatch.setattr(export, "_written", lambda *_: None)
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Program())
     must = r"^torch cannot export the encoder \S+ \(expected an int, got a boolean\)\.$"
     with pytest.raises(RunError, match=must):

@@ -18,6 +18,7 @@ from lopsided.errors import InputError, MissingDependencyError, RunError, senten
 from lopsided.evaluation.decision import explain
 
 if TYPE_CHECKING:
+    from lopsided.data.images import Progress
     from lopsided.models.model import Model, ModelCard
 
 TOLERANCE = 1e-4
@@ -26,12 +27,15 @@ TOLERANCE = 1e-4
 CHECKED_SIZES = (1, 17)
 """Batch sizes with which an export is checked. 17 differs from the traced size and is no multiple of a vector width."""
 
+STEPS = 3
 INPUTS = {"image": "images", "vector": "vectors"}
 """The name of the input, by the kind of the model."""
 OUTPUTS = ("logits", "probabilities", "decision_scores", "label")
 
 
-def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> dict[str, Any]:
+def export_onnx(
+    model: Model, card: ModelCard, out: str | os.PathLike[str], progress: Progress | None = None
+) -> dict[str, Any]:
     """Write an ONNX file and return the result of its check.
 
     The input ``images`` is float32 (batch, channels, height, width) with values in [0, 1]; that of a model of vectors
@@ -41,7 +45,7 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
     that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
     image file to the input (docs/onnx.md).
     """
-    content, difference = make_onnx(model, card)
+    content, difference = make_onnx(model, card, progress=progress)
     target = Path(out)
     if not target.parent.is_dir():
         raise InputError(sentence("--out must be in an existing folder", f"{target}"))
@@ -49,12 +53,38 @@ def export_onnx(model: Model, card: ModelCard, out: str | os.PathLike[str]) -> d
     return {"file": str(target), "bytes": len(content), "checked": list(CHECKED_SIZES), "difference": difference}
 
 
-def make_onnx(model: Model, card: ModelCard, to: str = "onnx") -> tuple[bytes, float]:
-    """Return the bytes of an ONNX file, and the largest difference of a probability that its check found."""
-    _require(to, "onnxscript")
+def make_onnx(model: Model, card: ModelCard, to: str = "onnx", progress: Progress | None = None) -> tuple[bytes, float]:
+    """Return the bytes of an ONNX file, and the largest difference of a probability that its check found.
+
+    Models of frozen encoders are written by the package itself, others by torch's exporter. ``progress`` receives the
+    number of finished steps: the network is made ready, written and checked.
+    """
+    done = progress or (lambda number, total: None)
     network = _network(model, card)
-    content = _to_onnx(network, card)
-    return content, _check(network, content, card)
+    done(1, STEPS)
+    written = _written(network, card)
+    if written is None:
+        _require(to, "onnxscript")
+        content = _to_onnx(network, card)
+        done(2, STEPS)
+        written = content, _check(network, content, card)
+    done(3, STEPS)
+    return written
+
+
+def _written(network: Any, card: ModelCard) -> tuple[bytes, float] | None:
+    """Return the file that the package writes itself, and the result of its check; None if it cannot write it."""
+    from lopsided.models.graph import UntranslatableError
+    from lopsided.models.whole_graph import model_to_onnx
+
+    model, head = network
+    if card.kind != "image":
+        return None
+    try:
+        content = _sealed(model_to_onnx(model, head, card.shape, INPUTS["image"], OUTPUTS), card)
+        return content, _check(network, content, card)
+    except UntranslatableError:
+        return None
 
 
 def facts(card: ModelCard) -> dict[str, str]:
@@ -137,6 +167,11 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
     except Exception as error:  # The exporter wraps any failure in its own exceptions.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RunError(f"torch cannot export the encoder {card.encoder} ({reason}).") from error
+    return _sealed(proto, card)
+
+
+def _sealed(proto: Any, card: ModelCard) -> bytes:
+    """Return the bytes of a file with the facts of its model."""
     proto.producer_name, proto.producer_version = "lopsided", __version__
     for node in proto.graph.node:  # They hold class names and code lines of the exporting machine.
         del node.metadata_props[:]

@@ -26,6 +26,7 @@ from lopsided.recipe.views import PLAIN, name_views
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from lopsided.data.images import Progress
     from lopsided.models.model import Model, ModelCard
 
 CONFIG, WEIGHTS, README, OWN = "config.json", "model.safetensors", "README.md", "lopsided.json"
@@ -85,7 +86,9 @@ def base_model(card: ModelCard) -> str | None:
     return None if config is None else config.hf_hub_id
 
 
-def export_hub(model: Model, card: ModelCard, out: str | os.PathLike[str], readme: str) -> dict[str, Any]:
+def export_hub(
+    model: Model, card: ModelCard, out: str | os.PathLike[str], readme: str, progress: Progress | None = None
+) -> dict[str, Any]:
     """Write the folder and return the result of its check.
 
     timm must give the logits of the model, or, in a folder of parts, the features of each encoder. onnxruntime must
@@ -106,7 +109,9 @@ def export_hub(model: Model, card: ModelCard, out: str | os.PathLike[str], readm
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.absolute().parent))
         try:
             with torch.no_grad():
-                found = _write_parts(model, card, scratch, parts) if parts else _write_whole(model, card, scratch)
+                found = (
+                    _write_parts(model, card, scratch, parts, progress) if parts else _write_whole(model, card, scratch)
+                )
             (scratch / README).write_text(readme, encoding="utf-8")
             _copy_licence(card, scratch)
             scratch.chmod(0o777 & ~_umask())  # A temporary folder is for its owner alone.
@@ -130,14 +135,16 @@ def _write_whole(model: Model, card: ModelCard, folder: Path) -> dict[str, Any]:
     return {"difference": _difference(model(images), _run_timm(folder, images), "logits")}
 
 
-def _write_parts(model: Model, card: ModelCard, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def _write_parts(
+    model: Model, card: ModelCard, folder: Path, names: Sequence[str], progress: Progress | None
+) -> dict[str, Any]:
     """Write the encoders as models of timm, what follows them, and the whole model as ONNX."""
     import torch
     from safetensors.torch import save
 
     from lopsided.inference.export import make_onnx
 
-    content, onnx_difference = make_onnx(model, card, "hub-folder")
+    content, onnx_difference = make_onnx(model, card, "hub-folder", progress)
     (folder / ONNX).write_bytes(content)
     _write_json(folder / OWN, _own(card, content))
     rest = _state(model.classifier)

@@ -29,6 +29,8 @@ from lopsided.models.machine import evaluating
 Floats = npt.NDArray[np.float32]
 
 INPUT, OUTPUT = "images", "features"
+_FLOAT, _UINT8 = 1, 2
+"""The numbers of these types in ONNX."""
 _OPSET, _IR = 17, 8
 """Old versions, which every onnxruntime since 1.12 can read."""
 
@@ -49,13 +51,25 @@ def to_onnx(
     ``size`` is the height and width of the images, which some blocks need.
     """
     graph = Graph(size)
+    pixels = graph.add("Cast", [INPUT], to=1)
+    return graph.content(channels, {OUTPUT: write_encoder(graph, encoder, channels, mean, std, pixels, 255.0)})
+
+
+def write_encoder(
+    graph: Graph,
+    encoder: nn.Module,
+    channels: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    pixels: str,
+    white: float,
+) -> str:
+    """Add the nodes of an encoder, for pixels from 0 to ``white``. Return the name of the features."""
     parts = []
     for member, shift, scale in members_of(encoder, mean, std):
-        graph.normalise(channels, shift.numpy(), scale.numpy())
+        graph.normalise(channels, shift.numpy(), scale.numpy(), pixels, white)
         parts.append(_write(member, graph))
-    if len(parts) > 1:
-        graph.add("Concat", parts, axis=1)
-    return graph.content(channels)
+    return parts[0] if len(parts) == 1 else graph.add("Concat", parts, axis=1)
 
 
 def _write(member: nn.Module, graph: Graph) -> str:
@@ -140,30 +154,40 @@ class Graph:
         self.nodes.append((kind, list(inputs), name, attributes))
         return name
 
-    def normalise(self, channels: int, shift: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> None:
-        """Start the graph: bytes to numbers in [0, 1], minus ``shift``, divided by ``scale``."""
+    def normalise(
+        self,
+        channels: int,
+        shift: npt.NDArray[np.float64],
+        scale: npt.NDArray[np.float64],
+        pixels: str,
+        white: float,
+    ) -> None:
+        """Set ``first``: pixels from 0 to ``white``, as numbers in [0, 1], minus ``shift``, divided by ``scale``."""
         shape = (1, channels, 1, 1)
-        factor = self.constant((1 / (255 * scale)).astype(np.float32).reshape(shape))
+        factor = self.constant((1 / (white * scale)).astype(np.float32).reshape(shape))
         offset = self.constant((shift / scale).astype(np.float32).reshape(shape))
-        x = self.add("Cast", [INPUT], to=1)
-        self.first = self.add("Sub", [self.add("Mul", [x, factor]), offset])
+        self.first = self.add("Sub", [self.add("Mul", [pixels, factor]), offset])
 
-    def content(self, channels: int) -> bytes:
-        """Return the bytes of the file."""
-        from onnx import TensorProto
+    def content(self, channels: int, outputs: Mapping[str, str]) -> bytes:
+        """Return the bytes of the file of an encoder. ``outputs`` gives the value of each output."""
+        images = self.value_info(INPUT, _UINT8, ["n", channels, "h", "w"])
+        features = self.value_info(OUTPUT, _FLOAT, ["n", "f"])
+        return bytes(self.model([images], [features], outputs).SerializeToString())
 
-        make = self._helper
-        nodes = [make.make_node(kind, inputs, [output], **more) for kind, inputs, output, more in self.nodes]
-        nodes[-1].output[0] = OUTPUT
-        graph = make.make_graph(
-            nodes,
-            "encoder",
-            [make.make_tensor_value_info(INPUT, TensorProto.UINT8, ["n", channels, "h", "w"])],
-            [make.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["n", "f"])],
-            [self._arrays.from_array(array, name) for name, array in self.constants.items()],
-        )
-        model = make.make_model(graph, opset_imports=[make.make_opsetid("", _OPSET)], ir_version=_IR)
-        return bytes(model.SerializeToString())
+    def value_info(self, name: str, kind: int, shape: Sequence[str | int]) -> Any:
+        """Return the description of an input or an output."""
+        return self._helper.make_tensor_value_info(name, kind, shape)
+
+    def model(self, inputs: Sequence[Any], infos: Sequence[Any], outputs: Mapping[str, str]) -> Any:
+        """Return the model with the given inputs and outputs."""
+        make, names = self._helper, {value: name for name, value in outputs.items()}
+        nodes = [
+            make.make_node(kind, [names.get(each, each) for each in values], [names.get(output, output)], **more)
+            for kind, values, output, more in self.nodes
+        ]
+        constants = [self._arrays.from_array(array, name) for name, array in self.constants.items()]
+        graph = make.make_graph(nodes, "lopsided", inputs, infos, constants)
+        return make.make_model(graph, opset_imports=[make.make_opsetid("", _OPSET)], ir_version=_IR)
 
     def _name(self, letter: str) -> str:
         self._number += 1

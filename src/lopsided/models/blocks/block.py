@@ -24,7 +24,7 @@ from lopsided.recipe.encoder_spec import Scaling
 if TYPE_CHECKING:
     from lopsided.models.graph import Graph
 
-_POWERS = {"root": 1 / 2, "cube-root": 1 / 3}
+POWERS = {"root": 1 / 2, "cube-root": 1 / 3}
 _STEEP = 1e-4
 """The slope of a root in training is bounded by its slope here: 50 for the square root, 155 for the cube root."""
 
@@ -102,7 +102,7 @@ def scaled(features: Tensor, scaling: Scaling) -> Tensor:
     """
     if scaling == "none":
         return features
-    return normalize(features.sign() * _root(features.abs(), _POWERS[scaling]), dim=1)
+    return normalize(features.sign() * _root(features.abs(), POWERS[scaling]), dim=1)
 
 
 def _root(x: Tensor, power: float) -> Tensor:

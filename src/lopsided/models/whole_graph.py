@@ -1,0 +1,124 @@
+"""Write a whole model as an ONNX graph without torch's exporter: views, encoders, classifier and decision.
+
+Models of frozen encoders are such graphs: ``graph`` translates the encoders, and what follows them are a few nodes. Any
+other layer raises ``UntranslatableError``, and torch's exporter, which needs another package, can write the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lopsided.models.blocks.block import POWERS, Layout
+from lopsided.models.graph import Graph, UntranslatableError, write_encoder
+from lopsided.models.heads import ClassifierHead, DecisionHead
+from lopsided.models.machine import evaluating
+from lopsided.models.model import Model
+
+_FLOAT, _INT64 = 1, 7
+_SHORTEST = 1e-12
+"""The smallest length that features are divided by, as in torch."""
+_FLIPS = {"identity": (), "hflip": (3,), "vflip": (2,), "rot180": (2, 3), "rot90": (3,), "rot270": (2,)}
+_FLIPS |= {"transpose": (), "transverse": (2, 3)}
+"""The axes along which a view turns the order of pixels round. Views of ``_SWAPPED`` then swap height and width."""
+_SWAPPED = {"rot90", "rot270", "transpose", "transverse"}
+
+
+def model_to_onnx(model: Model, head: DecisionHead, shape: tuple[int, ...], image: str, outputs: Sequence[str]) -> Any:
+    """Return the ONNX model. ``outputs`` names the logits, probabilities, decision scores and label."""
+    if model.adapter is not None or type(model.classifier) is not ClassifierHead:
+        raise UntranslatableError("heads between the encoder and a linear classifier")
+    graph = Graph((shape[1], shape[2]))
+    with evaluating(model):
+        mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
+        views = [_view(graph, image, view) for view in model.views]
+        pixels = views[0] if len(views) == 1 else graph.add("Concat", views, axis=0)
+        features = write_encoder(graph, model.encoder, shape[0], mean, std, pixels, 1.0)
+        width = _width(model)
+        if len(views) > 1:
+            rows = graph.add("Reshape", [features, graph.constant(np.array([len(views), -1, width]))])
+            features = graph.add("ReduceMean", [rows], axes=[0], keepdims=0)
+        features = _scaled(graph, features, model, width)
+        weight, bias = (each.detach().numpy() for each in (model.classifier.weight, model.classifier.bias))
+        logits = graph.add("Gemm", [features, graph.constant(weight), graph.constant(bias)], transB=1)
+        values = _decision(graph, logits, head, len(bias))
+    info = graph.value_info
+    infos = [info(name, _FLOAT, ["batch", len(bias)]) for name in outputs[:3]] + [info(outputs[3], _INT64, ["batch"])]
+    return graph.model([info(image, _FLOAT, ["batch", *shape])], infos, dict(zip(outputs, values, strict=True)))
+
+
+def _view(graph: Graph, image: str, view: str) -> str:
+    for axis in _FLIPS[view]:
+        ends = graph.constant(np.array([np.iinfo(np.int64).min]))
+        minus, axes = graph.constant(np.array([-1])), graph.constant(np.array([axis]))
+        image = graph.add("Slice", [image, minus, ends, axes, minus])
+    return graph.add("Transpose", [image], perm=[0, 1, 3, 2]) if view in _SWAPPED else image
+
+
+def _width(model: Model) -> int:
+    layout = model.layout
+    return model.classifier.in_features if layout is None else layout.width * model.members
+
+
+def _scaled(graph: Graph, features: str, model: Model, width: int) -> str:
+    """Scale the columns as ``Layout.scaled`` does: those of joint groups together, and others each by itself."""
+    if model.scaling == "none":
+        return features
+    layout = model.layout or Layout.final(width // model.members)
+    sets: list[list[int]] = []
+    for member in range(model.members):
+        start, joint = member * layout.width, []
+        for group in layout.groups:
+            columns = list(range(start, start + group.width))
+            start += group.width
+            if group.block.scaling == "joint":
+                joint += columns
+            elif group.block.scaling == "apart":
+                sets.append(columns)
+            else:
+                raise UntranslatableError(f"columns scaled {group.block.scaling}")
+        sets.append(joint)
+    sets = [columns for columns in sets if columns]
+    parts = [_root(graph, _columns(graph, features, columns), POWERS[model.scaling]) for columns in sets]
+    if sets == [list(range(width))]:
+        return parts[0]
+    order = np.argsort(np.concatenate(sets)).tolist()
+    return _columns(graph, graph.add("Concat", parts, axis=1), order)
+
+
+def _columns(graph: Graph, value: str, columns: Sequence[int]) -> str:
+    return graph.add("Gather", [value, graph.constant(np.array(columns, dtype=np.int64))], axis=1)
+
+
+def _root(graph: Graph, value: str, power: float) -> str:
+    exponent = graph.constant(np.array(power, dtype=np.float32))
+    size = graph.add("Pow", [graph.add("Abs", [value]), exponent])
+    root = graph.add("Mul", [graph.add("Sign", [value]), size])
+    length = graph.add("ReduceL2", [root], axes=[1], keepdims=1)
+    return graph.add("Div", [root, graph.add("Max", [length, graph.constant(np.array(_SHORTEST, dtype=np.float32))])])
+
+
+def _decision(graph: Graph, logits: str, head: DecisionHead, num_classes: int) -> list[str]:
+    """Add the nodes of ``DecisionHead``. Return the names of its outputs."""
+
+    def number(value: float) -> str:
+        return graph.constant(np.array(value, dtype=np.float32))
+
+    logs = graph.add("LogSoftmax", [logits], axis=1)
+    probabilities = graph.add("Exp", [logs])
+    if head.by_cost:
+        scores = graph.add("Neg", [graph.add("MatMul", [probabilities, graph.constant(head.costs.numpy())])])
+    else:
+        scores = graph.add("Mul", [logs, number(head.scale)])
+        scores = graph.add("Add", [scores, graph.constant(head.offsets.numpy().astype(np.float32))])
+    if head.target is not None:
+        others = [place for place in range(num_classes) if place != head.target]
+        rest = _columns(graph, scores, others)
+        rest = graph.add("Sub", [rest, graph.add("ReduceMax", [rest], axes=[1], keepdims=1)])
+        total = graph.add("ReduceLogSumExp", [_columns(graph, logits, others)], axes=[1], keepdims=1)
+        own = graph.add("Sub", [graph.add("Sub", [_columns(graph, logits, [head.target]), total]), number(head.odds)])
+        order = np.argsort([*others, head.target]).tolist()
+        scores = _columns(graph, graph.add("Concat", [rest, own], axis=1), order)
+    return [logits, probabilities, scores, graph.add("ArgMax", [scores], axis=1, keepdims=0)]
