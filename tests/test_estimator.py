@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
 from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
@@ -62,7 +64,7 @@ def test_the_package_stays_cheap_to_import_and_offers_the_estimator() -> None:
     )
     path = str(Path(lopsided.__file__).parents[1])
     shown = subprocess.check_output([sys.executable, "-c", code], env={"PYTHONPATH": path}, text=True)
-    assert shown.strip() == "['LopsidedClassifier', 'TwoStageClassifier', '__version__']"
+    assert shown.strip() == "['LopsidedClassifier', 'Run', 'TwoStageClassifier', '__version__', 'fit', 'open']"
     with pytest.raises(AttributeError, match="module 'lopsided' has no attribute 'ThreeStageClassifier'"):
         _ = lopsided.ThreeStageClassifier
 
@@ -70,7 +72,7 @@ def test_the_package_stays_cheap_to_import_and_offers_the_estimator() -> None:
 @pytest.mark.parametrize("loss", ["cl", "afcl", "focal"])
 def test_it_learns_three_classes_of_vectors(loss: str) -> None:
     x, y = blobs(3)
-    model = TwoStageClassifier(loss, **{**QUICK, "epochs": 15}).fit(x, y)
+    model = TwoStageClassifier(loss=loss, **{**QUICK, "epochs": 15}).fit(x, y)
     assert model.score(x, y) > 0.9
     assert model.transform(x).shape == (len(x), 128)
     stages = [entry["stage"] for entry in model.history_]
@@ -219,7 +221,7 @@ def test_it_comes_back_as_it_was_saved(tmp_path: Path, labels: Any) -> None:
 def test_a_recipe_and_its_changes_come_back_too(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[encoder_training]\nepochs = 2\n", encoding="utf-8")
     settings = {"classifier.epochs": np.int64(2), "encoder_training.views": 2}
-    model = TwoStageClassifier({"name": "acl", "eta": 0.1}, recipe=tmp_path / "mine.toml", settings=settings)
+    model = TwoStageClassifier(loss={"name": "acl", "eta": 0.1}, recipe=tmp_path / "mine.toml", settings=settings)
     model.fit(*blobs()).save(tmp_path / "model")
     loaded = TwoStageClassifier.load(tmp_path / "model")
     assert loaded.get_params() == {**model.get_params(), "recipe": str(tmp_path / "mine.toml")}
@@ -344,7 +346,7 @@ def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> N
     assert (model.card_.encoder, model.card_.features) == ("identity", 6)
     same = TwoStageClassifier(recipe="quick", settings={"regression.strength": 0.1}, random_state=0)
     assert_array_equal(same.fit(x, y).predict_proba(x), model.predict_proba(x))
-    views = LopsidedClassifier("thorough", settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
+    views = LopsidedClassifier(recipe="thorough", settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
     assert_array_equal(views.predict_proba(x), model.predict_proba(x))  # Encoders and views are for images.
     with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
         LopsidedClassifier(views="flip").fit(x, y)
@@ -355,7 +357,7 @@ def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Pat
     y = np.array(["many"] * 40 + ["few"] * 16)  # They differ in brightness.
     noise = np.random.default_rng(0).integers(0, 100, (len(y), 8, 8), dtype=np.uint8)
     pixels = noise + np.where(y == "few", 120, 0).astype(np.uint8)[:, None, None]
-    model = LopsidedClassifier(random_state=0, image_size=32).fit(pixels, y)
+    model = LopsidedClassifier(recipe="quick", random_state=0, image_size=32).fit(pixels, y)
     assert model.card_.shape == (3, 32, 32)
     assert model.score(pixels, y) > 0.9
     assert model.transform(pixels).shape == (len(pixels), 1280 + 96)
@@ -429,11 +431,6 @@ def test_nan_in_images_and_labels_is_one_sentence(of_images: TwoStageClassifier)
     ("ragged", "text"),
     [
         (
-            [np.zeros((8, 8)), np.zeros((8, 6))],
-            "all images of X must have the same size, got the shape (8, 8) in entry 0 and (8, 6) in entry 1. "
-            "Resize the images.",
-        ),
-        (
             [[1.0, 2.0], [3.0, 4.0], [5.0]],
             "all rows of X must have the same size, got the shape (2,) in entry 0 and (1,) in entry 2. "
             "Fill or cut the rows.",
@@ -449,3 +446,84 @@ def test_a_ragged_list_is_one_sentence(of_images: TwoStageClassifier, ragged: li
         of_images.predict(ragged)
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         TwoStageClassifier().fit(ragged, list(range(len(ragged))))
+
+
+SMALL: dict[str, Any] = {"encoder": "mlp-8", "epochs": 1, "classifier_epochs": 2, "random_state": 0, "num_threads": 1}
+
+
+def test_paths_pictures_and_frames_of_any_sizes_give_the_same_classifier(tmp_path: Path) -> None:
+    pixels, y = pictures()
+    images = [Image.fromarray(each).resize((8 + i % 3, 8)) for i, each in enumerate(pixels)]
+    paths = [tmp_path / f"{i}.png" for i in range(len(images))]
+    for image, path in zip(images, paths, strict=True):
+        image.save(path)
+    arrays = [np.asarray(image) for image in images]
+    given = [paths, np.array(list(map(str, paths))), pd.DataFrame({"path": paths}), images, arrays]
+    found = []
+    for X in given:
+        model = TwoStageClassifier(**SMALL).fit(X, y)
+        assert model.card_.shape == (1, 8, 8)
+        found.append(model.predict_proba(X))
+        assert len(model.predict([Image.new("RGB", (31, 5))])) == 1
+    for other in found[1:]:
+        assert_array_equal(other, found[0])
+    with pytest.raises(InputError, match="all images must be of one kind"):
+        TwoStageClassifier(**SMALL).fit([paths[0], *images[1:]], y)
+    with pytest.raises(ValueError, match=r"gone\.png"):
+        TwoStageClassifier(**SMALL).fit([tmp_path / "gone.png", *paths[1:]], y)
+
+
+def test_a_grid_reaches_any_field_of_the_recipe() -> None:
+    x, y = blobs()
+    grid = {"regression__strength": [1e-4, 1.0], "decide": ["plain"]}
+    search = GridSearchCV(LopsidedClassifier(random_state=0), grid, cv=2).fit(x, y)
+    assert search.best_estimator_.settings == {"regression.strength": search.best_params_["regression__strength"]}
+    model = LopsidedClassifier(settings={"regression.folds": 3})
+    model.set_params(regression__strength=0.5, folds=2)
+    assert model.settings == {"regression.folds": 3, "regression.strength": 0.5}
+    assert clone(model).get_params()["regression__strength"] == 0.5
+    with pytest.raises(InputError, match=r"A recipe has no field .regression\.strenght.\. Did you mean"):
+        LopsidedClassifier().set_params(regression__strenght=1.0).fit(x, y)
+
+
+def test_a_weight_of_two_is_as_a_sample_twice_and_no_weight_as_none() -> None:
+    x, y = blobs()
+    model = LopsidedClassifier(settings={"regression.strength": 0.1}, random_state=0)
+    weight = np.arange(len(y)) % 3
+    rows = np.repeat(np.arange(len(y)), weight)
+    expected = clone(model).fit(x[rows], y[rows])
+    found = clone(model).fit(x, y, sample_weight=weight)
+    assert_allclose(found.predict_proba(x), expected.predict_proba(x), atol=1e-5)
+    assert found.card_.prior == pytest.approx(expected.card_.prior)
+    assert np.abs(found.predict_proba(x) - clone(model).fit(x, y).predict_proba(x)).max() > 0.01
+    tuned = LopsidedClassifier(random_state=0)
+    same = tuned.fit(x, y, sample_weight=np.full(len(y), 1.0)).predict_proba(x)
+    assert_array_equal(same, LopsidedClassifier(random_state=0).fit(x, y).predict_proba(x))
+    for wrong in (weight[:3], -weight, weight * np.nan, weight * 0):
+        with pytest.raises(InputError, match="sample_weight must h"):
+            model.fit(x, y, sample_weight=wrong)
+    with pytest.raises(InputError, match="The recipe two-stage cannot use sample_weight"):
+        LopsidedClassifier(recipe="from-scratch").fit(x, y, sample_weight=weight)
+
+
+@pytest.mark.parametrize("decide", ["balanced", "plain", "cost:0=1,1=20"])
+def test_the_highest_decision_score_is_predicted(decide: str) -> None:
+    x, y = blobs()
+    model = LopsidedClassifier(decide=decide, random_state=0).fit(x, y)
+    assert_array_equal(model.decision_function(x) > 0, model.predict(x) == 1)
+    x, y = blobs(3)
+    many = LopsidedClassifier(random_state=0).fit(x, y)
+    assert_array_equal(many.classes_[many.decision_function(x).argmax(axis=1)], many.predict(x))
+
+
+def test_the_two_estimators_are_siblings_with_keywords_only() -> None:
+    assert not issubclass(LopsidedClassifier, TwoStageClassifier)
+    for wrong in (TwoStageClassifier, LopsidedClassifier):
+        with pytest.raises(TypeError, match="positional"):
+            wrong("quick")
+
+
+@pytest.mark.parametrize(("num", "name"), [(50, "thorough"), (3000, "thorough"), (3001, "quick")])
+def test_the_default_is_that_of_the_command(num: int, name: str) -> None:
+    assert LopsidedClassifier()._base("image", num) == named_recipe(name)
+    assert LopsidedClassifier()._base("vector", num) == named_recipe("quick")

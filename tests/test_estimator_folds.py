@@ -65,7 +65,9 @@ def test_a_trained_encoder_has_folds_too_and_survives_saving(
     data: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
     x, y = data
-    model = TwoStageClassifier("ce", folds=2, epochs=1, classifier_epochs=1, encoder="mlp-8", random_state=0).fit(x, y)
+    model = TwoStageClassifier(loss="ce", folds=2, epochs=1, classifier_epochs=1, encoder="mlp-8", random_state=0).fit(
+        x, y
+    )
     assert model.oof_pred_.shape == (150,)
     model.save(tmp_path / "model")
     loaded = TwoStageClassifier.load(tmp_path / "model")

@@ -32,7 +32,7 @@ given[flipped] = 1 - given[flipped]
 # ----------------
 # ``folds=5`` gives each image a probability from a model that was not trained on it. The check sorts the images by
 # the probability of their label.
-model = LopsidedClassifier(folds=5, random_state=0).fit(images, given)
+model = LopsidedClassifier(recipe="quick", folds=5, random_state=0).fit(images, given)
 check = check_labels(given, model.oof_proba_)
 place = np.argsort(check.order)[flipped] + 1
 print(f"{check.num_suspects} suspects among {len(given)} images")

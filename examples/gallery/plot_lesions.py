@@ -58,7 +58,7 @@ if source is not None:
 if source is not None:
     found = {}
     for name, given in (("by image", None), ("by lesion", groups)):
-        model = LopsidedClassifier(folds=5, random_state=0).fit(images, labels, given)
+        model = LopsidedClassifier(recipe="quick", folds=5, random_state=0).fit(images, labels, given)
         found[name] = model.oof_figures_["figures"]["uwa"]
         value = found[name]
         print(f"{name:10} unweighted accuracy {value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]")

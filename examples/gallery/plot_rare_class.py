@@ -38,7 +38,7 @@ fig.suptitle("All 14 shirts that the model learns from")
 # One fit
 # -------
 # The recipe ``quick`` computes features with an embedded, pretrained encoder and fits a logistic regression on them.
-model = LopsidedClassifier(random_state=0).fit(images[train], labels[train])
+model = LopsidedClassifier(recipe="quick", random_state=0).fit(images[train], labels[train])
 probabilities = model.predict_proba(images[held_out])
 predicted = model.predict(images[held_out])
 

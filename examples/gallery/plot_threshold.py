@@ -24,7 +24,7 @@ images = tops.images.load(np.arange(len(tops)), None, 1).numpy()[:, 0]
 rng = np.random.default_rng(1)
 common, rare = (rng.permutation(np.flatnonzero(tops.labels == label)) for label in (0, 1))
 train, others = np.concatenate([common[:600], rare[:60]]), np.concatenate([common[700:2000], rare[700:2000]])
-model = LopsidedClassifier(random_state=0).fit(images[train], tops.labels[train])
+model = LopsidedClassifier(recipe="quick", random_state=0).fit(images[train], tops.labels[train])
 p = model.predict_proba(images[others]).astype(float)
 y, prior = tops.labels[others], np.array(model.card_.prior)
 

@@ -40,7 +40,7 @@ arms = {
     "LogisticRegression": make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression(max_iter=1000)),
     "LopsidedClassifier": make_pipeline(SimpleImputer(), LopsidedClassifier(random_state=0)),
     "TwoStageClassifier, AFCL": make_pipeline(
-        SimpleImputer(), TwoStageClassifier("afcl", epochs=10, classifier_epochs=5, random_state=0)
+        SimpleImputer(), TwoStageClassifier(loss="afcl", epochs=10, classifier_epochs=5, random_state=0)
     ),
 }
 folds = StratifiedKFold(5, shuffle=True, random_state=0)

@@ -39,7 +39,7 @@ def write(folder: Path, sizes: list[tuple[int, int]]) -> Path:
 def test_images_of_different_sizes_get_224_pixels_or_the_median_of_their_shorter_sides(
     tmp_path: Path, sizes: list[tuple[int, int]], side: int | None
 ) -> None:
-    assert usual_side(open_source(write(tmp_path / "photos", sizes))) == side
+    assert usual_side(open_source(write(tmp_path / "photos", sizes)).images) == side
 
 
 def test_a_recipe_without_a_size_trains_on_images_of_different_sizes_and_says_the_size(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_all_folds_of_a_source_list_it_once_and_read_each_file_once(
     for part in fold_recipes(recipe):
         splits = split_source(part, source)
         prepare(part, source, splits, digests=source.images.digest(np.arange(12)))
-        usual_side(source)
+        usual_side(source.images)
     assert (len(listed), len(hashed), len(opened)) == (1, 12, 12)
 
 

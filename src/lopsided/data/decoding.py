@@ -280,6 +280,11 @@ def _decoded(path: str | os.PathLike[str], image: Image.Image, image_size: int |
     return _to_eight_bits(path, ImageOps.exif_transpose(image), _white(image))
 
 
+def flat_image(image: Image.Image, name: str) -> Image.Image:
+    """Return a Pillow image upright, with 8 bits and mode L or RGB, as if it had been read from a file."""
+    return _to_eight_bits(name, ImageOps.exif_transpose(image), _white(image))
+
+
 def fit_image(image: Image.Image, image_size: int | None, channels: int) -> Pixels:
     """Turn an L or RGB image into uint8 (channels, h, w), resized to a square when ``image_size`` is given."""
     mode = "L" if channels == 1 else "RGB"

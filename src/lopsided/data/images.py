@@ -82,6 +82,10 @@ class Images(ABC):
     def size(self, index: int) -> tuple[int, int]:
         """Return height and width of one image."""
 
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Return the upright height and width of each image, or once if they are known to be the same."""
+        return np.array([self.size(row) for row in range(len(self))], dtype=np.int64).reshape(-1, 2)
+
     @abstractmethod
     def _describe(self, index: int) -> str: ...
 
@@ -157,6 +161,10 @@ class ArrayImages(Images):
     def size(self, index: int) -> tuple[int, int]:
         """Return height and width, which are the same for all images of the array."""
         return int(self.pixels.shape[2]), int(self.pixels.shape[3])
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Return height and width once, because all images have the same."""
+        return np.array([self.size(0)], dtype=np.int64)
 
     def _describe(self, index: int) -> str:
         return f"image {index}"
@@ -255,10 +263,6 @@ class FileImages(Images):
     def _is_checked(self, path: ImagePath) -> bool:
         facts = self._facts.get(path)
         return facts is not None and bool(facts.error or facts.header)
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Return the upright height and width of each image, from its header."""
-        return np.array([self.size(row) for row in range(len(self))], dtype=np.int64).reshape(-1, 2)
 
     def check_sizes(self) -> None:
         """Raise unless all headers have the same size. Loading without ``image_size`` requires this."""

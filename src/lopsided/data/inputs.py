@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,12 +99,14 @@ class Part:
     """One split: inputs, and their labels as indices into the classes.
 
     ``groups`` are the groups of the inputs, if there are groups. ``digests`` are the SHA-256 of the images, if known.
+    ``weights`` are those of the inputs, if they differ (estimators only).
     """
 
     inputs: Inputs
     labels: Indices
     groups: npt.NDArray[np.str_] | None = None
     digests: tuple[str, ...] | None = None
+    weights: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -131,16 +133,18 @@ class Prepared:
     columns: tuple[str, ...] = ()
     """The names of the columns of vectors, if they have names."""
 
-    def counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of training inputs of each class."""
-        return np.bincount(self.train.labels, minlength=len(self.classes))
+    def counts(self) -> npt.NDArray[Any]:
+        """Return the number of training inputs of each class, or the sum of their weights."""
+        return np.bincount(self.train.labels, weights=self.train.weights, minlength=len(self.classes))
 
-    def own_counts(self) -> npt.NDArray[np.int64]:
+    def own_counts(self) -> npt.NDArray[Any]:
         """Return the number of training inputs of each class without further images.
 
         A model chose the further images, so their class shares are not those of any images to come. If only they hold
         some class, its share is unknown without them, and all training inputs are counted.
         """
+        if self.own is None:
+            return self.counts()
         own, every = np.bincount(self.train.labels[: self.own], minlength=len(self.classes)), self.counts()
         return own if ((own > 0) == (every > 0)).all() else every
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lopsided.data.images import FileImages, Known, Progress
+from lopsided.data.images import FileImages, Images, Known, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
 from lopsided.data.sources.groups import groups_of, patient_cautions
@@ -96,7 +96,7 @@ class Sources:
             source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
         source = replace(source, facts=(*source.facts, *patient_cautions(source)))
         if data.image_size is None:
-            side = usual_side(*filter(None, (source, source.more, held_out)))
+            side = usual_side(*(each.images for each in (source, source.more, held_out) if each is not None))
             source = replace(source, resized=side)
         return source, held_out
 
@@ -131,13 +131,12 @@ def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -
     )
 
 
-def usual_side(*sources: Source) -> int | None:
+def usual_side(*parts: Images) -> int | None:
     """Return the side to which images of different sizes are resized by default, or None if all have the same size.
 
     It is ``USUAL_SIDE``, or the median of the shorter sides if that is smaller.
     """
-    parts = [source.images.sizes() for source in sources if isinstance(source.images, FileImages)]
-    sizes = np.concatenate([np.empty((0, 2), dtype=np.int64), *parts])
+    sizes = np.concatenate([np.empty((0, 2), dtype=np.int64), *(images.sizes() for images in parts)])
     if not len(sizes) or (sizes == sizes[0]).all():
         return None
     return min(USUAL_SIDE, int(np.median(sizes.min(axis=1))))

@@ -1,5 +1,6 @@
 """Recipes as scikit-learn estimators, for images and for plain vectors."""
 
-from lopsided.estimator.classifiers import LopsidedClassifier, TwoStageClassifier
+from lopsided.estimator.frozen import LopsidedClassifier
+from lopsided.estimator.two_stage import TwoStageClassifier
 
 __all__ = ["LopsidedClassifier", "TwoStageClassifier"]

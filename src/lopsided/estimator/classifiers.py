@@ -1,4 +1,4 @@
-"""Recipes as scikit-learn estimators, for images and for plain vectors."""
+"""What both estimators share: from samples to a trained recipe, predictions, and saved folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +16,19 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from lopsided.data.images import Images
 from lopsided.data.inputs import Inputs, MemoryInputs, StreamedInputs
-from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import whole_recipe
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.estimator.fitting import (
     PREDICT_BATCH,
     Samples,
-    are_images,
     checked_groups,
+    checked_weights,
+    images_or_vectors,
     on_cpu,
     out_of_fold,
     plain_numbers,
-    stacked,
     train,
 )
 from lopsided.evaluation.calibration import HeldBack
@@ -39,129 +39,86 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer, check_finite
 from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
-from lopsided.models.model import load_model, save_model
-from lopsided.recipe import Recipe, find_recipe
+from lopsided.models.model import ModelCard, load_model, save_model
+from lopsided.recipe import Recipe
 from lopsided.training.decide import recalibrate
 from lopsided.training.methods import Trainer
 from lopsided.training.prior import settled_prior
 
+Kind: TypeAlias = Literal["image", "vector"]
 _FEW = 16
 
 
-class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier for class-imbalanced images or vectors: a contrastive first stage, then a linear layer.
+class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMixin, BaseEstimator):  # type: ignore[misc]
+    """What both estimators share. Their parameters are fields of a recipe."""
 
-    ``X`` is an array or tensor of images, (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or floats in [0, 1], or a
-    matrix of vectors, (n, d). The estimator standardises the columns of vectors. ``score`` is the unweighted accuracy
-    (balanced accuracy). ``transform`` returns the encoder's features. Probabilities and features are float32.
+    recipe: str | os.PathLike[str] | None
+    decide: str | None
+    views: str | None
+    folds: int | None
+    image_size: int | None
+    settings: Mapping[str, Any] | None
+    random_state: int | np.random.RandomState | None
+    device: str
+    num_threads: int | None
+    verbose: int
 
-    Args:
-        loss: Name of a loss in the catalogue, or a mapping with its ``name`` and parameters; None: the recipe's loss. A
-            classification loss trains end to end for ``epochs + classifier_epochs`` epochs, which is the same budget.
-        recipe: Name of a recipe, or a TOML file. It sets all arguments below that are None.
-        eta, gamma: Parameters of the loss, if it has them.
-        encoder: Name of a timm model, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors, the
-            recipe's encoder for images.
-        epochs, lr: Epochs and learning rate of the first stage.
-        classifier_epochs: Epochs of the second stage.
-        batch_size: Batch size of both stages.
-        image_size: Side to which images are resized; None: no resizing, so all images must have the size of ``fit``.
-        val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
-        decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a=0.95" or another rule of
-            a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
-            ``folds``.
-        views: Views of an image whose features are averaged where images are not augmented: "none", "flip", "flips",
-            "dihedral", names such as "identity,rot180", or "auto" for a frozen encoder; None: those of the recipe, by
-            default "none".
-        folds: Number of folds that test every sample, before the model is trained on all samples; None: no folds. The
-            scores of the folds calibrate the model and fit its rule.
-        settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}.
-        random_state: Seed of all random choices.
-        device: "auto", "cpu", "cuda", "mps".
-        num_threads: Number of CPU threads; None: torch's setting.
-        verbose: 1 prints a line per epoch.
+    def _changes(self, kind: Kind) -> dict[str, Any]:
+        """Return the fields that the parameters of a subclass set; None: the recipe's value."""
+        raise NotImplementedError
 
-    After ``fit`` with ``folds``, there are further attributes. ``save`` does not write them.
+    def _base(self, kind: Kind, num: int) -> Recipe:
+        """Return the recipe that the parameters change, for this number of samples."""
+        raise NotImplementedError
 
-    Attributes:
-        oof_proba_: Calibrated probabilities (n, K) of each sample, from a model that was not trained on it. They are
-            calibrated, and decided, by the scores of the other folds.
-        oof_pred_: The class that the rule decides for each sample.
-        oof_fold_: The fold of each sample, from 0.
-        oof_figures_: The figures of all samples with intervals, as in the ``metrics.json`` of a run.
-        cv_results_: One entry per fold: ``fold``, ``num_samples`` and ``test_score``, the unweighted accuracy.
+    @classmethod
+    def _of_card(cls, card: ModelCard) -> dict[str, Any]:
+        """Return the parameters of an estimator with the model of a run, which resizes images as the run does."""
+        raise NotImplementedError
 
-    >>> from sklearn.datasets import make_classification
-    >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)
-    >>> TwoStageClassifier(random_state=0).fit(X, y).predict(X[:3]).shape
-    (3,)
-    """
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters; with ``deep`` also the fields in ``settings``, such as ``regression__strength``."""
+        parameters = dict(super().get_params(deep))
+        if deep:
+            parameters |= {name.replace(".", "__"): value for name, value in (self.settings or {}).items()}
+        return parameters
 
-    def __init__(
-        self,
-        loss: str | Mapping[str, Any] | None = None,
-        *,
-        recipe: str | os.PathLike[str] = "from-scratch",
-        eta: float | None = None,
-        gamma: float | None = None,
-        encoder: str = "auto",
-        epochs: int | None = None,
-        classifier_epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        image_size: int | None = None,
-        val: float = 0.0,
-        decide: str | None = None,
-        views: str | None = None,
-        folds: int | None = None,
-        settings: Mapping[str, Any] | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        num_threads: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.loss = loss
-        self.recipe = recipe
-        self.eta = eta
-        self.gamma = gamma
-        self.encoder = encoder
-        self.epochs = epochs
-        self.classifier_epochs = classifier_epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.image_size = image_size
-        self.val = val
-        self.decide = decide
-        self.views = views
-        self.folds = folds
-        self.settings = settings
-        self.random_state = random_state
-        self.device = device
-        self.num_threads = num_threads
-        self.verbose = verbose
+    def set_params(self, **parameters: Any) -> Self:
+        """Set parameters. Any field of the recipe is one, with ``__`` for its dots: ``regression__strength=0.01``."""
+        fields = {name.replace("__", "."): value for name, value in parameters.items() if "__" in name}
+        super().set_params(**{name: value for name, value in parameters.items() if "__" not in name})
+        if fields:
+            self.settings = {**(self.settings or {}), **fields}
+        return self
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train both stages on inputs ``X`` with one label each in ``y``."""
-        return self._fit(X, y, None)
-
-    def _fit(self, X: Any, y: Any, groups: Any) -> Self:
-        X = stacked(X)
-        images = are_images(X)
-        if images:
+    def _fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+        X = images_or_vectors(X)
+        is_image = isinstance(X, Images)
+        if is_image:
             y = column_or_1d(on_cpu(y), warn=True)
             if y.dtype.kind == "f" and np.isnan(y).any():
                 raise InputError(sentence("y must hold one label per image", f"{int(np.isnan(y).sum()):,} times NaN"))
+            if len(y) != len(X):
+                raise InputError(sentence(f"labels must have the shape ({len(X)},), one per image", y.shape))
         else:
             X, y = validate_data(self, on_cpu(X), on_cpu(y), dtype=np.float64, ensure_min_samples=2)
             y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        classes, codes = np.unique(y, return_inverse=True)
+        weights, groups = checked_weights(sample_weight, len(y)), checked_groups(groups, len(y))
+        recipe = self._recipe("image" if is_image else "vector", len(y))
+        if weights is not None and not recipe.spec.takes_weights:
+            do = "Leave it out, or use a recipe of a frozen encoder, such as quick."
+            raise InputError(f"The recipe {recipe.method} cannot use sample_weight. {do}")
+        used = np.arange(len(y)) if weights is None else np.flatnonzero(weights)  # No weight is as if left out.
+        classes, codes = np.unique(y[used], return_inverse=True)
         if len(classes) < 2:
             raise InputError(sentence("y must hold at least 2 classes", "1 class"))
-        recipe = self._recipe("image" if images else "vector")
         names, codes = tuple(str(label) for label in classes), codes.astype(np.int64)
-        groups = checked_groups(groups, len(codes))
-        samples = Samples(X, codes, names, groups, images)
+        rows = X.take(used) if is_image else X[used]
+        if weights is not None:
+            weights = weights[used]
+        groups = None if groups is None else groups[used]
+        samples = Samples(rows, codes, names, groups, weights).with_side(recipe)
         folds = self.folds if self.folds is not None else recipe.data.folds
         with threads(recipe.threads), flushed_denormals(recipe.fast):
             whole = recipe if folds is None else whole_recipe(recipe)
@@ -169,9 +126,10 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
                 scores = out_of_fold(samples, whole, folds, verbose=self.verbose)
             trainer, state = train(samples, whole, verbose=self.verbose)
             if folds is not None:
-                self._settle(trainer, recipe, scores, codes, classes, groups)
+                self._settle(trainer, recipe, scores, samples, classes)
         self.classes_ = classes
-        self.resizes_ = recipe.data.image_size is not None or recipe.augment.normalisation == "weights"
+        set_size = recipe.data.image_size is not None or samples.side is not None
+        self.resizes_ = set_size or recipe.augment.normalisation == "weights"
         self.model_, self.card_, self.history_ = trainer.model, trainer.card, state.history
         return self
 
@@ -180,16 +138,15 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         trainer: Trainer,
         recipe: Recipe,
         scores: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
-        codes: npt.NDArray[np.int64],
+        samples: Samples,
         classes: npt.NDArray[Any],
-        groups: npt.NDArray[np.str_] | None,
     ) -> None:
         """Calibrate the model and fit its rule on out-of-fold scores, and keep these scores as attributes."""
-        (p, numbers), names = scores, trainer.card.classes
+        (p, numbers), names, codes, groups = scores, trainer.card.classes, samples.codes, samples.groups
         rule, kind, prior = (
             recipe.decision.rule,
             recipe.decision.calibration,
-            settled_prior(recipe, np.bincount(codes, minlength=len(names))),
+            settled_prior(recipe, samples.counts()),
         )
         held = HeldBack(p, codes, groups, "out-of-fold")
         calibrated, decided = settle_crossed(rule, kind, names, prior, held, numbers)
@@ -220,6 +177,14 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         check_finite(probabilities)
         labels: npt.NDArray[Any] = self.classes_[self.card_.decision.decide(probabilities)]
         return labels
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return a score per class, (n, K); the highest is decided. With two classes, (n,): positive for the second."""
+        check_is_fitted(self)
+        probabilities = self._predict(X)[0]
+        check_finite(probabilities)
+        scores = self.card_.decision.scores(probabilities)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
         """Return the encoder's features (n, f)."""
@@ -253,15 +218,12 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         atomic_write(Path(folder) / FILE_NAME, json.dumps(content, indent=2, default=plain) + "\n")
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], device: str = "auto") -> TwoStageClassifier:
+    def load(cls, folder: str | os.PathLike[str], device: str = "auto") -> Self:
         """Load a folder that ``save`` wrote, or a run folder. The classes of a run folder are strings."""
         model, card = load_model(Path(folder), pick_device(device))
         content = read_saved(Path(folder) / FILE_NAME)
         try:
-            # A run resizes the images that it predicts, and so does its estimator.
-            own = {"encoder": card.encoder, "image_size": card.image_size}
-            own = {"image_size": card.image_size} if issubclass(cls, LopsidedClassifier) else own
-            estimator = cls(**content.get("parameters", own))
+            estimator = cls(**content.get("parameters", cls._of_card(card)))
             kind = content.get("dtype", "U")
             classes = np.array(content.get("classes", card.classes), dtype=DTYPES[kind])
             if len(classes) != len(card.classes):
@@ -289,33 +251,20 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
 
-    def _recipe(self, kind: Literal["image", "vector"]) -> Recipe:
+    def _recipe(self, kind: Kind, num: int = 0) -> Recipe:
         """Return the recipe with the parameters of the estimator. Invalid parameters raise an error of the recipe."""
-        changes = {
-            "encoder_training.loss": self.loss,
-            "encoder_training.loss.eta": self.eta,
-            "encoder_training.loss.gamma": self.gamma,
-            "encoder_training.epochs": self.epochs,
-            "encoder_training.batch_size": self.batch_size,
-            "encoder_training.lr": self.lr,
-            "classifier.epochs": self.classifier_epochs,
-            "classifier.batch_size": self.batch_size,
-            "decision.rule": self.decide,
-            "encoder.views": self.views,
-            "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
-        }
-        changes = {name: value for name, value in changes.items() if value is not None}
+        own = {"decision.rule": self.decide, "encoder.views": self.views, **self._changes(kind)}
+        changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         changes |= {
             "seed": int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
             "device": self.device,
             "threads": self.num_threads,
-            "data.val": self.val,
             "data.image_size": self.image_size,
             # ``fit`` gets its samples as arguments.
             **{"data.test": 0.0, "data.source": None, "data.scenario": None, "data.held_out": False},
             **(self.settings or {}),
         }
-        base = find_recipe(self.recipe)
+        base = self._base(kind, num)
         if kind == "vector" and not base.spec.trains_encoder:  # Vectors are features already.
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
             changes.setdefault("encoder.views", "none")  # Those of the recipe are meant for images.
@@ -323,15 +272,14 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
 
     def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
         check_is_fitted(self)
-        X = stacked(X)
-        if are_images(X) != (self.card_.kind == "image"):
-            got = "images" if are_images(X) else "vectors"
+        X = images_or_vectors(X)
+        if isinstance(X, Images) != (self.card_.kind == "image"):
+            got = "images" if isinstance(X, Images) else "vectors"
             raise InputError(sentence(f"X must hold {self.card_.kind}s, as in fit", got))
         inputs: Inputs
-        if are_images(X):
-            source = source_from_arrays(X)
-            self._check_size(source.images.size(0))
-            inputs = StreamedInputs(source.images, self.card_.image_size, self.card_.channels)
+        if isinstance(X, Images):
+            self._check_size(X)
+            inputs = StreamedInputs(X, self.card_.image_size, self.card_.channels)
         else:
             inputs = MemoryInputs(
                 torch.from_numpy(np.array(validate_data(self, on_cpu(X), dtype=np.float64, reset=False)))
@@ -342,74 +290,16 @@ class TwoStageClassifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeatu
             scorer = Scorer(self.model_, self.card_, engine=engine, cached="none", batch_size=PREDICT_BATCH)
             return scorer.score(inputs)
 
-    def _check_size(self, size: tuple[int, ...]) -> None:
+    def _check_size(self, images: Images) -> None:
         """Raise if images have another size than in ``fit`` and the estimator does not resize images."""
+        if self.resizes_:
+            return
         fitted = self.card_.shape[1:]
-        if size != fitted and not self.resizes_:
+        size = next((size for size in map(tuple, images.sizes().tolist()) if size != fitted), fitted)
+        if size != fitted:
             must = f"X must hold images of {fitted[1]} x {fitted[0]} pixels, as in fit"
             do = "Resize the images, or fit with image_size, which resizes all images."
             raise InputError(sentence(must, f"{size[1]} x {size[0]}", do))
-
-
-class LopsidedClassifier(TwoStageClassifier):
-    """Classifier for class-imbalanced images or vectors: a logistic regression on features of a pretrained encoder.
-
-    ``X`` is as in ``TwoStageClassifier``, and so are all methods. Images go through the embedded encoder. ``settings``
-    select another one, such as {"encoder.name": "resnet50", "encoder.weights": "resnet50.safetensors"}. Vectors are
-    only standardised. Inner folds choose the strength of the regression. Features of images are cached on disk.
-
-    Args:
-        recipe: Name of a recipe, or a TOML file.
-        decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
-        views: Views of an image whose features are averaged, as in ``TwoStageClassifier``.
-        folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
-        image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
-        settings: Any fields of the recipe by their dotted names, such as {"regression.strength": 0.01}.
-        random_state: Seed of all random choices.
-        device: "auto", "cpu", "cuda", "mps".
-        num_threads: Number of CPU threads; None: torch's setting.
-        verbose: 1 prints a line per epoch of recipes that have epochs.
-
-    >>> from sklearn.datasets import make_classification
-    >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)
-    >>> LopsidedClassifier(random_state=0).fit(X, y).predict(X[:3]).shape
-    (3,)
-    """
-
-    loss, eta, gamma, encoder = None, None, None, "auto"
-    epochs, classifier_epochs, batch_size, lr, val = None, None, None, None, 0.0
-
-    def __init__(
-        self,
-        recipe: str | os.PathLike[str] = "quick",
-        *,
-        decide: str | None = None,
-        views: str | None = None,
-        folds: int | None = None,
-        image_size: int | None = None,
-        settings: Mapping[str, Any] | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        num_threads: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.recipe = recipe
-        self.decide = decide
-        self.views = views
-        self.folds = folds
-        self.image_size = image_size
-        self.settings = settings
-        self.random_state = random_state
-        self.device = device
-        self.num_threads = num_threads
-        self.verbose = verbose
-
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit the recipe to inputs ``X`` with one label each in ``y``.
-
-        Inputs of one group, such as photographs of one patient, stay together in the inner folds.
-        """
-        return self._fit(X, y, groups)
 
 
 FILE_NAME = "estimator.json"

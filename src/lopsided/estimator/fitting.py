@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lopsided.data.images import ArrayImages
+from lopsided.data.given import given_images
+from lopsided.data.images import ArrayImages, Images
 from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
+from lopsided.data.prepare import usual_side
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import fold_numbers, split
 from lopsided.errors import InputError, sentence
@@ -20,6 +22,7 @@ from lopsided.evaluation.calibration import at_prevalence
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.machine import pick_device
+from lopsided.models.model import ModelCard
 from lopsided.recipe import Recipe
 from lopsided.runs.cell import Cell
 from lopsided.runs.driver import drive
@@ -37,28 +40,49 @@ PREDICT_BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Images or vectors with the number of their class, the names of the classes, and perhaps groups."""
+    """Images or vectors with the number of their class, the names of the classes, and perhaps groups and weights.
 
-    X: Any
+    ``side`` is that to which images of different sizes are resized; None: they are not, or the encoder has its size.
+    """
+
+    X: Images | npt.NDArray[np.float64]
     codes: npt.NDArray[np.int64]
     names: tuple[str, ...]
-    groups: npt.NDArray[np.str_] | None
-    images: bool
+    groups: npt.NDArray[np.str_] | None = None
+    weights: npt.NDArray[np.float64] | None = None
+    side: int | None = None
+
+    def with_side(self, recipe: Recipe) -> Samples:
+        """Return the samples with the side to which a recipe without ``image_size`` resizes images."""
+        if not isinstance(self.X, Images) or recipe.data.image_size is not None or recipe.spec.pretrained:
+            return self
+        return replace(self, side=usual_side(self.X))
 
     def rows(self, rows: npt.NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
-        own = None if self.groups is None else self.groups[rows]
-        return replace(self, X=self.X[rows], codes=self.codes[rows], groups=own)
+        return replace(
+            self,
+            X=self.X.take(rows) if isinstance(self.X, Images) else self.X[rows],
+            codes=self.codes[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            weights=None if self.weights is None else self.weights[rows],
+        )
+
+    def counts(self) -> npt.NDArray[Any]:
+        """Return the number of samples of each class, or the sum of their weights."""
+        return np.bincount(self.codes, weights=self.weights, minlength=len(self.names))
 
     def source(self) -> Source:
-        """Return a source of blank images, for splits and folds, which use only labels and groups."""
+        """Return the samples as a source. Vectors are blank images, for splits and folds, which use only labels."""
         blank = ArrayImages(np.zeros((len(self.codes), 1, 1, 1), dtype=np.uint8))
-        return Source("samples", blank, self.codes, self.names, tuple(map(str, range(len(self.codes)))), self.groups)
+        images = self.X if isinstance(self.X, Images) else blank
+        numbers = tuple(map(str, range(len(self.codes))))
+        return Source("samples", images, self.codes, self.names, numbers, self.groups, resized=self.side)
 
 
 def train(samples: Samples, recipe: Recipe, *, verbose: int) -> tuple[Trainer, State]:
     """Train a recipe on samples, calibrate the model and settle its rule."""
-    prepared = _with_groups(_prepare(samples, recipe), samples.groups)
+    prepared = _prepare(samples, recipe)
     check_rule(recipe, prepared)
     state = State(recipe="", data="", stage=next(iter(recipe.spec.stages(recipe))))
     log = Log(None, _Printer() if verbose else None)
@@ -73,50 +97,48 @@ def out_of_fold(
     samples: Samples, recipe: Recipe, folds: int, *, verbose: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Return the probabilities of each sample from a model without its fold, at one prior, and the folds."""
-    codes, num_classes = samples.codes, len(samples.names)
+    num, num_classes = len(samples.codes), len(samples.names)
     how: Literal["group", "stratified"] = "stratified" if samples.groups is None else "group"
     numbers = fold_numbers(samples.source(), how=how, folds=folds, seed=recipe.seed)
-    prior, p = settled_prior(recipe, np.bincount(codes, minlength=num_classes)), np.empty((len(codes), num_classes))
+    prior, p = settled_prior(recipe, samples.counts()), np.empty((num, num_classes))
 
     def score(cell: Cell) -> None:
         tested = numbers == int(cell.key)
         trainer, _ = train(samples.rows(np.flatnonzero(~tested)), recipe, verbose=verbose)
-        scores = _probabilities(trainer, samples.X[np.flatnonzero(tested)], images=samples.images)
+        scores = _probabilities(trainer, samples.rows(np.flatnonzero(tested)).X)
         p[tested] = at_prevalence(scores, trainer.card.prior, prior)
 
     drive(Plan(Path(), [Cell(str(fold), recipe) for fold in range(folds)]), Here(score))  # Nothing is written.
     return p, numbers
 
 
-def _probabilities(trainer: Trainer, X: Any, *, images: bool) -> npt.NDArray[np.float64]:
-    card = trainer.card
-    inputs: Inputs = (
-        MemoryInputs(torch.from_numpy(np.array(X)))
-        if not images
-        else (StreamedInputs(source_from_arrays(X).images, card.image_size, card.channels))
-    )
-    engine = trainer.engine if images else Engine(trainer.model, (), fast=False)
+def _probabilities(trainer: Trainer, X: Images | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    card, inputs, engine = trainer.card, _inputs(X, trainer.card), Engine(trainer.model, (), fast=False)
+    if isinstance(X, Images):
+        engine = trainer.engine
     return Scorer(trainer.model, card, engine=engine, cached="none", batch_size=PREDICT_BATCH).score(inputs)[0]
 
 
+def _inputs(X: Images | npt.NDArray[np.float64], card: ModelCard) -> Inputs:
+    if isinstance(X, Images):
+        return StreamedInputs(X, card.image_size, card.channels)
+    return MemoryInputs(torch.from_numpy(np.array(X)))
+
+
 def _prepare(samples: Samples, recipe: Recipe) -> Prepared:
-    images, codes, names = samples.images, samples.codes, samples.names
-    source = source_from_arrays(samples.X, codes, classes=names) if images else replace(samples, groups=None).source()
+    source = replace(samples.source(), groups=None)
     splits = split(source, how="stratified", val=recipe.data.val, test=0.0, seed=recipe.seed)
-    if images:
+    if isinstance(samples.X, Images):
         digests = source.images.digest(np.arange(len(source))) if recipe.spec.pretrained else None
-        return prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
-    return prepare_vectors(samples.X, codes, names, splits.train, splits.val)
-
-
-def _with_groups(prepared: Prepared, groups: npt.NDArray[np.str_] | None) -> Prepared:
-    """Return prepared data with the groups of the training rows. The estimator has no other rows with groups."""
-    if groups is None:
-        return prepared
-    if len(groups) != len(prepared.train):
-        must = f"groups must have one entry for each of the {len(prepared.train)} inputs"
-        raise InputError(sentence(must, f"the shape {groups.shape}"))
-    return replace(prepared, train=replace(prepared.train, groups=groups))
+        prepared = prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)[0]
+    else:
+        prepared = prepare_vectors(samples.X, samples.codes, samples.names, splits.train, splits.val)
+    rows, train = splits.train, prepared.train
+    if samples.groups is not None:
+        train = replace(train, groups=samples.groups[rows])
+    if samples.weights is not None:
+        train = replace(train, weights=samples.weights[rows])
+    return replace(prepared, train=train)
 
 
 class _Printer(Reporter):
@@ -136,13 +158,35 @@ def checked_groups(groups: Any, num: int) -> npt.NDArray[np.str_] | None:
     return found
 
 
+def checked_weights(sample_weight: Any, num: int) -> npt.NDArray[np.float64] | None:
+    """Return the weights of the samples. Raise unless there is a number >= 0 for each sample, and one > 0."""
+    if sample_weight is None:
+        return None
+    weights = np.asarray(on_cpu(sample_weight), dtype=np.float64)
+    if weights.shape != (num,):
+        must = f"sample_weight must have one number for each of the {num} inputs"
+        raise InputError(sentence(must, f"the shape {weights.shape}"))
+    if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() <= 0:
+        raise InputError(sentence("sample_weight must hold numbers >= 0, not all 0", f"{weights.min()} among them"))
+    return weights
+
+
+def images_or_vectors(X: Any) -> Any:
+    """Return images as ``Images``, and anything else, such as vectors, unchanged."""
+    images = given_images(X)
+    if images is None:
+        X = stacked(X)
+        images = source_from_arrays(X).images if are_images(X) else None
+    return X if images is None else images
+
+
 def are_images(X: Any) -> bool:
     """Return whether an array holds images, by its number of dimensions."""
     return getattr(X, "ndim", 0) in (3, 4)
 
 
 def stacked(X: Any) -> Any:
-    """Return a list of images as one array. Return anything else unchanged. Entries of different sizes are refused."""
+    """Return nested lists of images as one array. Return anything else unchanged. Ragged lists are refused."""
     if not isinstance(X, list | tuple) or not X:
         return X
     entries = []

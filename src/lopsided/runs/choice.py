@@ -28,6 +28,11 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
         return QUICK, [notes.quick_for_vectors(source.images.width)]
     num = len(source)
     minutes = SECONDS * num / (os.cpu_count() or 1) / 60
-    if num > MANY:
+    if usual_recipe(num) == QUICK:
         return QUICK, [notes.quick_by_size(num, minutes)]
     return THOROUGH, [notes.thorough_by_size(num, minutes)]
+
+
+def usual_recipe(num: int) -> str:
+    """Return the name of the recipe for this number of images."""
+    return QUICK if num > MANY else THOROUGH

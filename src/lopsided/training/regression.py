@@ -67,18 +67,20 @@ def fit_regression(
     folds: int = 5,
     seed: int = 0,
     importance: Floats | None = None,
+    weights: Floats | None = None,
 ) -> Regression:
     """Fit the regression. ``weighted`` gives each class the same weight instead of each row.
 
     ``importance`` multiplies each standardised column, so that the penalty bears less on some; None: all the same.
     ``strength`` is the value of C; None: inner folds choose it. With ``scored``, inner folds also score a given value.
-    ``folds`` is reduced if a class has fewer rows or groups.
+    ``folds`` is reduced if a class has fewer rows or groups. ``weights`` are those of the rows, all above 0: a row of
+    weight 2 is as if it were there twice; None: all 1.
     """
     # Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
     with threadpool_limits(1, "blas"):
         x = np.asarray(features, dtype=np.float64)
         tried = STRENGTHS if strength is None else (strength,) if scored else ()
-        return _fit(x, labels, num_classes, groups, weighted, strength, tried, folds, seed, importance)
+        return _fit(x, labels, num_classes, groups, weighted, strength, tried, folds, seed, importance, weights)
 
 
 def _fit(
@@ -92,8 +94,10 @@ def _fit(
     folds: int,
     seed: int,
     importance: Floats | None,
+    weights: Floats | None,
 ) -> Regression:
-    mean, scale = standardisation(x)
+    mean, scale = standardisation(x, weights)
+    row_weights = np.ones(len(x)) if weights is None else weights
     if importance is not None:
         scale = scale / importance
     present, own = np.unique(labels, return_inverse=True)
@@ -104,11 +108,11 @@ def _fit(
     if tried and folds >= 2:
         seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
         pairs = [pair for each in seeds for pair in inner_folds(labels, groups, folds, each)]
-        losses = tuple(_scores(turned.x, own, pairs, weighted, tried))
+        losses = tuple(_scores(turned.x, own, pairs, weighted, tried, row_weights))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
         strength, folds = USUAL, 0
-    weight, bias = _solution(turned, own, weighted, strength)
+    weight, bias = _solution(turned, own, weighted, strength, row_weights)
     biases = np.full(num_classes, bias.min() - _ABSENT)
     weights = np.zeros((num_classes, x.shape[1]))
     weights[present] = weight / scale
@@ -116,9 +120,12 @@ def _fit(
     return Regression(weights, biases - weights @ mean, strength, folds if losses else 0, losses)
 
 
-def standardisation(x: Floats) -> tuple[Floats, Floats]:
+def standardisation(x: Floats, weights: Floats | None = None) -> tuple[Floats, Floats]:
     """Return mean and deviation of each column. A column that is constant, but for rounding, has the deviation 1."""
     mean, scale = x.mean(axis=0), x.std(axis=0)
+    if weights is not None:
+        mean = np.average(x, axis=0, weights=weights)
+        scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weights))
     scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
     return mean, scale
 
@@ -147,7 +154,12 @@ def inner_folds(
 
 
 def _scores(
-    x: Floats, labels: Indices, folds: Sequence[tuple[Indices, Indices]], weighted: bool, tried: Sequence[float]
+    x: Floats,
+    labels: Indices,
+    folds: Sequence[tuple[Indices, Indices]],
+    weighted: bool,
+    tried: Sequence[float],
+    weights: Floats,
 ) -> Iterator[tuple[float, float]]:
     """Yield each value of C that is tried with its loss over the rows of all folds.
 
@@ -159,8 +171,8 @@ def _scores(
     sums, counts = np.zeros((len(strengths), num_classes)), np.zeros((len(strengths), num_classes))
     for begin in range(0, len(folds), number):
         own = folds[begin : begin + number]
-        rows = np.stack([_row_weights(labels, train, weighted) for train, _ in own], axis=1)
-        share = np.stack([np.bincount(labels[train]) / len(train) for train, _ in own])
+        rows = np.stack([_row_weights(labels, train, weighted, weights) for train, _ in own], axis=1)
+        share = np.stack([_sums(labels, train, weights) / weights[train].sum() for train, _ in own])
         prior = np.zeros_like(share) if weighted else np.log(share)
         solved = Regressions(x, labels, rows, np.float32)
         best, worse = np.full(len(own), np.inf), np.zeros(len(own), dtype=np.int64)
@@ -168,7 +180,8 @@ def _scores(
             solved.solve(_halved(strength, num_classes), _ROUGH)
             losses = []
             for fold, (_, rest) in enumerate(own):
-                by_class, number_of = _loss_sums(solved.logits[rest, fold] - prior[fold], labels[rest], num_classes)
+                logits = solved.logits[rest, fold] - prior[fold]
+                by_class, number_of = _loss_sums(logits, labels[rest], num_classes, weights[rest])
                 sums[place] += by_class
                 counts[place] += number_of
                 losses.append(_mean_loss(by_class, number_of))
@@ -181,12 +194,19 @@ def _scores(
         yield strength, _mean_loss(sums[place], counts[place])
 
 
-def _row_weights(labels: Indices, train: Indices, weighted: bool) -> Floats:
+def _row_weights(labels: Indices, train: Indices, weighted: bool, weights: Floats) -> Floats:
     """Return the weight of each row in a regression on the rows ``train``. Those of a class may sum to the same."""
-    counts = np.bincount(labels[train])
+    sums = _sums(labels, train, weights)
     found = np.zeros(len(labels))
-    found[train] = (len(train) / (len(counts) * counts))[labels[train]] if weighted else 1.0
+    found[train] = weights[train]
+    if weighted:
+        found[train] *= (weights[train].sum() / (len(sums) * sums))[labels[train]]
     return found
+
+
+def _sums(labels: Indices, rows: Indices, weights: Floats) -> Floats:
+    """Return the sum of the weights of some rows by class."""
+    return np.bincount(labels[rows], weights=weights[rows]).astype(np.float64)
 
 
 def _halved(strength: float, num_classes: int) -> float:
@@ -203,23 +223,28 @@ def balanced_log_loss(logits: Floats, labels: Indices) -> float:
     return _mean_loss(*_loss_sums(logits, labels, logits.shape[1]))
 
 
-def _loss_sums(logits: Floats, labels: Indices, num_classes: int) -> tuple[Floats, Floats]:
-    """Return the sum of the log losses of the rows of each class, and their number."""
+def _loss_sums(
+    logits: Floats, labels: Indices, num_classes: int, weights: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return the sum of the log losses of the rows of each class, and their number, or the sum of their weights."""
+    weights = np.ones(len(labels)) if weights is None else weights
     top = logits.max(axis=1, keepdims=True)
     log_p = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-    losses = -log_p[np.arange(len(labels)), labels]
-    counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
-    return np.bincount(labels, weights=losses, minlength=num_classes).astype(np.float64), counts
+    losses = -log_p[np.arange(len(labels)), labels] * weights
+    sums, totals = (np.bincount(labels, weights=each, minlength=num_classes) for each in (losses, weights))
+    return sums.astype(np.float64), totals.astype(np.float64)
 
 
 def _mean_loss(sums: Floats, counts: Floats) -> float:
     return float((sums[counts > 0] / counts[counts > 0]).mean())
 
 
-def _solution(turned: Principal, labels: Indices, weighted: bool, strength: float) -> tuple[Floats, Floats]:
+def _solution(
+    turned: Principal, labels: Indices, weighted: bool, strength: float, weights: Floats
+) -> tuple[Floats, Floats]:
     """Return weight (K, d) and bias (K,) of the regression on all rows. Both sum to zero over the classes."""
     num_classes = int(labels.max()) + 1
-    rows = _row_weights(labels, np.arange(len(labels)), weighted)
+    rows = _row_weights(labels, np.arange(len(labels)), weighted, weights)
     solved = Regressions(turned.x, labels, rows[:, None])
     solved.solve(_halved(strength, num_classes), _EXACT)
     found = solved.weights[0] - solved.weights[0].mean(axis=0)

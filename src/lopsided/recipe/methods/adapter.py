@@ -23,6 +23,7 @@ class AdapterSpec(FrozenSpec):
     """Heads that are trained on the features of an encoder as it is."""
 
     name = "adapter"
+    takes_weights = False
     trainer = "lopsided.training.methods.adapter:AdapterTrainer"
     example = "adapter"
     advice = "Use other pretrained weights (encoder, weights), or the recipe quick."

@@ -39,6 +39,7 @@ class FrozenSpec(MethodSpec):
     chooses_views = True
     selects_epochs = False
     folds_by_default = True
+    takes_weights = True
     shares_features = True
 
     def title(self, recipe: Recipe) -> str:

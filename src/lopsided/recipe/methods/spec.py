@@ -64,6 +64,8 @@ class MethodSpec:
     """Whether training calibrates the probabilities, also without validation images."""
     folds_by_default: bool = False
     """Whether ``fit`` uses folds if a class is rare: one fold takes seconds."""
+    takes_weights: bool = False
+    """Whether training inputs may have weights (``fit(sample_weight=)`` of the estimators)."""
     shares_features: bool = False
     """Whether the models of all folds have the same features of an image."""
 

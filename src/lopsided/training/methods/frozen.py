@@ -106,6 +106,7 @@ def _fit(trainer: Trainer, features: Features, strength: float | None = None, *,
         folds=settings.folds,
         seed=trainer.recipe.seed,
         importance=trainer.importance,
+        weights=train.weights,
     )
 
 

@@ -1,0 +1,143 @@
+"""Images as users of Python pass them: paths, Pillow images, arrays, and data frames with a column path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lopsided.data.decoding import Pixels, UnreadableImageError, fit_image, flat_image
+from lopsided.data.images import FileImages, Images, Indices, Known, Progress
+from lopsided.data.sources import source_from_arrays
+from lopsided.errors import InputError, sentence
+
+PATH = "path"
+"""The column of a data frame, or of a table, that has the paths of images."""
+
+
+class Pictures(Images):
+    """Images in memory, of any sizes: Pillow images of mode L or RGB."""
+
+    def __init__(self, pictures: Sequence[Image.Image], channels: int | None = None) -> None:
+        self.pictures = tuple(pictures)
+        self._channels = channels or (1 if all(each.mode == "L" for each in self.pictures) else 3)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def channels(self) -> int:
+        """1 if all images are grey, otherwise 3."""
+        return self._channels
+
+    def take(self, indices: Indices) -> Pictures:
+        """Return the images at ``indices``, in that order. ``channels`` does not change."""
+        return Pictures([self.pictures[i] for i in indices], self._channels)
+
+    def digest(self, indices: Indices) -> list[str]:
+        """Return the SHA-256 of the shape and pixels of each image, as those of images in one array."""
+        arrays = [fit_image(self.pictures[i], None, self._channels) for i in indices]
+        return [hashlib.sha256(repr(each.shape).encode() + each.tobytes()).hexdigest() for each in arrays]
+
+    def unreadable(
+        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
+    ) -> list[tuple[int, UnreadableImageError]]:
+        """Return an empty list: images in memory are already decoded."""
+        if progress is not None:
+            progress(len(self), len(self))
+        return []
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return height and width of one image."""
+        return self.pictures[index].height, self.pictures[index].width
+
+    def _describe(self, index: int) -> str:
+        return f"image {index}"
+
+    def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
+        return fit_image(self.pictures[index], image_size, channels)
+
+
+def given_images(values: Any) -> Images | None:
+    """Return what a user passed as images, or None if it is something else, such as vectors.
+
+    Images are paths, Pillow images or arrays in a list, a series, or a data frame with the column path, or one array of
+    images (see ``source_from_arrays``). Relative paths are below the working folder.
+    """
+    if hasattr(values, "columns"):
+        if PATH not in values.columns:
+            return None
+        values = values[PATH]
+    if getattr(values, "ndim", 0) in (3, 4):
+        return source_from_arrays(values).images
+    entries = _entries(values)
+    kinds = [_kind(entry) for entry in entries]
+    if not entries or kinds[0] is None:
+        return None
+    other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        got = f"{_named(entries[0])} in entry 0 and {_named(entries[other])} in entry {other}"
+        raise InputError(sentence("all images must be of one kind: paths, Pillow images or arrays", got))
+    return _MAKE[kinds[0]](entries)
+
+
+def _of_paths(entries: Sequence[Any]) -> Images:
+    return FileImages([Path(entry).expanduser() for entry in entries])
+
+
+def _of_pictures(entries: Sequence[Any]) -> Images:
+    return Pictures([flat_image(entry, f"image {place}") for place, entry in enumerate(entries)])
+
+
+def _of_arrays(entries: Sequence[Any]) -> Images:
+    if len({tuple(entry.shape) for entry in entries}) > 1:
+        return Pictures([_picture(entry) for entry in entries])
+    return source_from_arrays(_stacked(entries)).images
+
+
+_MAKE = {"path": _of_paths, "picture": _of_pictures, "array": _of_arrays}
+
+
+def _entries(values: Any) -> list[Any]:
+    """Return the entries of a list, a series or an array of objects; none for anything else."""
+    if isinstance(values, str | os.PathLike | Image.Image):
+        return [values]
+    if isinstance(values, list | tuple):
+        return list(values)
+    plain = getattr(values, "ndim", 0) == 1 and getattr(getattr(values, "dtype", None), "kind", "O") in "OUT"
+    return list(values) if plain else []
+
+
+def _kind(entry: object) -> str | None:
+    if isinstance(entry, str | os.PathLike):
+        return "path"
+    if isinstance(entry, Image.Image):
+        return "picture"
+    return "array" if getattr(entry, "ndim", 0) in (2, 3) else None
+
+
+def _named(entry: object) -> str:
+    return {"path": "a path", "picture": "a Pillow image", "array": "an array"}.get(
+        _kind(entry) or "", type(entry).__name__
+    )
+
+
+def _stacked(entries: Sequence[Any]) -> Any:
+    """Return arrays or tensors of one shape as one. Tensors stay tensors, whose channels come first."""
+    if hasattr(entries[0], "detach"):
+        import torch
+
+        return torch.stack(list(entries))
+    return np.stack(entries)
+
+
+def _picture(entry: Any) -> Image.Image:
+    """Return one array or tensor as a Pillow image."""
+    images = source_from_arrays(entry[None]).images
+    pixels = images.load(np.array([0]), None, images.channels)[0].numpy()
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))

@@ -1,0 +1,135 @@
+"""An encoder that is trained, as an estimator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from lopsided.estimator.classifiers import Classifier, Kind
+from lopsided.models.model import ModelCard
+from lopsided.recipe import Recipe, find_recipe
+
+
+class TwoStageClassifier(Classifier):
+    """Classifier for class-imbalanced images or vectors: a contrastive first stage, then a linear layer.
+
+    ``X`` is a list or series of paths, of Pillow images or of arrays, of any sizes; a data frame with the column path;
+    an array or tensor of images, (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or floats in [0, 1]; or a matrix of
+    vectors, (n, d). The estimator standardises the columns of vectors. ``score`` is the unweighted accuracy
+    (balanced accuracy). ``transform`` returns the encoder's features. Probabilities and features are float32.
+
+    Args:
+        loss: Name of a loss in the catalogue, or a mapping with its ``name`` and parameters; None: the recipe's loss. A
+            classification loss trains end to end for ``epochs + classifier_epochs`` epochs, which is the same budget.
+        recipe: Name of a recipe, or a TOML file. It sets all arguments below that are None.
+        eta, gamma: Parameters of the loss, if it has them.
+        encoder: Name of a timm model, "mlp", or "mlp-64-32" for layers of 64 and 32; "auto": "mlp" for vectors, the
+            recipe's encoder for images.
+        epochs, lr: Epochs and learning rate of the first stage.
+        classifier_epochs: Epochs of the second stage.
+        batch_size: Batch size of both stages.
+        image_size: Side to which images are resized; None: the median of their shorter sides, at most 224, if sizes
+            differ, and no resizing if they do not, so that all images must have the size of ``fit``.
+        val: Share of the samples held out to select the epoch; 0: train on all samples and keep the last epoch.
+        decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a=0.95" or another rule of
+            a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
+            ``folds``.
+        views: Views of an image whose features are averaged where images are not augmented: "none", "flip", "flips",
+            "dihedral", names such as "identity,rot180", or "auto" for a frozen encoder; None: those of the recipe, by
+            default "none".
+        folds: Number of folds that test every sample, before the model is trained on all samples; None: no folds. The
+            scores of the folds calibrate the model and fit its rule.
+        settings: Any other fields of the recipe by their dotted names, such as {"encoder_training.views": 2}. Each is
+            also a parameter of ``set_params`` and of a grid search: ``encoder_training__views``.
+        random_state: Seed of all random choices.
+        device: "auto", "cpu", "cuda", "mps".
+        num_threads: Number of CPU threads; None: torch's setting.
+        verbose: 1 prints a line per epoch.
+
+    After ``fit`` with ``folds``, there are further attributes. ``save`` does not write them.
+
+    Attributes:
+        oof_proba_: Calibrated probabilities (n, K) of each sample, from a model that was not trained on it. They are
+            calibrated, and decided, by the scores of the other folds.
+        oof_pred_: The class that the rule decides for each sample.
+        oof_fold_: The fold of each sample, from 0.
+        oof_figures_: The figures of all samples with intervals, as in the ``metrics.json`` of a run.
+        cv_results_: One entry per fold: ``fold``, ``num_samples`` and ``test_score``, the unweighted accuracy.
+
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)
+    >>> TwoStageClassifier(random_state=0).fit(X, y).predict(X[:3]).shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        *,
+        loss: str | Mapping[str, Any] | None = None,
+        recipe: str | os.PathLike[str] = "from-scratch",
+        eta: float | None = None,
+        gamma: float | None = None,
+        encoder: str = "auto",
+        epochs: int | None = None,
+        classifier_epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        image_size: int | None = None,
+        val: float = 0.0,
+        decide: str | None = None,
+        views: str | None = None,
+        folds: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        num_threads: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.loss = loss
+        self.recipe = recipe
+        self.eta = eta
+        self.gamma = gamma
+        self.encoder = encoder
+        self.epochs = epochs
+        self.classifier_epochs = classifier_epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.image_size = image_size
+        self.val = val
+        self.decide = decide
+        self.views = views
+        self.folds = folds
+        self.settings = settings
+        self.random_state = random_state
+        self.device = device
+        self.num_threads = num_threads
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train both stages on inputs ``X`` with one label each in ``y``."""
+        return self._fit(X, y, None)
+
+    def _changes(self, kind: Kind) -> dict[str, Any]:
+        return {
+            "encoder_training.loss": self.loss,
+            "encoder_training.loss.eta": self.eta,
+            "encoder_training.loss.gamma": self.gamma,
+            "encoder_training.epochs": self.epochs,
+            "encoder_training.batch_size": self.batch_size,
+            "encoder_training.lr": self.lr,
+            "classifier.epochs": self.classifier_epochs,
+            "classifier.batch_size": self.batch_size,
+            "data.val": self.val,
+            "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
+        }
+
+    def _base(self, kind: Kind, num: int) -> Recipe:
+        assert self.recipe is not None
+        return find_recipe(self.recipe)
+
+    @classmethod
+    def _of_card(cls, card: ModelCard) -> dict[str, Any]:
+        return {"encoder": card.encoder, "image_size": card.image_size}
