@@ -19,7 +19,7 @@ echo "Python must be 3.11 or newer, got no such program among $(or $(PYTHON),$(P
 exit 1
 endef
 
-.PHONY: setup programs demo quick test lint types contracts check oldest clean
+.PHONY: setup programs demo quick test lint types contracts check oldest sbom wheel-check clean
 
 setup: $(VENV)/.lopsided-stamp
 
@@ -77,6 +77,16 @@ $(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
 oldest: $(VENV_OLDEST)/.lopsided-stamp programs
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(VENV_OLDEST)/bin/python -m pytest -n 3 --dist loadfile
 
+# The components of this environment, as a CycloneDX list.
+sbom: setup
+	mkdir -p build
+	$(BIN)/python scripts/sbom.py build/sbom.json
+
+# Builds the wheel, installs it in a new environment, and runs the start page from there. make HOME_PAGE=https://... sets the
+# links of the page of a package index.
+wheel-check: setup
+	$(BIN)/python scripts/wheel.py build/dist --check build/wheel-environment $(if $(HOME_PAGE),--home $(HOME_PAGE))
+
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
@@ -103,5 +113,15 @@ docs-pictures: setup
 
 clean-docs:
 	rm -rf docs/gallery docs/reference/generated docs/sg_execution_times.rst
+
+# The components of this environment, as a CycloneDX list.
+sbom: setup
+	mkdir -p build
+	$(BIN)/python scripts/sbom.py build/sbom.json
+
+# Builds the wheel, installs it in a new environment, and runs the start page from there. make HOME_PAGE=https://... sets the
+# links of the page of a package index.
+wheel-check: setup
+	$(BIN)/python scripts/wheel.py build/dist --check build/wheel-environment $(if $(HOME_PAGE),--home $(HOME_PAGE))
 
 clean: clean-docs

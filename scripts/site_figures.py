@@ -16,8 +16,8 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from lopsided.evaluation.decision import images_for_recall
 from lopsided.evaluation.intervals import share_interval
+from lopsided.evaluation.threshold_rules import images_for_recall
 from lopsided.losses import parity_eta
 
 mpl.use("agg")

@@ -1,6 +1,6 @@
 """Run the commands of docs/start.md on the embedded pictures, and keep the terminal output and pictures of the page.
 
-    python scripts/start_page.py [--only pictures]
+    python scripts/start_page.py [--only pictures|texts]
 
 The output of each command goes to docs/figures/start_VERB.txt, the pictures to docs/figures/report.png and
 docs/figures/start_report_mistakes.png. The pictures need chromium (or another browser of its family) and playwright.
@@ -25,11 +25,11 @@ FIGURES = ROOT / "docs" / "figures"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COMMANDS = {
     "data": "data photos",
-    "fit": "fit photos --out run",
-    "report": "report run",
-    "predict": "predict run more --out answers.csv",
-    "evaluate": "evaluate run more",
-    "export": "export run --to onnx",
+    "fit": "fit photos -v",
+    "report": "report",
+    "predict": "predict photos-more --out answers.csv",
+    "evaluate": "evaluate photos-more",
+    "export": "export --to onnx",
 }
 WIDTH = 100
 
@@ -37,24 +37,23 @@ WIDTH = 100
 def main() -> None:
     """Make the pictures in a temporary folder, run the commands there, and keep what they print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["pictures"], help="leave the texts as they are")
+    parser.add_argument("--only", choices=["pictures", "texts"], help="leave the others as they are")
     only = parser.parse_args().only
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+    if browser is None and only != "texts":
         sys.exit(f"One of {', '.join(BROWSERS)} must be installed, got none.")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make = [sys.executable, ROOT / "examples" / "make_photos.py"]
-        subprocess.run([*make, "photos"], cwd=folder, check=True)
-        subprocess.run([*make, "more", "--skip", "400", "--common", "60", "--rare", "12"], cwd=folder, check=True)
+        run("data --sample photos", folder)
         for verb, command in COMMANDS.items():
             text = run(command, folder)
-            if only is None:
+            if only != "pictures":
                 (FIGURES / f"start_{verb}.txt").write_text(text, encoding="utf-8")
-        if only is None:
+        if only != "pictures":
             rows = (folder / "answers.csv").read_text(encoding="utf-8").splitlines()[:4]
             (FIGURES / "start_answers.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
-        take_pictures(folder / "run" / "report.html", browser)
+        if browser is not None and only != "texts":
+            take_pictures(folder / "runs" / "1" / "report.html", browser)
 
 
 def run(command: str, folder: Path) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import configparser
+import contextlib
 import email
 import functools
+import importlib.util
 import json
+import math
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +18,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -24,7 +29,13 @@ import lopsided
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "lopsided"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"mlflow-skinny": "mlflow", "pillow": "PIL", "scikit-learn": "sklearn", "umap-learn": "umap"}
+MODULES = {
+    "ipython": "IPython",
+    "mlflow-skinny": "mlflow",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+    "umap-learn": "umap",
+}
 """The module of a distribution, where its name is not the distribution's with underscores."""
 DEVELOPMENT = {"dev", "docs"}
 """Extras that the package itself never imports."""
@@ -195,3 +206,84 @@ def test_no_two_conftest_modules_have_one_name() -> None:
     # Doctests import each of them as a module. Outside of a package, the name of the module is `conftest`.
     folders = [path.parent for path in (ROOT / "tests").glob("*/conftest.py")]
     assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def torch_needs() -> set[str]:
+    """All distributions that torch needs, directly or not."""
+    found, left = set(), ["torch"]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            lines = [Requirement(line) for line in metadata.requires(name) or []]
+            left += [line.name.lower() for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.mark.slow
+def test_the_losses_work_where_torch_alone_is_installed() -> None:
+    allowed = {module_of(name) for name in torch_needs()} | {
+        "torch",
+        "functorch",
+        "torchgen",
+        "lopsided",
+        "typing_extensions",
+    }
+    code = f"""
+import importlib.abc, importlib.machinery, sys
+class Alone(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top in {allowed!r} or top.startswith("_"):
+            return None
+        raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
+sys.meta_path.insert(0, Alone())
+import torch
+from lopsided import losses
+z, y = torch.eye(4), torch.tensor([0, 0, 1, 1])
+for name in losses.__all__:
+    getattr(losses, name)
+print(float(losses.ContrastiveLoss()(z, y)), "numpy" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "PYTHONWARNINGS": "ignore"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    value, with_numpy = ended.stdout.split()
+    assert float(value) == pytest.approx(math.log(3))
+    assert with_numpy == "False"
+
+
+def test_the_list_of_components_names_every_dependency_with_its_version(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "scripts" / "sbom.py", tmp_path / "sbom.json"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(SOURCE.parent)})
+    content = json.loads((tmp_path / "sbom.json").read_text())
+    assert (content["bomFormat"], content["specVersion"]) == ("CycloneDX", "1.6")
+    assert content["metadata"]["component"]["version"] == lopsided.__version__
+    versions = {entry["name"]: entry["version"] for entry in content["components"]}
+    for line in PROJECT["dependencies"]:
+        name = Requirement(line).name
+        assert versions[name] == metadata.version(name)
+    assert "pytest" not in versions
+    refs = {entry["bom-ref"] for entry in content["components"]}
+    assert all(entry["purl"] == f"pkg:pypi/{entry['name']}@{entry['version']}" for entry in content["components"])
+    depended = {ref for entry in content["dependencies"] for ref in entry["dependsOn"]}
+    assert depended <= refs
+
+
+def test_the_page_of_the_package_index_has_no_relative_link() -> None:
+    spec = importlib.util.spec_from_file_location("wheel", ROOT / "scripts" / "wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    wheel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(wheel)
+    text = wheel.absolute_links((ROOT / "README.md").read_text(), "https://example.org/lopsided/blob/main")
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    for link in links:
+        if link.startswith("https://example.org/"):
+            assert (ROOT / link.removeprefix("https://example.org/lopsided/blob/main/").partition("#")[0]).exists(), (
+                link
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ SVG_AND_PNG: Mapping[str, Mapping[str, Any]] = {"svg": {"metadata": {"Date": Non
 """The formats of figures, and how each is saved."""
 
 FONTS: Any = {"svg.hashsalt": "lopsided", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 8}
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib is installed, which only the figures need."""
+    return find_spec("matplotlib") is not None
 
 
 def write_figures(

@@ -1,0 +1,84 @@
+"""Build the wheel for a package index, whose page shows README.md: there, links must be absolute.
+
+    python scripts/wheel.py dist --home https://host/owner/lopsided     # links, [project.urls]; then build
+    python scripts/wheel.py dist                                        # as it is, for a check
+    python scripts/wheel.py dist --check ENVIRONMENT                    # and run the start page from an installed copy
+
+The repository has no address of its own, so it is an argument. ``--check`` installs the wheel into a new virtual
+environment and runs the commands of docs/start.md there, away from the sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+COMMANDS = (
+    "data --sample photos",
+    "data photos",
+    "fit photos --recipe quick",
+    "report",
+    "predict photos-more --out answers.csv",
+    "evaluate photos-more",
+    "export --to onnx",
+)
+"""The commands of docs/start.md, with the recipe that takes seconds."""
+
+
+def absolute_links(text: str, base: str) -> str:
+    """Return Markdown with links to files below ``base`` instead of relative ones."""
+    return re.sub(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)", rf"]({base}/\1)", text)
+
+
+def build(out: Path, home: str | None) -> Path:
+    """Build the wheel from a copy of the sources."""
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        for source in SOURCES:
+            path = ROOT / source
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, copy / source)
+        if home is not None:
+            readme, project = copy / "README.md", copy / "pyproject.toml"
+            readme.write_text(absolute_links(readme.read_text("utf-8"), f"{home}/blob/main"), "utf-8")
+            urls = f'[project.urls]\nRepository = "{home}"\nChangelog = "{home}/blob/main/CHANGELOG.md"'
+            project.write_text(project.read_text("utf-8").replace("[project.urls]", urls), "utf-8")
+        subprocess.run([sys.executable, "-c", BUILD, out], cwd=copy, check=True, stdout=subprocess.DEVNULL)
+    return max(out.glob("lopsided-*.whl"), key=lambda path: path.stat().st_mtime)
+
+
+def check(wheel: Path, environment: Path) -> None:
+    """Install a wheel into a new environment and run the start page from there."""
+    venv.create(environment, with_pip=True, clear=True)
+    python = environment.resolve() / "bin" / "python"
+    constraints = ["--constraint", ROOT / "constraints.txt"]
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *constraints, wheel], check=True)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        variables["LOPSIDED_CACHE"] = f"{folder}/cache"
+        for command in COMMANDS:
+            print(f"$ lopsided {command}", flush=True)
+            subprocess.run([python, "-m", "lopsided", *command.split()], cwd=folder, env=variables, check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--home", help="the address of the repository")
+    parser.add_argument("--check", type=Path, metavar="ENVIRONMENT")
+    arguments = parser.parse_args()
+    made = build(arguments.out, arguments.home)
+    print(f"{made} is built")
+    if arguments.check is not None:
+        check(made, arguments.check)
