@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,43 @@ def test_a_line_is_one_write_so_that_a_log_holds_no_half_lines(monkeypatch: pyte
     progress.Told().fact(cautions.not_cached("why"))
     say("a word")
     assert writes == ["Tracked by mlflow.\n", "warning: Features are not cached: why\n", "a word\n"]
+
+
+def test_a_notebook_gets_one_bar_per_stage_that_is_drawn_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages: list[list[str]] = []
+
+    class Handle:
+        def __init__(self, page: str) -> None:
+            self.drawn = [page]
+            pages.append(self.drawn)
+
+        def update(self, page: str) -> None:
+            self.drawn.append(page)
+
+    page = types.ModuleType("IPython.display")
+    page.HTML = str  # type: ignore[attr-defined]
+    page.display = lambda content, display_id: Handle(content)  # type: ignore[attr-defined]
+    notebook = types.ModuleType("IPython")
+    notebook.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", page)
+    with progress.reporter() as watcher:
+        tell = watcher.counting("checking <images>")
+        assert tell is not None
+        tell(3, 12)
+        tell(12, 12)
+        watcher.stage("encoder", 2, 4)
+        watcher.step(1.5, 128)
+        watcher.epoch(2, {"loss": 0.5, "val_uwa": 0.75})
+        watcher.fact(cautions.not_cached("no room"))
+    images, encoder = pages
+    assert "checking &lt;images&gt; <progress value=3 max=12></progress>" in images[0]
+    assert "<progress value=12 max=12></progress> 12 of 12" in images[-1]
+    assert "epoch 2/2, loss 0.5000, UWA 0.750" in encoder[-1]
+    err = capsys.readouterr().err
+    assert "no room" in err
+    assert "epoch" not in err
+    with progress.reporter(quiet=True) as watcher:
+        assert watcher.counting("checking images") is None

@@ -1,24 +1,35 @@
-"""Contrastive learning for class-imbalanced images.
+"""Classifiers for class-imbalanced images, and contrastive losses.
 
-The losses are in ``lopsided.losses``. Importing this package is fast: torch is imported only when a name needs it.
+``lopsided.fit`` and ``lopsided.open`` do what the command does. The losses are in ``lopsided.losses``. Importing this
+package is fast: torch is imported only when a name needs it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lopsided.api import Run, fit
+    from lopsided.api import open_run as open
     from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
 
 __version__ = "0.1.0"
-__all__ = ["LopsidedClassifier", "TwoStageClassifier", "__version__"]
+__all__ = ["LopsidedClassifier", "Run", "TwoStageClassifier", "__version__", "fit", "open"]
+
+_PLACES = {
+    "LopsidedClassifier": ("lopsided.estimator", "LopsidedClassifier"),
+    "TwoStageClassifier": ("lopsided.estimator", "TwoStageClassifier"),
+    "Run": ("lopsided.api", "Run"),
+    "fit": ("lopsided.api", "fit"),
+    "open": ("lopsided.api", "open_run"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LopsidedClassifier", "TwoStageClassifier"):
-        from lopsided import estimator
-
-        return getattr(estimator, name)
+    if name in _PLACES:
+        module, attribute = _PLACES[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

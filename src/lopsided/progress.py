@@ -1,7 +1,8 @@
-"""Progress on stderr: bars in a terminal, plain lines elsewhere, nothing if quiet. Does not import torch."""
+"""Progress: bars in a terminal or a notebook, plain lines on stderr elsewhere, nothing if quiet. No torch."""
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 Counted: TypeAlias = Callable[[int, int], None]
+Counting: TypeAlias = Callable[[str], AbstractContextManager[Counted | None]]
+"""Takes the name of a step and gives the function that counts its images."""
 V = TypeVar("V")
 PLAIN_SECONDS = 5.0
 """Seconds between two counts if stderr is not a terminal."""
@@ -26,6 +29,12 @@ LONG_SECONDS = 60.0
 def in_terminal() -> bool:
     """Return whether stderr is a terminal."""
     return sys.stderr.isatty()
+
+
+def in_notebook() -> bool:
+    """Return whether the code runs in a notebook, whose pages show HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 def printable(text: str) -> str:
@@ -60,9 +69,20 @@ class Voice:
 
 
 @contextmanager
-def fitting(told: Callable[[], V], lines: Callable[[], V], screen: Callable[[], V], *, quiet: bool) -> Iterator[V]:
-    """Yield the view for quiet mode, for plain output or for a terminal. A terminal view draws its ``live`` part."""
-    view = told() if quiet else screen() if in_terminal() else lines()
+def fitting(
+    told: Callable[[], V],
+    lines: Callable[[], V],
+    screen: Callable[[], V],
+    page: Callable[[], V] | None = None,
+    *,
+    quiet: bool,
+) -> Iterator[V]:
+    """Yield the view for quiet mode, for plain output, for a terminal or for the page of a notebook.
+
+    A terminal view draws its ``live`` part.
+    """
+    shown = screen if in_terminal() else page if page is not None and in_notebook() else lines
+    view = told() if quiet else shown()
     with getattr(view, "live", nullcontext()):
         yield view
 
@@ -225,6 +245,55 @@ class Bar(Lines):
         self.live.update(self.task, completed=index * self.steps, done=done, figures=" ".join(shown))
 
 
+class Page(Lines):
+    """Shows one bar per stage in a notebook. Notes and warnings are lines."""
+
+    def counting(self, label: str) -> Counted | None:
+        """Return a function that shows a bar from the first count on."""
+        bar, pace = _PageBar(label), Pace()
+
+        def tell(done: int, total: int) -> None:
+            pace.add(done)
+            bar.show(done, total, f"{done:,} of {total:,}{pace.words(total)}")
+
+        return tell
+
+    def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
+        """Start the bar of a new stage."""
+        super().stage(name, epochs, steps_per_epoch)
+        self.bar = _PageBar(f"{self.label} {name}".strip())
+
+    def step(self, loss: float, images: int) -> None:
+        """Count images."""
+        self.images += images
+
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        """Advance the bar by an epoch."""
+        self.bar.show(index, self.epochs, ", ".join([f"epoch {index}/{self.epochs}", *figures(facts), self.rate()]))
+
+
+class _PageBar:
+    """One bar in a notebook. It is drawn again at most ten times a second."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._drawn = label, 0.0
+        self._handle: Any = None
+
+    def show(self, done: int, total: int, words: str) -> None:
+        """Draw the bar."""
+        if self._handle is not None and done < total and time.monotonic() - self._drawn < 0.1:
+            return
+        from IPython.display import HTML, display
+
+        self._drawn = time.monotonic()
+        name, words = (html.escape(printable(text)) for text in (self._label, words))
+        page = HTML(f"<div>{name} <progress value={done} max={max(total, 1)}></progress> {words}</div>")
+        if self._handle is None:
+            self._handle = display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
 def figures(facts: Mapping[str, Any]) -> list[str]:
     """Return the loss and the UWA of an epoch as texts, if the epoch has them."""
     named = (("loss", "loss", ".4f"), ("val_uwa", "UWA", ".3f"))
@@ -243,5 +312,5 @@ def clock(seconds: float) -> str:
 
 
 def reporter(*, quiet: bool = False) -> AbstractContextManager[Told]:
-    """Yield the reporter for quiet mode, for plain output or for a terminal."""
-    return fitting(Told, Lines, Bar, quiet=quiet)
+    """Yield the reporter for quiet mode, for plain output, for a terminal or for a notebook."""
+    return fitting(Told, Lines, Bar, Page, quiet=quiet)

@@ -94,3 +94,18 @@ def test_what_pillow_thinks_of_damaged_metadata_is_not_said(call: Call, tmp_path
     assert heard == []
     assert (ended.code, ended.err) == (0, "")
     assert "odd.tif" not in ended.out
+
+
+def test_sample_pictures_are_written_for_two_folders_and_only_into_empty_ones(call: Call, tmp_path: Path) -> None:
+    ended = call("data", "--sample", tmp_path / "photos", "--json")
+    assert list(json.loads(ended.out).values()) == [{"t-shirt": 300, "shirt": 24}, {"t-shirt": 60, "shirt": 12}]
+    names = [{path.name for path in (tmp_path / folder).rglob("*.png")} for folder in ("photos", "photos-more")]
+    assert [len(each) for each in names] == [324, 72]
+    assert not names[0] & names[1]
+    described = json.loads(call("data", tmp_path / "photos", "--json").out)
+    assert described["classes"] == {"shirt": 24, "t-shirt": 300}
+    again = call("data", "--sample", tmp_path / "photos")
+    assert (again.code, "is not an empty folder. Choose another folder." in again.err) == (2, True)
+    both = call("data", tmp_path / "photos", "--sample", tmp_path / "other")
+    assert (both.code, "Leave out one of the two." in both.err) == (2, True)
+    assert not (tmp_path / "other").exists()

@@ -141,7 +141,7 @@ def test_a_model_without_its_run_searches_and_says_what_it_cannot_do(
 def test_features_are_made_ahead_of_a_run_here_or_elsewhere(
     call: Call, frozen: Path, photos: Path, tmp_path: Path
 ) -> None:
-    told = json.loads(call("cache", "--fill", photos, "--recipe", "quick", "--json").out)
+    told = json.loads(call("cache", "fill", photos, "--recipe", "quick", "--json").out)
     assert (told["images"], told["computed"], told["recipe"]) == (38, 0, "quick"), "The run has cached the features."
     other = write_photos(tmp_path / "other", {"cat": 6, "dog": 4}, start=700)
 
@@ -151,7 +151,7 @@ def test_features_are_made_ahead_of_a_run_here_or_elsewhere(
 
     assert fill_cache(named_recipe("quick"), str(other), cluster=cluster) == (10, 10)
     assert fill_cache(named_recipe("quick"), str(other)) == (10, 0)
-    ended = call("cache", "--fill", photos, "--recipe", "from-scratch")
+    ended = call("cache", "fill", photos, "--recipe", "from-scratch")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert 'Only features of a frozen encoder are cached, but the method is "two-stage".' in ended.err
 

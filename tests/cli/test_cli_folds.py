@@ -37,7 +37,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 
 
 def test_every_verb_takes_a_run_with_folds(ensemble: Path, photos: Path, call: Call, tmp_path: Path) -> None:
-    shown = call("fit", "--out", ensemble, "--resume", "--quiet")
+    shown = call("fit", "--out", ensemble, "--resume", "--quiet", "-v")
     assert "Cross-entropy on" in shown.out
     assert "3 folds of 27 images" in shown.out
     assert "all images, each tested by a model that was not trained on it" in shown.out
@@ -71,7 +71,7 @@ def test_an_ensemble_is_exported_as_one_file(ensemble: Path, call: Call, tmp_pat
 def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_given(
     photos: Path, call: Call, tmp_path: Path
 ) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", *FROZEN)
+    ended = call("fit", photos, "--out", tmp_path / "run", "-v", *FROZEN)
     assert ended.code == 0
     assert "5 folds, because 'dog' has only 7 images: so all of them are tested" in ended.err
     assert "This takes about " in ended.err

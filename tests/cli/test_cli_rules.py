@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lopsided.cli.rules import read_rule
 from lopsided.errors import InputError
-from lopsided.recipe.rules import parse_rule
+from lopsided.recipe.rules import parse_rule, read_rule
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t"])

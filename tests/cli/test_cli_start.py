@@ -52,7 +52,7 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
         "--out --recipe --loss --encoder --group --folds --decide --auto --more --seed --device --resume --workers "
-        "--engine --track --quiet --json --help"
+        "--engine --track --verbose --quiet --json --help"
     )
     text = call("fit", "--help").out
     assert set(re.findall(r"^\W*(--[a-z]+) ", text.partition("Options")[2], re.MULTILINE)) == set(flags.split())
@@ -97,7 +97,6 @@ def test_the_version_is_the_packages(call: Call) -> None:
         (["fit", "--shine", "3"], "No such option: --shine"),
         (["fly"], "No such command 'fly'"),
         (["fit", "--folds", "many"], "Invalid value for '--folds'"),
-        (["evaluate"], "Missing argument 'RUN'"),
         (["predict", "run", "x.png", "--batch-size", "0"], "Invalid value for '--batch-size'"),
     ],
 )
@@ -245,3 +244,22 @@ def test_a_recipe_is_printed_with_the_fields_that_have_an_effect(call: Call) -> 
     assert "[encoder_training.loss]" in scratch
     assert not any(section in scratch for section in ("[regression]", "[adapter]", "[fine_tune]"))
     assert "[fine_tune]" in tuned
+
+
+@pytest.mark.parametrize("verb", ["predict", "find", "cache"])
+def test_verbs_that_do_not_train_have_no_panel_about_training(call: Call, verb: str) -> None:
+    assert "train it" not in call(verb, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["cache", "polish"], "The action must be show, fill or clear, got polish."),
+        (["cache", "fill"], "DATA is missing. Write lopsided cache fill DATA."),
+        (["cache", "clear", "photos"], "DATA is for fill and cannot be used with `lopsided cache clear`."),
+    ],
+)
+def test_the_cache_is_shown_filled_or_cleared(call: Call, arguments: list[str], told: str) -> None:
+    ended = call(*arguments)
+    assert ended.code == 2
+    assert told in ended.err

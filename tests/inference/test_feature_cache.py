@@ -156,7 +156,7 @@ def test_the_verb_shows_and_empties_the_cache(
     assert json.loads(capsys.readouterr().out)["spaces"][0]["images"] == 2
     assert run(["cache"]) == 0
     assert "small" in capsys.readouterr().out
-    assert run(["cache", "--empty"]) == 0
+    assert run(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("Removed 0.0 MB from ")
     assert run(["cache"]) == 0
     assert capsys.readouterr().out == f"0.0 MB of at most 4,295 MB in {space.root}.\n"

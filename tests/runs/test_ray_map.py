@@ -116,7 +116,7 @@ def test_two_nodes_of_which_one_is_killed_give_the_answers_of_one_machine(
     changes["data.image_size"] = 16
     (tmp_path / "recipe.toml").write_text(named_recipe("quick").override(**changes).to_toml())
     labelled = write_photos(tmp_path / "labelled", {"cat": 5, "dog": 4}, start=700)
-    fill = ["cache", "--fill", str(labelled), "--recipe", str(tmp_path / "recipe.toml"), "--json", "--quiet"]
+    fill = ["cache", "fill", str(labelled), "--recipe", str(tmp_path / "recipe.toml"), "--json", "--quiet"]
     capsys.readouterr()
     for arguments, computed in ((far_away, 9), ([], 0)):
         assert run_command([*fill, *arguments]) == 0

@@ -53,12 +53,13 @@ def lopsided(
     \b
     Examples:
       lopsided demo                       try it on the included images
-      lopsided fit photos --out run       train; one sub-folder per class
-      lopsided evaluate run new-photos    evaluate on other labelled images
-      lopsided predict run inbox --out answers.csv
-      lopsided find run archive --class melanoma --out found.csv
-      lopsided export run --to onnx
-      lopsided report run --open          show the mistakes of the model
+      lopsided fit photos                 train in runs/1; one sub-folder per class
+      lopsided report --open              show the mistakes of the newest run
+      lopsided evaluate new-photos        evaluate on other labelled images
+      lopsided predict inbox --out answers.csv
+      lopsided find archive --class melanoma --out found.csv
+      lopsided export --to onnx
+      lopsided predict runs/1 inbox       use this run
       lopsided compare photos --methods "quick, ce, afcl" --folds 5 --out CMP
       lopsided reproduce eta --out sweep --quick
     """
@@ -81,6 +82,7 @@ for verb in (
     look.doctor,
 ):
     app.command()(verb)
+app.command("train", hidden=True)(train.fit)  # The word that other programs use.
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -243,7 +245,7 @@ def _usage_text(error: Any) -> str:
 def _word_text(error: Any, arguments: list[str]) -> str:
     """Return the message for an option that is written as a word, or an empty text for any other error."""
     option = getattr(error, "option_name", None)
-    if option is None or arguments[:1] not in (["fit"], ["compare"]) or not hasattr(error, "possibilities"):
+    if option is None or arguments[:1] not in (["fit"], ["train"], ["compare"]) or not hasattr(error, "possibilities"):
         return ""
     word = settings.word_for(option, arguments)
     return f"There is no option {option}. Write {word} after DATA." if word else ""

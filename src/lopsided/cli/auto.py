@@ -13,8 +13,27 @@ from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
 
 if TYPE_CHECKING:
-    from lopsided.recipe import Recipe
+    from lopsided.distributed import Ranks
+    from lopsided.recipe import Changes, Recipe
     from lopsided.runs.folder import Run
+
+
+def check_auto(recipe: str | None, changes: Changes, ranks: Ranks | None) -> None:
+    """Raise an error for settings that --auto decides itself."""
+    sweeping.refuse({"--recipe": recipe}, "chooses what to train", "--auto")
+    for path, what in _NOT_WITH_AUTO.items():
+        sweeping.refuse({changes.written.get(path, ""): changes.values.get(path) or None}, what, "--auto")
+    if "data.folds" in changes.values and changes.values["data.folds"] is None:
+        raise InputError("--auto compares over folds, so there cannot be one split. Remove folds=1 or --auto.")
+    if ranks is not None:
+        raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
+
+
+_NOT_WITH_AUTO = {
+    "encoder_training.loss": "chooses what to train",
+    "data.test": "is a share of one split",
+    "data.repeats": "repeats the folds of one recipe",
+}
 
 
 def fit_auto(

@@ -1,4 +1,4 @@
-"""The command ``lopsided cache``, which shows and empties the cache of features."""
+"""The command ``lopsided cache``: show, fill and clear the cache of features."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import AllowOutside, Json, Quiet
+from lopsided.cli.options import AllowOutside, Json, Quiet, words
 from lopsided.cli.output import show, show_json, table
-from lopsided.cli.sweeping import EngineName, cluster_mapper, refuse
+from lopsided.cli.sweeping import Cluster, cluster_mapper, refuse
+from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -19,51 +20,57 @@ if TYPE_CHECKING:
 
 
 def cache(
-    empty: Annotated[bool, typer.Option("--empty", help="Remove all cached features.")] = False,
-    fill: Annotated[
+    action: Annotated[
+        str,
+        typer.Argument(help="show, fill or clear.", autocompletion=words("show", "fill", "clear"), show_default=False),
+    ] = "show",
+    data: Annotated[
         str | None,
-        typer.Option(
+        typer.Argument(
             metavar="DATA",
-            help="Compute the features of a folder, table or source that are not cached yet.",
+            help="With fill: a folder, table or source. The features that are not cached yet are computed.",
             show_default=False,
         ),
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="With --fill: the recipe whose encoder computes them. Default: the one that fit takes for these data.",
+            help="With fill: the recipe whose encoder computes them. Default: the one that fit takes for these data.",
             autocompletion=complete_recipe,
             show_default=False,
         ),
     ] = None,
     allow_outside: AllowOutside = False,
-    engine: EngineName = None,
+    engine: Cluster = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show, fill or empty the cache of features.
+    """Show, fill or clear the cache of features.
 
     A frozen encoder turns each image into features once. Later runs on the
     same images read the features from this cache. LOPSIDED_CACHE sets the
     folder of the cache, and LOPSIDED_CACHE_GIB its largest size (4 by
     default; 0 disables the cache).
 
-    With --fill, the features of labelled images are computed before a run
-    needs them. --engine ray shares the work among the machines of a cluster,
-    which must see the images at the same paths.
+    fill computes the features of labelled images before a run needs them.
+    --engine ray shares the work among the machines of a cluster, which must
+    see the images at the same paths.
 
     \b
     Examples:
       lopsided cache
-      lopsided cache --fill photos
-      lopsided cache --fill photos --engine ray:10.0.0.5:6379
-      lopsided cache --empty
+      lopsided cache fill photos
+      lopsided cache fill photos --engine ray:10.0.0.5:6379
+      lopsided cache clear
     """
-    if fill is not None:
-        refuse({"--empty": empty}, "removes features", "--fill")
-        _fill(fill, recipe, engine, allow_outside=allow_outside, quiet=quiet, as_json=as_json)
+    if action not in ("show", "fill", "clear"):
+        raise InputError(sentence("The action must be show, fill or clear", action))
+    if action == "fill":
+        if data is None:
+            raise InputError("DATA is missing. Write lopsided cache fill DATA.")
+        _fill(data, recipe, engine, allow_outside=allow_outside, quiet=quiet, as_json=as_json)
         return
-    refuse({"--engine": engine}, "needs --fill", "`lopsided cache` alone")
+    refuse({"DATA": data, "--recipe": recipe, "--engine": engine}, "is for fill", f"`lopsided cache {action}`")
     from lopsided.inference.feature_cache import cache_limit, cache_root, empty_cache, list_cache
 
     root, limit = cache_root(), cache_limit()
@@ -73,7 +80,7 @@ def cache(
         else:
             show("The cache is disabled, because LOPSIDED_CACHE_GIB is 0 or there is no home folder.")
         return
-    if empty:
+    if action == "clear":
         freed = empty_cache(root)
         if as_json:
             show_json({"folder": str(root), "limit": limit, "removed": freed, "spaces": []})

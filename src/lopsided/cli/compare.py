@@ -160,10 +160,11 @@ def _read_base(
     """Return the base recipe, and the changes that only the losses of the methods may take."""
     from lopsided.recipe import find_recipe
     from lopsided.runs.candidates import split_changes
+    from lopsided.runs.tracking import say_trackers
 
     loaded = find_recipe(name)
     if not quiet:
-        sweeping.say_trackers(loaded, given.get("track", ()))
+        say_trackers(loaded, given.get("track", ()))
     base, late = split_changes(loaded, sets, given)
     if base.data.source is None:
         do = "Write lopsided compare DATA, or set data.source in the recipe."

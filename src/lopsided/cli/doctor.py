@@ -15,8 +15,9 @@ from typing import Any
 from lopsided import __version__
 
 EXTRAS = {
+    "figures": ("lopsided[figures]", ("matplotlib",), "figures of reproduce"),
     "mlflow": ("lopsided[mlflow]", ("mlflow",), "tracking with MLflow"),
-    "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX"),
+    "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX of models with heads or other encoders"),
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
     "tensorboard": ("lopsided[tensorboard]", ("tensorboard",), "tracking with TensorBoard"),
@@ -168,7 +169,7 @@ def _weights() -> Iterator[Finding]:
         yield Finding("features", "not cached", "LOPSIDED_CACHE_GIB is 0, or there is no home folder")
     else:
         size = sum(space["bytes"] for space in list_cache(root))
-        meaning = f"at most {cache_limit() / 1e6:,.0f} MB; lopsided cache --empty removes them"
+        meaning = f"at most {cache_limit() / 1e6:,.0f} MB; lopsided cache clear removes them"
         yield Finding("features", f"{size / 1e6:,.1f} MB in {root}", meaning)
 
 

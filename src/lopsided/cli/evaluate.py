@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any
 
 import typer
 
@@ -19,45 +20,20 @@ from lopsided.cli.options import (
     Json,
     Prevalence,
     Quiet,
-    RunFolder,
+    Tta,
 )
-from lopsided.cli.output import check_out, figures_table, say, say_replaced, show, show_json, warn_of_twins
-from lopsided.cli.rules import read_rule, rule_words
-from lopsided.cli.views import Views, read_views, use_views
+from lopsided.cli.output import check_out, figures_table, say, say_replaced, show, show_json
+from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError
-
-if TYPE_CHECKING:
-    from lopsided.data.sources import Source
-    from lopsided.models.model import Model, ModelCard
-
-
-class Listing(TypedDict):
-    """The options that say how DATA are listed, by the names of ``list_labelled``."""
-
-    group: str | None
-    group_from: str | None
-    include: list[str] | None
-    exclude: list[str] | None
-    skip_unreadable: bool
-    allow_outside: bool
-
-
-class Opened(NamedTuple):
-    """A model, and the images to evaluate it on. ``seed`` is that of the intervals."""
-
-    source: Source
-    model: Model
-    card: ModelCard
-    seed: int = 0
 
 
 def evaluate(
-    run: RunFolder,
-    data: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="DATA",
-            help="Labelled images: a folder, a table or the name of a source. Default: the test split of the run.",
+            metavar="[RUN] [DATA]",
+            help="RUN: folder of a finished run; default: the newest in runs/. DATA: labelled images: a folder, a "
+            "table or the name of a source; default: the test split of the run.",
             show_default=False,
         ),
     ] = None,
@@ -87,7 +63,7 @@ def evaluate(
     allow_outside: AllowOutside = False,
     decide: Decide = None,
     prevalence: Prevalence = None,
-    views: Views = None,
+    tta: Tta = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -102,92 +78,42 @@ def evaluate(
 
     \b
     Examples:
+      lopsided evaluate other-hospital
       lopsided evaluate run other-hospital
       lopsided evaluate run
       lopsided evaluate run lesions.csv --group patient --out figures.json
     """
-    from lopsided.inference.evaluate import evaluate_model
     from lopsided.progress import counter
-    from lopsided.runs.reopen import open_use
+    from lopsided.runs.evaluate import Listing, evaluate_run
+    from lopsided.runs.newest import run_and_words
 
-    check_out(out, *([] if data is None else [data]))
-    wanted = read_views(views)
-    listing = Listing(
-        group=group,
-        group_from=group_from,
-        include=include or None,
-        exclude=exclude or None,
-        skip_unreadable=skip_unreadable,
-        allow_outside=allow_outside,
+    run, others = run_and_words(words or (), quiet=quiet)
+    if len(others) > 1:
+        raise InputError(f"DATA is given twice: {others[0]} and {others[1]}. Name one source.")
+    data = others[0] if others else None
+    check_out(out, *others)
+    evaluated = evaluate_run(
+        run,
+        data,
+        split=split,
+        listing=Listing(group, group_from, include or None, exclude or None, skip_unreadable, allow_outside),
+        decide=decide,
+        prevalence=prevalence,
+        tta=tta,
+        batch_size=batch_size,
+        device=device,
+        quiet=quiet,
+        counting=partial(counter, quiet=quiet),
     )
-    if data is None:
-        _refuse_without_data(listing)
-        split = split or "test"
-        source, model, card, seed = _open_own(run, split, device, quiet=quiet)
-    else:
-        source, model, card, seed = _open_data(run, data, split, listing, device, quiet=quiet)
-    card = use_views(model, card, wanted, quiet=quiet)
-    use = open_use(run, card, read_rule(decide), prevalence)
-    _warn_of_seen_images(run, data, split)
-    own_val = data is None and split == "val"
-    with counter("evaluating", quiet=quiet) as progress:
-        result = evaluate_model(
-            model, card, source, batch_size=batch_size, seed=seed, use=use, fitted_to=own_val, progress=progress
-        )
-    result = {"run": str(run), **result}
+    for warning in evaluated.warnings:
+        say(f"warning: {warning}")
+    result = evaluated.result
     _write(result, out, quiet=quiet)
     if as_json:
         show_json(result)
         return
-    what = f"{split} split of {run}" if data is None else result["data"]
-    _show(result, what, rule_words(use.decision, card.classes), out)
-
-
-def _refuse_without_data(listing: Listing) -> None:
-    """Raise if an option is given that needs DATA."""
-    given = next((name for name, value in listing.items() if value not in (None, False)), None)
-    if given is not None:
-        do = "Name the data, or leave the option out: the run's own data are opened as in its recipe."
-        raise InputError(f"--{given.replace('_', '-')} needs DATA. {do}")
-
-
-def _open_own(run: Path, split: str, device: str, *, quiet: bool) -> Opened:
-    """Open a model and a split of its run."""
-    from lopsided.progress import counter
-    from lopsided.runs.reopen import open_model, open_own_split
-
-    with counter("checking images", quiet=quiet) as progress:
-        source, recipe = open_own_split(run, split, progress)
-    model, card = open_model(run, device, kinds=("image", "vector"))
-    return Opened(source.relabel(card.classes), model, card, recipe.seed)
-
-
-def _open_data(run: Path, data: str, split: str | None, listing: Listing, device: str, *, quiet: bool) -> Opened:
-    """Open a model and other data."""
-    from lopsided.data.sources.names import twins
-    from lopsided.inference.evaluate import check_labelled, list_labelled
-    from lopsided.progress import counter
-    from lopsided.runs.reopen import open_model
-
-    source = list_labelled(data, split=split, **listing)  # Before the model, whose import of torch takes seconds.
-    model, card = open_model(run, device, kinds=("image", "vector"))
-    with counter("checking images", quiet=quiet) as progress:
-        source = check_labelled(source, card, skip_unreadable=listing["skip_unreadable"], progress=progress)
-    warn_of_twins(twins(source.names))
-    return Opened(source, model, card)
-
-
-def _warn_of_seen_images(run: Path, data: str | None, split: str | None) -> None:
-    """Warn about images that the model was selected by or trained on."""
-    from lopsided.runs.reopen import trained_on
-
-    if data is None and split == "val":
-        say("warning: the validation split selected the model, so the figures are too high.")
-    elif split != "test" and (data is None or trained_on(run, data)):
-        say(
-            "warning: the model was trained on images of these data, so the figures are too high. "
-            "Use the test figures of the run instead."
-        )
+    what = f"{split or 'test'} split of {run}" if data is None else result["data"]
+    _show(result, what, rule_words(evaluated.decision, evaluated.classes), out)
 
 
 def _write(result: Mapping[str, Any], out: Path | None, *, quiet: bool) -> None:

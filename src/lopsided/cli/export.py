@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lopsided.cli.options import Json, Quiet, RunFolder, words
-from lopsided.cli.output import check_out, say, say_replaced, show, show_json
-from lopsided.cli.views import Views, read_views, use_views
-from lopsided.errors import InputError, sentence
-
-FORMATS = ("onnx", "card", "hub-folder")
+from lopsided.cli.options import Json, Quiet, RunFolder, Tta, words
+from lopsided.cli.output import check_out, say_replaced, show, show_json
 
 
 def export(
-    run: RunFolder,
+    run: RunFolder = None,
     to: Annotated[
         str,
         typer.Option(
             help="Format: onnx, card (a Markdown model card) or hub-folder (a folder that timm and the Hugging Face "
             "hub read).",
-            autocompletion=words(*FORMATS),
+            autocompletion=words("onnx", "card", "hub-folder"),
         ),
     ] = "onnx",
     out: Annotated[
@@ -32,7 +29,7 @@ def export(
             show_default=False,
         ),
     ] = None,
-    views: Views = None,
+    tta: Tta = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -58,98 +55,55 @@ def export(
 
     \b
     Examples:
-      lopsided export run --to onnx
+      lopsided export --to onnx
       lopsided export run --to onnx --out classifier.onnx
       lopsided export run --to card
       lopsided export run --to hub-folder --out my-model
     """
-    if to not in FORMATS:
-        raise InputError(sentence(f"--to must be one of {', '.join(FORMATS)}", to))
-    wanted = read_views(views)
-    if to == "onnx":
-        _export_onnx(run, out, wanted, quiet, as_json)
-        return
-    if wanted is not None:
-        raise InputError(f"--tta has no effect with --to {to}. Leave it out, or use --to onnx.")
-    (_export_card if to == "card" else _export_hub)(run, out, quiet, as_json)
+    from lopsided.progress import counter
+    from lopsided.reports.export import export_run, export_target
+    from lopsided.runs.newest import named_or_newest
+    from lopsided.runs.reopen import check_finished
 
-
-def _export_onnx(run: Path, out: Path | None, wanted: tuple[str, ...] | None, quiet: bool, as_json: bool) -> None:
-    from lopsided.inference.export import export_onnx
-    from lopsided.runs.reopen import open_model
-
-    target = run / "model.onnx" if out is None else out
-    model, card = open_model(run, kinds=("image", "vector"))
-    card = use_views(model, card, wanted, quiet=quiet)
-    check_out(target)
-    if not quiet:
-        say_replaced(target)
-        say("exporting and checking; this takes up to a minute")
-    result = export_onnx(model, card, target)
+    run = named_or_newest(run, quiet=quiet)
+    target = export_target(run, to, out)
+    check_finished(run)
+    if to != "hub-folder":
+        check_out(target)
+        if not quiet and to == "onnx":
+            say_replaced(target)
+    with counter("exporting", quiet=quiet) as progress:
+        result = export_run(run, to, out, tta=tta, quiet=quiet, progress=progress)
     if as_json:
         show_json(result)
     else:
-        counts = " and ".join(str(number) for number in result["checked"])
-        show(
-            f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch on batches "
-            f"of {counts} images. The largest difference between two probabilities is {result['difference']:.1g}."
-        )
+        show(_WORDS[to](result))
 
 
-def _export_card(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
-    from lopsided import files
-    from lopsided.inference.hub import README, base_model
-    from lopsided.reports.model_card import FILL_IN, model_card
-    from lopsided.reports.run_data import open_finished
-    from lopsided.runs.reopen import open_model
-
-    open_finished(run)  # Before torch is imported, which takes seconds.
-    target = run / README if out is None else out
-    check_out(target)
-    if target.exists():
-        raise InputError(f"{target} exists and may hold your changes. Remove it, or choose another file with --out.")
-    _, card = open_model(run, kinds=("image", "vector"))
-    text = model_card(run, card.model_dump(mode="json"), base_model=base_model(card))
-    files.atomic_write(target, text)
-    number = text.count(FILL_IN)
-    if as_json:
-        show_json({"file": str(target), "fill_in": number})
-    else:
-        show(f"Written to {target}. {number} places are marked with {FILL_IN}; only you can complete them.")
+def _onnx_words(result: Mapping[str, Any]) -> str:
+    counts = " and ".join(str(number) for number in result["checked"])
+    return (
+        f"Written to {result['file']} ({result['bytes'] / 1e6:.1f} MB). onnxruntime agrees with torch on batches "
+        f"of {counts} images. The largest difference between two probabilities is {result['difference']:.1g}."
+    )
 
 
-def _export_hub(run: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
-    from lopsided.inference.hub import base_model, beyond_timm, check_folder, check_hub, export_hub, part_names
-    from lopsided.reports.model_card import model_card
-    from lopsided.reports.run_data import open_finished
-    from lopsided.runs.reopen import open_model
+def _card_words(result: Mapping[str, Any]) -> str:
+    from lopsided.reports.model_card import FILL_IN
 
-    open_finished(run)
-    target = run / "hub" if out is None else out
-    check_folder(target)
-    model, card = open_model(run, "cpu", kinds=("image", "vector"))
-    check_hub(card)
-    name = target.absolute().name
-    parts = part_names(card)
-    facts = card.model_dump(mode="json")
-    text = model_card(run, facts, base_model=base_model(card), timm=True, name=name, parts=parts)
-    if not quiet and parts:
-        what = (
-            f"timm cannot represent {beyond_timm(card)} as one model, so the folder holds its parts and an ONNX file."
-        )
-        say(f"{what} Exporting and checking takes up to a minute.")
-    elif not quiet:
-        say("exporting and checking; this takes a few seconds")
-    result = export_hub(model, card, target, text)
-    if as_json:
-        show_json(result)
-    else:
-        what = "features of each encoder" if parts else "logits of the model"
-        checked = f"timm gives the {what} on {result['checked']} images"
-        checked += f" (largest relative difference {result['difference']:.1g})"
-        if parts:
-            checked += f", and onnxruntime the probabilities (largest difference {result['onnx_difference']:.1g})"
-        show(
-            f"Written to {target}: {', '.join(result['files'])}. {checked}. Complete README.md before you share the "
-            "folder."
-        )
+    number = result["fill_in"]
+    return f"Written to {result['file']}. {number} places are marked with {FILL_IN}; only you can complete them."
+
+
+def _hub_words(result: Mapping[str, Any]) -> str:
+    parts = "encoders" in result
+    what = "features of each encoder" if parts else "logits of the model"
+    checked = f"timm gives the {what} on {result['checked']} images"
+    checked += f" (largest relative difference {result['difference']:.1g})"
+    if parts:
+        checked += f", and onnxruntime the probabilities (largest difference {result['onnx_difference']:.1g})"
+    files = ", ".join(result["files"])
+    return f"Written to {result['folder']}: {files}. {checked}. Complete README.md before you share the folder."
+
+
+_WORDS = {"onnx": _onnx_words, "card": _card_words, "hub-folder": _hub_words}

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet, RunFolder, words
+from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet
+from lopsided.cli.options import words as choices
 from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
-from lopsided.cli.sweeping import EngineName, cluster_mapper
+from lopsided.cli.sweeping import Cluster, cluster_mapper
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
     from lopsided.inference.find import By
-    from lopsided.runs.find import Counted, Counting, Found
+    from lopsided.runs.find import Found
 
 
 def find(
-    run: RunFolder,
-    pool: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
-            metavar="POOL...",
-            help="Unlabelled images: files, folders, and tables with a column path.",
+            metavar="[RUN] POOL...",
+            help="RUN: folder of a finished run; default: the newest in runs/. POOL: unlabelled images: files, "
+            "folders, and tables with a column path.",
             show_default=False,
         ),
     ],
@@ -37,7 +39,7 @@ def find(
         typer.Option(
             help="Order: by the probability of the class, by neighbours (nearness to known images of the class), or "
             "by the ranks of both.",
-            autocompletion=words("probability", "neighbours", "both"),
+            autocompletion=choices("probability", "neighbours", "both"),
         ),
     ] = "probability",
     like: Annotated[
@@ -57,7 +59,7 @@ def find(
     exclude: Exclude = None,
     allow_outside: AllowOutside = False,
     device: Device = "auto",
-    engine: EngineName = None,
+    engine: Cluster = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -75,22 +77,26 @@ def find(
 
     \b
     Examples:
-      lopsided find run archive --class melanoma --out found.csv
+      lopsided find archive --class melanoma --out found.csv
       lopsided find run archive --class DF --out found.csv --top 200 --by both
       lopsided find run archive --class DF --out found.csv --by neighbours --like examples
       lopsided find run pool.csv --class DF --out found.csv --diverse 0.3
     """
     from lopsided import files
     from lopsided.data.sources.names import Patterns
+    from lopsided.inference.find import page_path
     from lopsided.progress import counter
+    from lopsided.reports.find_page import write_search
     from lopsided.runs.find import find_in_pool
+    from lopsided.runs.newest import run_and_words
 
+    run, pool = run_and_words(words, quiet=quiet)
+    if not pool:
+        raise InputError(f"Images are missing. Write lopsided find {shlex.quote(str(run))} POOL --class NAME.")
     _check_targets(out, [*pool, *(like or ())], page=page)
     elsewhere = cluster_mapper(engine, run)
 
-    def counting(label: str) -> AbstractContextManager[Counted | None]:
-        return counter(label, quiet=quiet)
-
+    counting = partial(counter, quiet=quiet)
     try:
         with files.lock_output(out):
             found = find_in_pool(
@@ -109,7 +115,9 @@ def find(
                 elsewhere=elsewhere,
                 counting=counting,
             )
-            _write(found, out, counting, page=page, quiet=quiet)
+            if not quiet:
+                say_replaced(out, *([page_path(out)] if page else []))
+            write_search(found, out, counting, page=page)
     except KeyboardInterrupt:
         raise StoppedError("interrupted. Run the same command again to continue.") from None
     _tell(found, out, page=page, quiet=quiet, as_json=as_json)
@@ -124,20 +132,6 @@ def _check_targets(out: Path, inputs: Sequence[str], *, page: bool) -> None:
         raise InputError(sentence("--out must be a CSV file", out, "The page is written next to it."))
     for path in (out, unreadable_path(out), *([page_path(out)] if page else [])):
         check_out(path, *inputs)
-
-
-def _write(found: Found, out: Path, counting: Counting, *, page: bool, quiet: bool) -> None:
-    """Write the page and the table, and remove the journal, which is no longer needed."""
-    from lopsided.inference.find import page_path, write_found
-
-    if not quiet:
-        say_replaced(out, *([page_path(out)] if page else []))
-    if page:
-        from lopsided.reports.find_page import write_find_page
-
-        write_find_page(found, page_path(out), counting("making pictures"))
-    write_found(found.result, found.label, out)
-    found.result.journal.remove()
 
 
 def _tell(found: Found, out: Path, *, page: bool, quiet: bool, as_json: bool) -> None:

@@ -52,7 +52,10 @@ Words = Annotated[
         show_default=False,
     ),
 ]
-Out = Annotated[Path | None, option(RUN, "Folder of the run. It must be new or empty, except with --resume.")]
+Out = Annotated[
+    Path | None,
+    option(RUN, "Folder of the run. It must be new or empty, except with --resume. Default: runs/1, runs/2, ..."),
+]
 RecipeName = Annotated[
     str | None,
     option(
@@ -106,3 +109,4 @@ More = Annotated[
 Seed = Annotated[int | None, option(RUN, "Seed of all random numbers.")]
 Device = Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")]
 Resume = Annotated[bool, option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, not only the counts.")]

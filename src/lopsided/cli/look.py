@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lopsided.cli.options import AllowOutside, Exclude, GroupFrom, Include, Json, Quiet
 from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
+from lopsided.errors import InputError
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
@@ -110,6 +113,14 @@ def data(
         ),
     ] = None,
     group_from: GroupFrom = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write 324 pictures that are part of the package into this folder, and 72 others into FOLDER-more.",
+            show_default=False,
+        ),
+    ] = None,
     include: Include = None,
     exclude: Exclude = None,
     allow_outside: AllowOutside = False,
@@ -125,10 +136,14 @@ def data(
     \b
     Examples:
       lopsided data
+      lopsided data --sample photos
       lopsided data photos
       lopsided data photos --exclude "*.png"
       lopsided data lesions.csv --group patient --json
     """
+    if sample is not None:
+        _write_sample(sample, data, as_json=as_json)
+        return
     from lopsided.data.describe import describe, list_sources
 
     if data is None:
@@ -173,6 +188,20 @@ def doctor(as_json: Json = False) -> None:
         show_json([finding.to_dict() for finding in findings])
     else:
         show(table(["check", "result", "meaning"], ([f.name, f.value, f.meaning] for f in findings)))
+
+
+def _write_sample(folder: Path, data: str | None, *, as_json: bool) -> None:
+    from lopsided.data.sample import write_sample
+
+    if data is not None:
+        raise InputError(f"--sample writes pictures, and {data} is to be described. Leave out one of the two.")
+    written = write_sample(folder)
+    if as_json:
+        show_json(written)
+        return
+    for path, counts in written.items():
+        show(f"{path}: {', '.join(f'{number} {name}' for name, number in counts.items())}")
+    show(f"Train on them: lopsided fit {shlex.quote(str(folder))}")
 
 
 def _yes(found: bool) -> str:

@@ -47,7 +47,10 @@ Include = Annotated[list[str] | None, include_option()]
 Exclude = Annotated[list[str] | None, exclude_option()]
 GroupFrom = Annotated[str | None, group_from_option()]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+RunFolder = Annotated[
+    Path | None,
+    typer.Argument(metavar="RUN", help="Folder of a finished run. Default: the newest in runs/.", show_default=False),
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 Decide = Annotated[str | None, typer.Option(help=f"{rules.HELP} Default: the rule of the model.", show_default=False)]
 Prevalence = Annotated[
@@ -58,3 +61,12 @@ Prevalence = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
+Tta = Annotated[
+    str | None,
+    typer.Option(
+        "--tta",
+        help="Test-time augmentation: average the features of views of each image: none, flip, flips, "
+        "dihedral, or names such as identity,rot180. Default: the views of the model.",
+        show_default=False,
+    ),
+]

@@ -205,6 +205,13 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def balanced_words(evaluation: Mapping[str, Any]) -> str:
+    """Return the balanced accuracy beside that of the majority vote."""
+    majority = evaluation["majority"]
+    figure = interval(evaluation["figures"]["uwa"])
+    return f"Balanced accuracy {figure}; always answering {shortened(majority['label'])}: {majority['uwa']:.3f}"
+
+
 def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     """Return the figure of the recipe to which a run is compared; nothing if there is none."""
     baseline = metrics.get("baseline") or {"splits": {}}

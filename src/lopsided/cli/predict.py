@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from lopsided.cli.options import (
     Json,
     Prevalence,
     Quiet,
-    RunFolder,
+    Tta,
 )
 from lopsided.cli.output import (
     Terminal,
@@ -33,27 +33,24 @@ from lopsided.cli.output import (
     tell_unreadable,
     warn_of_twins,
 )
-from lopsided.cli.rules import read_rule, rule_words
-from lopsided.cli.sweeping import EngineName, cluster_mapper
-from lopsided.cli.views import Views, read_views, use_views
+from lopsided.cli.rules import rule_words
+from lopsided.cli.sweeping import Cluster, cluster_mapper
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
     from lopsided.data.sources.names import Patterns
-    from lopsided.data.stored import ImagePath
-    from lopsided.inference.predict import Answer, Summary, Use
-    from lopsided.models.model import Model, ModelCard
+    from lopsided.inference.predict import Summary
     from lopsided.runs.find import Elsewhere
 
 
 def predict(
-    run: RunFolder,
-    images: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGES...",
-            help="Image files, folders of images, and tables with a column path; or tables of vectors.",
+            metavar="[RUN] IMAGES...",
+            help="RUN: folder of a finished run; default: the newest in runs/. IMAGES: image files, folders of images, "
+            "and tables with a column path; or tables of vectors.",
             show_default=False,
         ),
     ],
@@ -64,11 +61,11 @@ def predict(
     exclude: Exclude = None,
     decide: Decide = None,
     prevalence: Prevalence = None,
-    views: Views = None,
+    tta: Tta = None,
     allow_outside: AllowOutside = False,
     batch_size: BatchSize = 64,
     device: Device = "auto",
-    engine: EngineName = None,
+    engine: Cluster = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -84,8 +81,8 @@ def predict(
 
     \b
     Examples:
-      lopsided predict run photo.jpg
-      lopsided predict run inbox --out answers.csv
+      lopsided predict photo.jpg
+      lopsided predict inbox --out answers.csv
       lopsided predict run inbox --exclude "*_mask.*" --out answers.csv
       lopsided predict run inbox | sort -t, -k3 -g
     """
@@ -94,11 +91,16 @@ def predict(
     from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
     from lopsided.progress import counter
-    from lopsided.runs.reopen import open_model, open_use
+    from lopsided.recipe.views import parse_tta
+    from lopsided.runs.newest import run_and_words
+    from lopsided.runs.reopen import open_model, open_use, use_views
 
+    run, images = run_and_words(words, quiet=quiet)
+    if not images:
+        raise InputError(f"Images are missing. Write lopsided predict {shlex.quote(str(run))} IMAGES.")
     for path in (out, None if out is None else stream.unreadable_path(out)):
         check_out(path, *images)
-    wanted = read_views(views)
+    wanted = parse_tta(tta)
     if wanted is not None and engine == "ray":
         raise InputError(
             "--tta cannot be used with --engine ray, whose machines use the views of the model. Remove one."
@@ -119,13 +121,15 @@ def predict(
     warn_of_twins(pairs)
     model, card = open_model(run, device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=quiet)
-    use = open_use(run, card, read_rule(decide), prevalence)
+    use = open_use(run, card, decide, prevalence)
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
         say(rule_words(use.decision, card.classes))
+    from lopsided.runs.predict import answering
+
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with (
-        _answering(
+        answering(
             model, card, paths, use, total=total, batch_size=batch_size, elsewhere=elsewhere, tables=tables
         ) as answers,
         counter("predicting", quiet=quiet) as progress,
@@ -151,34 +155,6 @@ def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere
         what = "--engine" if elsewhere is not None else "--include and --exclude" if patterns else "image files"
         raise InputError(f"{tables[0]} is a table of vectors, which cannot be used with {what}. Predict it alone.")
     return [list_vectors(Path(table), None, labelled=False) for table in tables]
-
-
-@contextmanager
-def _answering(
-    model: Model,
-    card: ModelCard,
-    paths: Iterable[ImagePath],
-    use: Use,
-    *,
-    total: int,
-    batch_size: int,
-    elsewhere: Elsewhere | None,
-    tables: Sequence[Listing] = (),
-) -> Iterator[Iterator[Answer]]:
-    """Give the answers of this machine, or those of a cluster."""
-    from lopsided.inference.pool import packs
-    from lopsided.inference.predict import answers_of, vector_answers
-    from lopsided.inference.scorer import Scorer
-    from lopsided.runs.find import is_cached
-
-    if tables:
-        yield vector_answers(Scorer(model, card, batch_size=batch_size), tables, use)
-    elif elsewhere is None:
-        cached = "begun" if is_cached(total, len(card.views), card.features) else "none"
-        yield answers_of(Scorer(model, card, cached=cached, batch_size=batch_size).stream(paths), use)
-    else:
-        with elsewhere(None) as mapper:
-            yield answers_of(mapper(packs(paths)), use)
 
 
 def _tell(summary: Summary, out: Path | None, *, as_json: bool) -> None:

@@ -13,8 +13,13 @@ from lopsided.cli.output import check_out, say, show, show_json
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder of a finished run or of a sweep.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER",
+            help="The folder of a finished run or of a sweep. Default: the newest run in runs/.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The HTML file to write; by default report.html in the folder.", show_default=False),
@@ -47,24 +52,29 @@ def report(
 
     \b
     Examples:
+      lopsided report --open
       lopsided report run
       lopsided report run --map tsne --out for-a-friend.html --open
       lopsided report sweep --runs
     """
     from lopsided.paper.page import is_of_paper, sweep_page
+    from lopsided.progress import counter
     from lopsided.reports.report import RunReports, write_report, write_run_reports
+    from lopsided.runs.newest import named_or_newest
     from lopsided.runs.sweep import SWEEP
 
     check_out(out)
+    folder = named_or_newest(folder, quiet=quiet)
     of_paper = (folder / SWEEP).is_file() and is_of_paper(folder)
     pages = RunReports(0, ())
     if runs:
-        from lopsided.progress import counter
-
         with counter("writing pages", quiet=quiet) as progress:
             pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
     page = sweep_page if of_paper else None
-    written = write_report(folder, out, kind=map_kind, allow_outside=allow_outside, sweep_page=page)
+    with counter("making the page", quiet=quiet) as progress:
+        written = write_report(
+            folder, out, kind=map_kind, allow_outside=allow_outside, sweep_page=page, progress=progress
+        )
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}
         if runs:

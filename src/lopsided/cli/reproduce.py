@@ -109,6 +109,7 @@ def reproduce(
       lopsided reproduce eta --records sweep/records.jsonl
     """
     from lopsided.paper.protocol import base_recipe, make_plan
+    from lopsided.runs.tracking import say_trackers
 
     if quick and table == "isic" and preset is None and recipe is None:
         preset = "small"
@@ -122,7 +123,7 @@ def reproduce(
         normalization=normalization,
     )
     if not quiet:
-        sweeping.say_trackers(base, track or ())
+        say_trackers(base, track or ())
     if track:
         base = base.override(track=track)
     plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
@@ -319,7 +320,11 @@ def write_tables(comparison: Comparison, out: Path, stem: str) -> list[Path]:
     from lopsided.paper import figures, latex, tables
 
     folder = files.make_folder(out / TABLES_FOLDER)
-    drawn = figures.write_figures(comparison, folder / FIGURES_FOLDER, stem) if comparison.entries else []
+    drawn: list[Path] = []
+    if comparison.entries and figures.can_draw():
+        drawn = figures.write_figures(comparison, folder / FIGURES_FOLDER, stem)
+    elif comparison.entries:
+        say("There are no figures, because matplotlib is not installed. Run pip install 'lopsided[figures]'.")
     pictures = [f"{FIGURES_FOLDER}/{path.name}" for path in drawn if path.suffix == ".svg"]
     texts = {
         f"{stem}.md": tables.to_markdown(comparison, pictures),

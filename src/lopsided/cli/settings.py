@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lopsided.cli import rules
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -44,10 +43,7 @@ def read_changes(
     from lopsided.recipe import read_words
 
     changes = read_words(texts, options, recipe)
-    if isinstance(rule := changes.values.get("decision.rule"), str):
-        changes.values["decision.rule"] = rules.read_rule(rule)
-    if changes.values.get("data.folds") == 1:
-        changes.values["data.folds"] = None
+    changes.resolve()
     return changes
 
 

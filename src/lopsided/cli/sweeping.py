@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from lopsided.cli.options import option, words
-from lopsided.cli.output import StoppedError, say
+from lopsided.cli.output import StoppedError
 from lopsided.errors import DataError, InputError, sentence
 
 if TYPE_CHECKING:
@@ -44,6 +43,15 @@ EngineName = Annotated[
         autocompletion=words("local", "ray"),
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    option(
+        None,
+        "local for this machine, or ray for an existing cluster, if need be with its address: ray:10.0.0.5:6379.",
+        "--engine",
+        autocompletion=words("local", "ray"),
+    ),
+]
 Workers = Annotated[
     int | None,
     option(
@@ -68,14 +76,6 @@ Track = Annotated[
     ),
 ]
 KeepModels = Annotated[bool, option(WORK, "Keep the models of all runs.", "--keep-models")]
-
-
-def say_trackers(recipe: Recipe, asked: Sequence[str]) -> None:
-    """Print the trackers that the file of a recipe names and the user does not: a file may come from someone else."""
-    unused = [text for text in recipe.unused_trackers if text not in asked]
-    if unused:
-        options = " ".join(f"--track {shlex.quote(text)}" for text in unused)
-        say(f"The recipe names trackers, which a file cannot switch on. To use them, add {options}.")
 
 
 def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
@@ -117,7 +117,7 @@ def open_data(base: Recipe) -> Source:
     for path in settled.encoder.spec.files:
         if not Path(path).is_file():
             raise InputError(f"The file of weights {path} does not exist. Correct encoder.weights.")
-    source = Sources().drawn(settled.override(**{"data.scenario": None}), more=True)
+    source = Sources().drawn(settled.override(**{"data.scenario": None, "data.held_out": False}), more=True)
     source.check_present()
     if settled.data.split == "group" and source.groups is None:
         raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")

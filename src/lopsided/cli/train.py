@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lopsided.cli import fit_options as options
-from lopsided.cli.fitting import check_auto, fold_engine, joined_ranks, named, train_recipe
 from lopsided.cli.options import Json, Quiet
 from lopsided.cli.output import (
+    StoppedError,
+    balanced_words,
     baseline_words,
     decision_words,
     elapsed,
@@ -15,14 +21,16 @@ from lopsided.cli.output import (
     fold_words,
     interval,
     say,
+    shortened,
     show,
     show_json,
 )
 from lopsided.cli.settings import read_arguments, read_changes, read_minutes
-from lopsided.cli.sweeping import EngineName, Track, Work, Workers
-from lopsided.errors import InputError
+from lopsided.cli.sweeping import EngineName, Track, Work, Workers, refuse
 
 if TYPE_CHECKING:
+    from lopsided.distributed import Ranks
+    from lopsided.runs.engines import Engine
     from lopsided.runs.folder import Run
 
 
@@ -44,6 +52,7 @@ def fit(
     workers: Workers = None,
     engine: EngineName = None,
     track: Track = None,
+    verbose: options.Verbose = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +62,8 @@ def fit(
     logistic regression on the features is fitted, in seconds to minutes and
     without a network: three encoders for up to 3,000 images (the recipe
     thorough), one for more (quick). If a class has fewer than 200 images,
-    every image is tested once, in five folds.
+    every image is tested once, in five folds. Without --out, the run is in
+    runs/1, runs/2 and so on.
 
     With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
     sets any field of the recipe. `lopsided recipes NAME` shows them all.
@@ -70,7 +80,7 @@ def fit(
 
     \b
     Examples:
-      lopsided fit photos --out run
+      lopsided fit photos
       lopsided fit photos --out run --auto minutes=30
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --group-from '{group}_*' --out run
@@ -81,68 +91,132 @@ def fit(
       lopsided fit --recipe run/recipe.toml --out again
       torchrun --nproc-per-node 2 -m lopsided fit photos --out run --loss cl
     """
+    from lopsided.runs.fitting import named, train_recipe
+
     given = options.fields_of(locals())
     data, texts = read_arguments(words or ())
-    if out is None:
-        raise InputError("--out is missing. Name the folder of the run, for example --out run.")
-    with joined_ranks() as ranks:
+    with joined_ranks() as ranks, _target(out, ranks, resume=resume) as folder:
         first = ranks is None or ranks.first
         minutes, texts = read_minutes(texts) if auto else (None, texts)
         recipe = None if recipe == "default" else recipe
         changes = read_changes(texts, {"data.source": ("DATA", data), **given}, lambda: named(recipe, ranks))
         if auto:
+            from lopsided.cli.auto import check_auto, fit_auto
+
             check_auto(recipe, changes, ranks)
         work = Work(workers, engine)
         with changes.named():
             asked = {path: value for path, value in changes.values.items() if path != "data.source"}
             data = changes.values.get("data.source")
             if auto:
-                from lopsided.cli.auto import fit_auto
-
-                run, already = fit_auto(data, out, asked, work, minutes=minutes, resume=resume, quiet=quiet)
+                run, already = fit_auto(data, folder, asked, work, minutes=minutes, resume=resume, quiet=quiet)
             else:
                 worker = fold_engine(work, ranks)
-                silent = quiet or not first
-                run, already = train_recipe(
-                    data, out, recipe, asked, resume=resume, quiet=silent, ranks=ranks, engine=worker
-                )
+                with _continued(folder, asked.get("track", ()), ranks):
+                    run, already = train_recipe(
+                        data,
+                        folder,
+                        recipe,
+                        asked,
+                        resume=resume,
+                        quiet=quiet or not first,
+                        ranks=ranks,
+                        engine=worker,
+                    )
         if first:
             if already and not quiet and not auto:
-                say(f"The run in {out} is already finished.")
-            _show_run(run, as_json, already=already)
+                say(f"The run in {folder} is already finished.")
+            if as_json:
+                show_json({"run": str(run.folder), **(run.metrics or {})})
+            else:
+                _show_run(run, verbose=verbose, already=already)
 
 
-def _show_run(run: Run, as_json: bool, *, already: bool) -> None:
+@contextmanager
+def _target(out: Path | None, ranks: Ranks | None, *, resume: bool) -> Iterator[Path]:
+    """Yield the folder of the run on all ranks: ``out``, a new one, or with ``resume`` the newest one."""
+    from lopsided.runs.newest import folder_of, newest_run
+
+    with ExitStack() as stack:
+
+        def choose() -> str:
+            return str(newest_run(finished=False) if resume else stack.enter_context(folder_of(None)))
+
+        yield out if out is not None else Path(choose() if ranks is None else ranks.told(choose))
+
+
+@contextmanager
+def _continued(out: Path, track: Sequence[str], ranks: Ranks | None) -> Iterator[None]:
+    """Let an interruption end with the command that continues the run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not (out / "recipe.toml").exists():
+            raise StoppedError("interrupted. Nothing was written.") from None
+        if ranks is not None:  # This process does not know the launch command of the other ranks.
+            raise StoppedError("interrupted. Continue with the same command and --resume.") from None
+        tracked = "".join(f" --track {shlex.quote(text)}" for text in track)
+        again = f"lopsided fit --out {shlex.quote(str(out))} --resume{tracked}"
+        raise StoppedError(f"interrupted. Continue with: {again}") from None
+
+
+def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
+    """Print what the run found in counts, all metrics if ``verbose``, and the next command."""
+    from lopsided.runs.headline import headlines, judged_split
+
     metrics = run.metrics or {}
-    if as_json:
-        show_json({"run": str(run.folder), **metrics})
-        return
     counts, folds = metrics["counts"], metrics.get("folds")
     numbers = ", ".join(f"{sum(classes.values()):,} {split}" for split, classes in counts.items() if classes)
     if folds is not None:
         numbers = f"{folds['folds']} folds of {sum(counts['test'].values()):,}"
-    spec = run.recipe.spec
-    parts = [f"{spec.title(run.recipe)} on {metrics['source']}: {numbers} images"]
-    for split in ("test", "val"):
-        if metrics[split] is not None:
-            title = split if folds is None else "all images, each tested by a model that was not trained on it"
-            parts.append(f"{title}\n{figures_table(metrics[split])}")
-            parts += decision_words(metrics, split)
-            parts += baseline_words(metrics, split)
-            break
-    else:
+    parts = [f"{run.recipe.spec.title(run.recipe)} on {metrics['source']}: {numbers} images"]
+    split = judged_split(metrics)
+    if split is None:
         parts.append("There are no figures because no images were held out. Set test=0.15.")
-    if metrics["test"] is not None and metrics["val"] is not None and spec.selects_epochs:
-        picked = interval(metrics["val"]["figures"]["uwa"])
-        parts.append(f"Unweighted accuracy on the validation images, which selected the model: {picked}")
-    if folds is not None:
-        parts.append(fold_words(folds))
+    else:
+        lines = [line.words(shortened(line.label)) for line in headlines(metrics[split])]
+        parts.append("\n".join([*lines, balanced_words(metrics[split])]))
+        parts += _details(run, metrics, split) if verbose else []
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
-    training = metrics["seconds"]
+    training, folder = metrics["seconds"], shlex.quote(str(run.folder))
     if already:
         parts.append(f"{run.folder} was trained in {training:.0f} s.")
     else:
-        rest = f"{training:.0f} s of training; the rest is start-up, reading images and evaluation"
-        parts.append(f"Written to {run.folder} in {max(elapsed(), training):.0f} s ({rest}).")
+        others = f"{training:.0f} s of training; the rest is start-up, reading images and evaluation"
+        parts.append(f"Written to {run.folder} in {max(elapsed(), training):.0f} s ({others}).")
+    parts[-1] += f"\nSee the mistakes: lopsided report {folder} --open"
     show("\n\n".join(parts))
+
+
+def _details(run: Run, metrics: Mapping[str, Any], split: str) -> list[str]:
+    """Return the tables of a split, how the model decides, and the comparison with quick."""
+    folds = metrics.get("folds")
+    title = split if folds is None else "all images, each tested by a model that was not trained on it"
+    parts = [f"{title}\n{figures_table(metrics[split])}"]
+    parts += [*decision_words(metrics, split), *baseline_words(metrics, split)]
+    if split == "test" and metrics["val"] is not None and run.recipe.spec.selects_epochs:
+        picked = interval(metrics["val"]["figures"]["uwa"])
+        parts.append(f"Balanced accuracy on the validation images, which selected the model: {picked}")
+    return parts if folds is None else [*parts, fold_words(folds)]
+
+
+def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
+    """Return the engine that trains several folds at once, or None if no option asks for it."""
+    if work == Work():
+        return None
+    if ranks is not None:
+        refuse({"--workers": work.workers, "--engine": work.engine}, "trains folds at once", "torchrun")
+    return work.make()
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks | None]:
+    """Join the ranks that torchrun started. Yield None for a single process, without importing torch."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield None
+        return
+    from lopsided.distributed import joined
+
+    with joined() as ranks:
+        yield ranks

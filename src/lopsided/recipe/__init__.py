@@ -1,6 +1,6 @@
 """Recipes: the validated settings of a run, read from and written to TOML. This package does not need torch."""
 
-from lopsided.recipe.changes import Changes, is_word, read_words
+from lopsided.recipe.changes import Changes, is_word, read_values, read_words
 from lopsided.recipe.conflicts import MAX_MEMBERS, check_classes
 from lopsided.recipe.losses import LossSettings
 from lopsided.recipe.schema import Recipe, find_recipe, named_recipe, named_recipes
@@ -22,5 +22,6 @@ __all__ = [
     "is_word",
     "named_recipe",
     "named_recipes",
+    "read_values",
     "read_words",
 ]

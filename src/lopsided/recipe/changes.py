@@ -12,7 +12,7 @@ import functools
 import re
 import tomllib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from lopsided.errors import InputError, RunError
 from lopsided.losses import catalogue
 from lopsided.recipe import words
+from lopsided.recipe.rules import read_rule
 from lopsided.recipe.schema import Recipe
 
 LOSS = "encoder_training.loss"
@@ -64,6 +65,13 @@ class Changes:
             raise InputError(f"{both} set the same field to different values. Remove one of the two.")
         self.values[path], self.written[path] = value, written
 
+    def resolve(self) -> None:
+        """Read the file of a matrix of costs, and let one fold mean one split."""
+        if isinstance(rule := self.values.get("decision.rule"), str):
+            self.values["decision.rule"] = read_rule(rule)
+        if self.values.get("data.folds") == 1:
+            self.values["data.folds"] = None
+
     @contextmanager
     def named(self) -> Iterator[None]:
         """Let errors about one of these fields start with what the user wrote."""
@@ -94,21 +102,45 @@ def read_words(
         if value is not None:
             changes.set(option, path, value)
     parts = [(name.strip(), value) for name, _, value in (text.partition("=") for text in texts)]
+    _set_all(changes, parts, lambda path, value: _value(path, value.strip()), recipe)
+    return changes
+
+
+def read_values(values: Mapping[str, Any], recipe: Callable[[], Recipe | None] = lambda: None) -> Changes:
+    """Return the changes of values in Python, by the names of ``read_words``; ``__`` stands for a dot.
+
+    >>> read_values({"eta": 300, "encoder_training__views": 2}).values
+    {'encoder_training.loss.eta': 300, 'encoder_training.views': 2}
+    """
+    changes = Changes()
+
+    def convert(path: str, value: Any) -> Any:
+        return [value] if tuple in _kinds(_known().get(path)) and isinstance(value, str) else value
+
+    _set_all(changes, [(name.replace("__", "."), value) for name, value in values.items()], convert, recipe)
+    return changes
+
+
+def _set_all(
+    changes: Changes,
+    parts: Sequence[tuple[str, Any]],
+    convert: Callable[[str, Any], Any],
+    recipe: Callable[[], Recipe | None],
+) -> None:
     losses = [changes.values.get(LOSS), *(value for name, value in parts if name in ("loss", LOSS, f"{LOSS}.name"))]
     for name, value in parts:
         for path in _fields(name, value, next((loss for loss in losses if loss), None), recipe):
-            changes.set(name, path, _value(path, value.strip()))
+            changes.set(name, path, convert(path, value))
     values = changes.values
     if isinstance(values.get(LOSS), str):  # Parameters are part of the loss, so that they can complete each other.
         own = {path: values.pop(path) for path in list(values) if path.startswith(f"{LOSS}.")}
         if own:
             values[LOSS] = {"name": values[LOSS], **{path.removeprefix(f"{LOSS}."): own[path] for path in own}}
-    return changes
 
 
-def _fields(name: str, value: str, loss: str | None, recipe: Callable[[], Recipe | None]) -> tuple[str, ...]:
+def _fields(name: str, value: object, loss: object, recipe: Callable[[], Recipe | None]) -> tuple[str, ...]:
     """Return the full names of the fields that a word sets."""
-    if loss in catalogue.names() and name in catalogue.find(loss).defaults():
+    if isinstance(loss, str) and loss in catalogue.names() and name in catalogue.find(loss).defaults():
         return (f"{LOSS}.{name}",)
     if name in SHORT or "." in name or name in Recipe.model_fields:
         return SHORT.get(name, (name,))

@@ -19,10 +19,12 @@ sign.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lopsided.errors import InputError
 
@@ -226,3 +228,32 @@ def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _shown(text: str) -> str:
     return repr(text) if len(text) <= 80 else f"{text[:60]!r}..."
+
+
+_MAX_BYTES = 10_000_000
+"""Maximum bytes of a matrix of costs."""
+
+
+def read_rule(text: str | None) -> str | None:
+    """Return the text of a rule, with the file of ``cost:FILE.csv`` replaced by the costs in it."""
+    if text is None or not text.startswith("cost:"):
+        return text
+    path = Path(text.removeprefix("cost:").strip())
+    if path.suffix.lower() != ".csv":
+        if "=" not in text and not path.name.startswith(("[", "{")) and path.suffix and path.is_file():
+            raise InputError(f"A file of costs must be a table that ends in .csv, got {path}. Rename or convert it.")
+        return text
+    must = "Its first row names the decided classes, and each further row starts with a true class."
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = file.read(_MAX_BYTES).splitlines()
+        sign = max(",;\t", key=(lines or [""])[0].count)  # Spreadsheets of many countries write semicolons.
+        rows = [row for row in csv.reader(lines, delimiter=sign) if any(row)]
+        (_, *names), *body = rows
+        decided = [name.strip() for name in names]
+        costs = {true.strip(): dict(zip(decided, map(float, row), strict=True)) for true, *row in body}
+    except OSError as error:
+        raise InputError(f"The matrix of costs {path} cannot be read ({error.strerror}).") from None
+    except (ValueError, csv.Error):
+        raise InputError(f"{path} is not a matrix of costs. {must}") from None
+    return f"cost:{json.dumps(costs, ensure_ascii=False)}"

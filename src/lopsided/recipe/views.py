@@ -52,6 +52,14 @@ def parse_views(text: str) -> tuple[str, ...]:
     return tuple(name for name in VIEWS if name in names)
 
 
+def parse_tta(text: str | None) -> tuple[str, ...] | None:
+    """Return the views of ``--tta``, with which a finished model is used instead of its own; None: its own."""
+    if text is not None and text.strip() == AUTO:
+        do = "Leave out --tta, or name views, such as flip."
+        raise InputError(f"--tta auto chooses views in fit, and a finished model has its own. {do}")
+    return None if text is None else parse_views(text)
+
+
 def computed_views(text: str) -> tuple[str, ...]:
     """Return the views that a recipe computes: those that a text names, or all that ``auto`` chooses from."""
     return CANDIDATES[0] if text == AUTO else parse_views(text)

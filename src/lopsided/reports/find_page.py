@@ -17,7 +17,8 @@ from PIL import Image
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import Progress, ordered_map
-from lopsided.inference.find import Row, absolute
+from lopsided.inference.find import Row, absolute, page_path, write_found
+from lopsided.progress import Counting
 from lopsided.recipe.words import amount
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.wording import clean, number, probability, signed
@@ -40,6 +41,16 @@ class _Picture:
     content: bytes
     small: bool
     """Whether the image has so few pixels that they are better shown as squares."""
+
+
+def write_search(
+    found: Found, out: Path, counting: Counting = lambda label: nullcontext(None), *, page: bool = True
+) -> None:
+    """Write the page and the table of a search, and remove its journal, which is no longer needed."""
+    if page:
+        write_find_page(found, page_path(out), counting("making pictures"))
+    write_found(found.result, found.label, out)
+    found.result.journal.remove()
 
 
 def write_find_page(found: Found, path: Path, counting: AbstractContextManager[Progress | None] | None = None) -> int:

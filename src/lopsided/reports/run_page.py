@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.images import Progress
 from lopsided.evaluation.decision import explain, threshold_of
 from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe.words import amount
@@ -59,7 +60,7 @@ class Listed:
         return _rows(self.judged, np.arange(self.number))
 
 
-def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) -> str:
+def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False, progress: Progress | None = None) -> str:
     """Return the page of a finished run. ``kind`` is the feature map shown in addition to PCA.
 
     Files that a table names outside its folder become pictures only with ``allow_outside``. The recipe cannot allow
@@ -84,7 +85,8 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
         return render("run.html.j2", data={"kind": "run"}, **context)
     most, room = MOST_IMAGES, PICTURE_LIMIT
     while True:
-        pictures, data, seen = _judgement(facts, facts.figures, judged[split], judged.get("val"), kind, most, room)
+        val, figures = judged.get("val"), facts.figures
+        pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress)
         if metrics.folds is not None:
             seen["labels"] = _labels_section(folder, pictures)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
@@ -94,7 +96,14 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False) ->
 
 
 def _judgement(
-    facts: Facts, figures: Evaluation, judged: Judged, val: Judged | None, kind: str, most: int, room: int
+    facts: Facts,
+    figures: Evaluation,
+    judged: Judged,
+    val: Judged | None,
+    kind: str,
+    most: int,
+    room: int,
+    progress: Progress | None,
 ) -> tuple[Thumbnails, dict[str, Any], dict[str, Any]]:
     """Return the pictures, the script data and the template context of the sections with evaluated images.
 
@@ -121,7 +130,7 @@ def _judgement(
         "threshold": threshold,
         "map": _map_data(maps, colours, len(facts.classes)) if maps else None,
     }
-    thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)))
+    thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)), progress)
     if thumbnails.sheets:
         data["pictures"] = {"missing": thumbnails.missing, "columns": COLUMNS, "rows": ROWS}
     shown, cells = run_figures.confusion_cells(figures.confusion)

@@ -16,7 +16,7 @@ from functools import partial
 from PIL import Image
 
 from lopsided.data.decoding import UnreadableImageError, read_image
-from lopsided.data.images import ArrayImages, FileImages, ordered_map
+from lopsided.data.images import ArrayImages, FileImages, Progress, ordered_map
 from lopsided.data.sources import Source
 from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError
@@ -76,7 +76,7 @@ class Thumbnails:
         return self.classes(self.places[name]) if name in self.places else ""
 
 
-def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbnails:
+def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int, progress: Progress | None = None) -> Thumbnails:
     """Make the pictures of the images of a run from its source. If the source is missing, a note gives the reason.
 
     ``budget`` is the maximum number of bytes for the page. The pictures are as large as the budget allows.
@@ -95,7 +95,11 @@ def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int) -> Thumbn
     rows = [places.get(name) for name in names]
     side = next((side for most, side in _ENOUGH if len(names) <= most), 48)
     workers = os.cpu_count() or 1
-    pictures = list(ordered_map(lambda row: _picture(source, row, side), rows, workers))
+    pictures: list[Image.Image | None] = []
+    for picture in ordered_map(lambda row: _picture(source, row, side), rows, workers):
+        pictures.append(picture)
+        if progress is not None:
+            progress(len(pictures), len(rows))
     missing = tuple(i for i, picture in enumerate(pictures) if picture is None)
     if len(missing) == len(names):
         return without(missing, "There are no pictures: none of the images could be found or read.")

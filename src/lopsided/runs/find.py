@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,15 +23,13 @@ from lopsided.inference.neighbours import Features, Known
 from lopsided.inference.pool import Mapper, find_images
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import ModelCard
+from lopsided.progress import Counting
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
 from lopsided.runs.reopen import open_model, open_use
 
 CACHE_SHARE = 0.25
 """Features of a pool are cached if they fill at most this share of the cache. Larger pools would displace others."""
 
-Counted: TypeAlias = Callable[[int, int], None]
-Counting: TypeAlias = Callable[[str], AbstractContextManager[Counted | None]]
-"""Takes the name of a step and gives the function that counts its images."""
 Elsewhere: TypeAlias = Callable[[Known | None], AbstractContextManager[Mapper]]
 """Gives the function that scores packs on other machines, given the known images."""
 
@@ -48,7 +47,7 @@ class Found:
 
 def find_in_pool(
     run: Path,
-    pool: Sequence[str],
+    pool: Sequence[str | os.PathLike[str]],
     label: str,
     out: Path,
     *,

@@ -19,8 +19,10 @@ from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.inference.feature_cache import ReadableImages
 from lopsided.inference.predict import PROBABILITY, Use, choose_use
+from lopsided.progress import Voice
 from lopsided.recipe import Recipe
-from lopsided.recipe.rules import parse_rule
+from lopsided.recipe.rules import parse_rule, read_rule
+from lopsided.recipe.views import name_views
 from lopsided.runs.folder import CARD, PREDICTIONS, RECIPE, Run
 
 if TYPE_CHECKING:
@@ -36,11 +38,7 @@ def open_model(
     Raise if its inputs are not of one of these ``kinds``: "image" and "vector".
     """
     path = Path(folder)
-    if (path / RECIPE).is_file() and not (path / CARD).is_file():
-        do = f"Continue it with lopsided fit --out {shlex.quote(str(path))} --resume."
-        raise RunError(f"The run in {path} is not finished. {do}")
-    if not (path / CARD).is_file():
-        raise RunError(f"{path} holds no {CARD}. Give the folder of a finished run.")
+    check_finished(path)
     from lopsided.models.machine import pick_device
     from lopsided.models.model import load_model
 
@@ -50,6 +48,29 @@ def open_model(
         do = "`lopsided predict RUN TABLE` classifies vectors." if card.kind == "vector" else "Give image files."
         raise RunError(f"The model in {path} takes {what}. {do}")
     return model, card
+
+
+def check_finished(folder: Path) -> None:
+    """Raise if a folder has no model."""
+    if (folder / RECIPE).is_file() and not (folder / CARD).is_file():
+        do = f"Continue it with lopsided fit --out {shlex.quote(str(folder))} --resume."
+        raise RunError(f"The run in {folder} is not finished. {do}")
+    if not (folder / CARD).is_file():
+        raise RunError(f"{folder} holds no {CARD}. Give the folder of a finished run.")
+
+
+def use_views(model: Model, card: ModelCard, views: tuple[str, ...] | None, *, quiet: bool) -> ModelCard:
+    """Let a model use other views, and say what they do to its probabilities. Return its card."""
+    if views is None or views == card.views:
+        return card
+    from lopsided.models.model import with_views
+
+    if not quiet and card.calibrated_on:
+        Voice().say(
+            f"The model was calibrated with the views {name_views(card.views)}, so its probabilities with --tta "
+            f"{name_views(views)} may be less well calibrated. fit tta={name_views(views)} calibrates with them."
+        )
+    return with_views(model, card, views)
 
 
 def open_own_split(
@@ -93,6 +114,7 @@ def open_use(
     Rules that are fitted use the validation images in the ``predictions.csv`` of the run, or the out-of-fold images of
     a run with folds.
     """
+    rule = read_rule(rule)
     asked = rule or (card.decision.rule if prevalence is not None else None)
     if asked is None or not parse_rule(asked).fitted:
         return choose_use(card, rule, prevalence)

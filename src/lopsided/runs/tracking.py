@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.facts import Fact, cautions, notes
+from lopsided.progress import Voice
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
 from lopsided.runs.cell import Cell
@@ -340,3 +342,11 @@ def _epochs_of(folder: Path) -> list[dict[str, Any]]:
 
     found = {(e.get("stage"), e.get("epoch")): e for e in Run.open(folder).events() if e["event"] == "epoch"}
     return [{name: value for name, value in e.items() if name not in ("event", "time")} for e in found.values()]
+
+
+def say_trackers(recipe: Recipe, asked: Sequence[str]) -> None:
+    """Print the trackers that the file of a recipe names and the user does not: a file may come from someone else."""
+    unused = [text for text in recipe.unused_trackers if text not in asked]
+    if unused:
+        options = " ".join(f"--track {shlex.quote(text)}" for text in unused)
+        Voice().say(f"The recipe names trackers, which a file cannot switch on. To use them, add {options}.")

@@ -1,61 +1,36 @@
-"""What ``fit`` trains: the recipe by its options, its folds, and the ranks and engines that train it."""
+"""What ``fit`` trains, from the command and from Python: the recipe by the fields that are set, and its folds."""
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lopsided.cli.output import StoppedError, shortened
-from lopsided.cli.sweeping import Work, refuse, say_trackers
+from lopsided.data.prepare import Sources
+from lopsided.data.sources.vectors import check_vector_fields
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
+from lopsided.progress import reporter
+from lopsided.recipe import Recipe, find_recipe, methods, named_recipe
+from lopsided.recipe.encoder_names import with_full_names
+from lopsided.recipe.encoder_spec import EncoderSpec
+from lopsided.runs.choice import choose_recipe
+from lopsided.runs.folder import METRICS, RECIPE, Run
+from lopsided.runs.folds import default_folds
+from lopsided.runs.run import run_recipe
+from lopsided.runs.tracking import say_trackers
+from lopsided.runs.view import FoldLines, View
 
 if TYPE_CHECKING:
-    from lopsided.data.prepare import Sources
     from lopsided.distributed import Ranks
-    from lopsided.recipe import Changes, Recipe
     from lopsided.runs.engines import Engine
-    from lopsided.runs.folder import Run
 
 V = TypeVar("V")
 
 
-def check_auto(recipe: str | None, changes: Changes, ranks: Ranks | None) -> None:
-    """Raise an error for settings that --auto decides itself."""
-    refuse({"--recipe": recipe}, "chooses what to train", "--auto")
-    for path, what in _NOT_WITH_AUTO.items():
-        refuse({changes.written.get(path, ""): changes.values.get(path) or None}, what, "--auto")
-    if "data.folds" in changes.values and changes.values["data.folds"] is None:
-        raise InputError("--auto compares over folds, so there cannot be one split. Remove folds=1 or --auto.")
-    if ranks is not None:
-        raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
-
-
-_NOT_WITH_AUTO = {
-    "encoder_training.loss": "chooses what to train",
-    "data.test": "is a share of one split",
-    "data.repeats": "repeats the folds of one recipe",
-}
-
-
 def named(recipe: str | None, ranks: Ranks | None) -> Recipe | None:
     """Return the recipe that the user named, if any, on all ranks."""
-    from lopsided.recipe import Recipe, find_recipe
-
     return None if recipe is None else Recipe.from_toml(_told(ranks, lambda: find_recipe(recipe).to_toml()))
-
-
-def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
-    """Return the engine that trains several folds at once, or None if no option asks for it."""
-    if work == Work():
-        return None
-    if ranks is not None:
-        refuse({"--workers": work.workers, "--engine": work.engine}, "trains folds at once", "torchrun")
-    return work.make()
 
 
 def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
@@ -82,63 +57,42 @@ def train_recipe(
     *,
     resume: bool,
     quiet: bool,
-    ranks: Ranks | None,
+    ranks: Ranks | None = None,
     engine: Engine | None = None,
 ) -> tuple[Run, bool]:
-    """Return the finished run, and whether it was already finished before this call."""
-    from lopsided.recipe.encoder_names import with_full_names
+    """Train what the changes of a recipe ask for. Return the finished run, and whether it was finished before.
 
+    Without the name of a ``recipe``, the changes and the number of images decide which one it is.
+    """
     changes = with_full_names(changes)
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
-    from lopsided.data.prepare import Sources
-    from lopsided.data.sources.vectors import check_vector_fields
-    from lopsided.recipe import Recipe
-
     chosen, sources = Recipe.from_toml(text).override(**changes), Sources()
     check_vector_fields(data or chosen.data.source, changes)
     if not resume:
         _check_split(chosen, changes)
-    continues = _told(ranks, lambda: resume and (out / "recipe.toml").is_file())
+    continues = _told(ranks, lambda: resume and (out / RECIPE).is_file())
     if recipe is None and not continues and chosen.spec.folds_by_default and not any(map(_names_encoder, changes)):
-        from lopsided.recipe import named_recipe
-        from lopsided.runs.choice import choose_recipe
-
         name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
         chosen = named_recipe(name).override(**changes)
     if recipe in (None, "quick", "thorough") and not continues:
         chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
     if engine is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
-    from lopsided.progress import reporter
-    from lopsided.runs.folder import Run
-    from lopsided.runs.run import run_recipe
-    from lopsided.runs.view import FoldLines, View
-
-    already = _told(ranks, lambda: resume and (out / "metrics.json").exists() and Run.open(out).finished)
-    try:
-        with reporter(quiet=quiet) as watcher:
-            checking = watcher.counting("checking images")
-            run = run_recipe(
-                chosen,
-                out,
-                data=data,
-                resume=resume,
-                reporter=watcher,
-                progress=checking,
-                ranks=ranks,
-                why=why,
-                sources=sources,
-                engine=engine,
-                view=View() if quiet else FoldLines(),
-            )
-    except KeyboardInterrupt:
-        if not (out / "recipe.toml").exists():
-            raise StoppedError("interrupted. Nothing was written.") from None
-        if ranks is not None:  # This process does not know the launch command of the other ranks.
-            raise StoppedError("interrupted. Continue with the same command and --resume.") from None
-        tracked = "".join(f" --track {shlex.quote(text)}" for text in chosen.track)
-        again = f"lopsided fit --out {shlex.quote(str(out))} --resume{tracked}"
-        raise StoppedError(f"interrupted. Continue with: {again}") from None
+    already = _told(ranks, lambda: resume and (out / METRICS).exists() and Run.open(out).finished)
+    with reporter(quiet=quiet) as watcher:
+        run = run_recipe(
+            chosen,
+            out,
+            data=data,
+            resume=resume,
+            reporter=watcher,
+            progress=watcher.counting("checking images"),
+            ranks=ranks,
+            why=why,
+            sources=sources,
+            engine=engine,
+            view=View() if quiet else FoldLines(),
+        )
     return run, already
 
 
@@ -162,8 +116,6 @@ def _with_folds(
     """Return a recipe with the default folds, if there are any, and the reason."""
     if not recipe.spec.folds_by_default or any(name in changes for name in _SPLIT_FIELDS):
         return recipe, why
-    from lopsided.runs.folds import default_folds
-
     folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data, sources))
     return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
 
@@ -180,18 +132,6 @@ def _with_reasons(ranks: Ranks | None, make: Callable[[], tuple[V, list[Fact]]])
     return _told(ranks, choose), reasons
 
 
-@contextmanager
-def joined_ranks() -> Iterator[Ranks | None]:
-    """Join the ranks that torchrun started. Yield None for a single process, without importing torch."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        yield None
-        return
-    from lopsided.distributed import joined
-
-    with joined() as ranks:
-        yield ranks
-
-
 def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
     """Return the result of ``make`` on the first rank. Only the first rank reads the run folder."""
     return make() if ranks is None else ranks.told(make)
@@ -205,13 +145,8 @@ def _choose(
     This is the named recipe, the recipe of the run to resume, or ``quick``. If an option has an effect only on the
     training of an encoder, it is ``from-scratch``.
     """
-    from lopsided.recipe import find_recipe, methods
-    from lopsided.recipe.encoder_spec import EncoderSpec
-
-    continues = resume and (out / "recipe.toml").is_file()
+    continues = resume and (out / RECIPE).is_file()
     if recipe is not None or continues:
-        from lopsided.runs.folder import Run
-
         loaded = find_recipe(recipe) if recipe is not None else Run.open(out).recipe
         if not quiet:
             say_trackers(loaded, changes.get("track", ()))
@@ -229,7 +164,7 @@ def _choose(
             one = len(spec.parts) == 1
             words = "Give its weights" if one else "Give the weights of each with + between them"
             do = f"{words}, such as weights={'embedded' if one else 'embedded+timm'}."
-            got = f"{shortened(spec.name)} without weights"
+            got = f"{spec.name[:80]} without weights"
             raise InputError(sentence("joined encoders must have pretrained weights", got, do))
     if method.trains_encoder:
         training = "method"

@@ -1,0 +1,369 @@
+"""What the command does, from Python: ``lopsided.fit``, ``lopsided.open`` and the ``Run`` that both return."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import escape
+
+from lopsided import files
+from lopsided.errors import InputError
+from lopsided.progress import Counted, counter
+from lopsided.recipe import read_values
+from lopsided.recipe.views import parse_tta
+from lopsided.runs import folder as folders
+from lopsided.runs.headline import headlines, judged_split
+from lopsided.runs.newest import folder_of, newest_run
+
+if TYPE_CHECKING:
+    from lopsided.inference.find import By, Row
+    from lopsided.models.model import Model, ModelCard
+
+PathLike = str | os.PathLike[str]
+V = TypeVar("V")
+_SHOWN = 10
+"""Rows of predictions that a notebook shows."""
+
+
+def fit(
+    data: PathLike | None = None,
+    *,
+    out: PathLike | None = None,
+    recipe: PathLike | None = None,
+    loss: str | Mapping[str, Any] | None = None,
+    encoder: str | None = None,
+    group: str | None = None,
+    group_from: str | None = None,
+    folds: int | None = None,
+    decide: str | None = None,
+    more: PathLike | Sequence[PathLike] | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    track: str | Sequence[str] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    **fields: Any,
+) -> Run:
+    """Train a classifier and evaluate it, as ``lopsided fit`` does. Return the finished run.
+
+    Args:
+        data: A folder with one sub-folder per class, a table with the columns path and label, or the name of a source.
+        out: Folder of the run, which must be new or empty, except with ``resume``. None: runs/1, runs/2 and so on.
+        recipe: Name of a recipe, or a TOML file. None: quick or thorough, by the number of images.
+        loss: Name of a loss, or a mapping with its ``name`` and parameters, to train an encoder.
+        encoder: Name of a timm model.
+        group, group_from: Table column of groups, such as patient, or "parent" for folders, or a pattern of names, as
+            in the command. A group stays in one split.
+        folds: Number of folds that test every image; 1: one split.
+        decide: Decision rule, such as "recall:melanoma=0.95".
+        more: Tables of further labelled images for training only.
+        seed: Seed of all random numbers.
+        device: "auto", "cpu", "cuda", "cuda:1" or "mps".
+        track: Trackers that show the course, such as "tensorboard".
+        resume: Continue the run in ``out``, or without ``out`` the newest run.
+        quiet: No progress and no notes.
+        fields: Other fields of the recipe, by the names that the command takes: ``epochs=20``, ``tta="flips"``,
+            ``regression__strength=0.01``. Two underscores stand for a dot.
+    """
+    from lopsided.recipe import find_recipe
+    from lopsided.runs.fitting import train_recipe
+
+    recipe = None if recipe is None or recipe == "default" else os.fspath(recipe)
+    named = {
+        "loss": loss,
+        "encoder": encoder,
+        "data.group": group,
+        "data.group_from": group_from,
+        "folds": folds,
+        "decide": decide,
+        "data.more": _paths(more),
+        "seed": seed,
+        "device": device,
+        "track": [track] if isinstance(track, str) else track,
+    }
+    values = {name: value for name, value in named.items() if value is not None} | fields
+    changes = read_values(values, lambda: None if recipe is None else find_recipe(recipe))
+    changes.resolve()
+    source = None if data is None else os.fspath(data)
+    if out is None and resume:
+        out = newest_run(finished=False)
+    with changes.named(), folder_of(None if out is None else Path(out)) as folder:
+        run, _ = train_recipe(source, folder, recipe, changes.values, resume=resume, quiet=quiet)
+    return Run(run.folder, run.recipe, run.metrics, device or "auto")
+
+
+def open_run(folder: PathLike | None = None, *, device: str = "auto") -> Run:
+    """Open the folder of a run; None: the newest finished run in the folder runs."""
+    opened = folders.Run.open(newest_run() if folder is None else folder)
+    return Run(opened.folder, opened.recipe, opened.metrics, device)
+
+
+@dataclass(frozen=True)
+class Run(folders.Run):
+    """A run: its ``metrics``, and its model, which predicts, evaluates, finds and is exported.
+
+    ``metrics`` is the content of ``metrics.json``, or None if the run is not finished. ``folder`` and ``recipe`` are
+    where it is and what it is. In a notebook a run shows its headline numbers.
+    """
+
+    device: str = "auto"
+    _opened: dict[str, tuple[Model, ModelCard]] = field(default_factory=dict, repr=False, compare=False)
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        decide: str | None = None,
+        prevalence: str | None = None,
+        tta: str | None = None,
+        batch_size: int = 64,
+        quiet: bool = True,
+    ) -> Predictions:
+        """Predict the classes of images, with probabilities.
+
+        ``images`` are paths of files, folders and tables, Pillow images, arrays, or a data frame with a column path.
+        ``decide``, ``prevalence`` and ``tta`` are as in ``lopsided predict``.
+        """
+        from lopsided.data.decoding import UnreadableImageError
+        from lopsided.data.given import given_images
+        from lopsided.data.images import FileImages
+        from lopsided.inference.pool import find_images, is_table
+        from lopsided.inference.scorer import Scorer
+        from lopsided.runs.predict import answering
+        from lopsided.runs.reopen import open_use
+
+        given = given_images(images)
+        if given is None:
+            raise InputError("The images must be paths, Pillow images, arrays, or a data frame with a column path.")
+        model, card = self._model(tta, quiet=quiet)
+        use = open_use(self.folder, card, decide, prevalence)
+        with counter("predicting", quiet=quiet) as progress:
+            if not isinstance(given, FileImages):
+                p = use.probabilities(Scorer(model, card, cached="none", batch_size=batch_size).images(given))
+                names = tuple(f"image {place}" for place in range(len(given)))
+                return _predictions(card, names, p, use.decision.decide(p), {})
+            paths: Iterable[Path] = given.paths
+            total = len(given)
+            if any(path.is_dir() or is_table(path) for path in given.paths):
+                total, paths = find_images(given.paths)
+            with answering(model, card, paths, use, total=total, batch_size=batch_size) as answers:
+                rows = list(_counted(answers, total, progress))
+        p = np.full((len(rows), len(card.classes)), np.nan)
+        reasons: dict[str, str] = {}
+        for place, (path, answer) in enumerate(rows):
+            if isinstance(answer, UnreadableImageError):
+                reasons[str(path)] = answer.reason
+            else:
+                p[place] = answer
+        decided = np.full(len(rows), -1)
+        readable = ~np.isnan(p).any(axis=1)
+        decided[readable] = use.decision.decide(p[readable])
+        if reasons:
+            warnings.warn(f"{len(reasons):,} of {len(rows):,} images are unreadable.", stacklevel=2)
+        return _predictions(card, tuple(str(path) for path, _ in rows), p, decided, reasons)
+
+    def evaluate(
+        self,
+        data: PathLike | None = None,
+        *,
+        split: str | None = None,
+        group: str | None = None,
+        group_from: str | None = None,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        skip_unreadable: bool = False,
+        allow_outside: bool = False,
+        decide: str | None = None,
+        prevalence: str | None = None,
+        tta: str | None = None,
+        batch_size: int = 64,
+        quiet: bool = True,
+    ) -> dict[str, Any]:
+        """Return metrics with intervals on labelled images; without ``data`` on the test split of the run."""
+        from lopsided.runs.evaluate import Listing, evaluate_run
+
+        evaluated = evaluate_run(
+            self.folder,
+            None if data is None else os.fspath(data),
+            split=split,
+            listing=Listing(group, group_from, include, exclude, skip_unreadable, allow_outside),
+            decide=decide,
+            prevalence=prevalence,
+            tta=tta,
+            batch_size=batch_size,
+            device=self.device,
+            quiet=quiet,
+            counting=partial(counter, quiet=quiet),
+        )
+        for warning in evaluated.warnings:
+            warnings.warn(warning, stacklevel=2)
+        return evaluated.result
+
+    def find(
+        self,
+        pool: PathLike | Sequence[PathLike],
+        label: str,
+        *,
+        out: PathLike | None = None,
+        top: int = 500,
+        by: By = "probability",
+        like: PathLike | Sequence[PathLike] = (),
+        diverse: float = 0.0,
+        prevalence: str | None = None,
+        allow_outside: bool = False,
+        page: bool = True,
+        quiet: bool = True,
+    ) -> list[Row]:
+        """Return the images of a pool that are most likely of a class, the most likely first.
+
+        With ``out``, the CSV file, and the ``page`` to look through and mark next to it, are written as ``lopsided
+        find`` does; an interrupted search then continues.
+        """
+        from lopsided.reports.find_page import write_search
+        from lopsided.runs.find import find_in_pool
+
+        counting = partial(counter, quiet=quiet)
+        with nullcontext() if out is not None else tempfile.TemporaryDirectory() as scratch:
+            target = Path(out) if out is not None else Path(str(scratch)) / "found.csv"
+            with files.lock_output(target):
+                found = find_in_pool(
+                    self.folder,
+                    _paths(pool) or [],
+                    label,
+                    target,
+                    by=by,
+                    top=top,
+                    diverse=diverse,
+                    like=_paths(like) or [],
+                    prevalence=prevalence,
+                    allow_outside=allow_outside,
+                    device=self.device,
+                    counting=counting,
+                )
+                write_search(found, target, counting, page=page and out is not None)
+        for fact in found.facts:
+            if fact.is_caution:
+                warnings.warn(str(fact), stacklevel=2)
+        return found.result.rows
+
+    def report(
+        self, out: PathLike | None = None, *, map: str = "pca", allow_outside: bool = False, quiet: bool = True
+    ) -> Path:
+        """Write the HTML page of the run, by default into its folder, and return its path."""
+        from lopsided.reports.report import write_report
+
+        with counter("making the page", quiet=quiet) as progress:
+            page = write_report(self.folder, out, kind=map, allow_outside=allow_outside, progress=progress)
+        return page.path
+
+    def export(
+        self, to: str = "onnx", out: PathLike | None = None, *, tta: str | None = None, quiet: bool = True
+    ) -> Path:
+        """Export the model as "onnx", "card" or "hub-folder", and return the file or folder."""
+        from lopsided.reports.export import export_run
+
+        with counter("exporting", quiet=quiet) as progress:
+            target = None if out is None else Path(out)
+            result = export_run(self.folder, to, target, tta=tta, quiet=quiet, progress=progress)
+        return Path(result["folder" if to == "hub-folder" else "file"])
+
+    def _model(self, tta: str | None, *, quiet: bool) -> tuple[Model, ModelCard]:
+        """Return the model, which is loaded once, with the views of the model or other ones."""
+        from lopsided.runs.reopen import open_model, use_views
+
+        views = parse_tta(tta)
+        if views is not None:  # These views replace those of the model.
+            model, card = open_model(self.folder, self.device)
+            return model, use_views(model, card, views, quiet=quiet)
+        if self.device not in self._opened:
+            self._opened[self.device] = open_model(self.folder, self.device)
+        return self._opened[self.device]
+
+    def _repr_html_(self) -> str:
+        title = f"<b>{escape(self.recipe.spec.title(self.recipe))}</b> in <code>{escape(str(self.folder))}</code>"
+        split = None if self.metrics is None else judged_split(self.metrics)
+        if self.metrics is None or split is None:
+            what = "not finished" if self.metrics is None else "no images were held out"
+            return f"<div>{title}: {what}</div>"
+        evaluation = self.metrics[split]
+        uwa, rare = evaluation["figures"]["uwa"], headlines(evaluation)[0]
+        span = "" if uwa["low"] is None else f" ({100 * uwa['low']:.0f} to {100 * uwa['high']:.0f} %)"
+        share = "" if rare.low is None or rare.high is None else f" ({100 * rare.low:.0f} to {100 * rare.high:.0f} %)"
+        numbers = {
+            f"found of {rare.label}": f"{rare.found:,} of {rare.images:,}{share}",
+            "false alarms": f"{rare.false_alarms:,} among {rare.others:,}",
+            "balanced accuracy": "not defined" if uwa["value"] is None else f"{100 * uwa['value']:.1f} %{span}",
+        }
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in numbers.items())
+        return f"<div>{title}<table>{rows}</table></div>"
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The classes of images. ``labels`` and the rows of ``probabilities`` are in the order of ``names``.
+
+    The columns of ``probabilities`` are those of ``classes``. An image that cannot be read has the label None and
+    probabilities NaN; ``unreadable`` gives the reason.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    labels: tuple[str | None, ...]
+    probabilities: npt.NDArray[np.float64]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def to_frame(self) -> Any:
+        """Return a data frame of pandas with the columns of ``lopsided predict``."""
+        import pandas as pd
+
+        columns = {f"p:{name}": self.probabilities[:, place] for place, name in enumerate(self.classes)}
+        return pd.DataFrame({"path": list(self.names), "predicted": list(self.labels), **columns})
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("image", "predicted", *self.classes))
+        lines = zip(self.names[:_SHOWN], self.labels, self.probabilities, strict=False)
+        cells = [
+            [name, label or self.unreadable.get(name, ""), *(f"{value:.3f}" for value in p)] for name, label, p in lines
+        ]
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+        more = f"<div>and {len(self) - _SHOWN:,} more</div>" if len(self) > _SHOWN else ""
+        return f"<table><tr>{head}</tr>{body}</table>{more}"
+
+
+def _predictions(
+    card: ModelCard,
+    names: tuple[str, ...],
+    p: npt.NDArray[np.float64],
+    decided: npt.NDArray[np.int64],
+    unreadable: Mapping[str, str],
+) -> Predictions:
+    labels = tuple(None if place < 0 else card.classes[place] for place in decided.tolist())
+    return Predictions(names, card.classes, labels, p, unreadable)
+
+
+def _counted(items: Iterable[V], total: int, progress: Counted | None) -> Iterator[V]:
+    """Yield items and count them."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if progress is not None:
+            progress(number, total)
+
+
+def _paths(values: PathLike | Sequence[PathLike] | None) -> list[str] | None:
+    """Return one path or several as texts."""
+    if values is None:
+        return None
+    return [os.fspath(each) for each in ([values] if isinstance(values, str | os.PathLike) else values)]

@@ -1,0 +1,111 @@
+"""Evaluate the model of a run on labelled images, for the command and for Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lopsided.data.sources.names import twins
+from lopsided.errors import InputError
+from lopsided.evaluation.decision import Decision
+from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
+from lopsided.progress import Counting
+from lopsided.recipe.views import parse_tta
+from lopsided.runs.reopen import open_model, open_own_split, open_use, trained_on, use_views
+
+if TYPE_CHECKING:
+    from lopsided.data.sources import Source
+    from lopsided.models.model import Model, ModelCard
+
+
+@dataclass(frozen=True)
+class Listing:
+    """How labelled data are listed; the fields are arguments of ``list_labelled``."""
+
+    group: str | None = None
+    group_from: str | None = None
+    include: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    skip_unreadable: bool = False
+    allow_outside: bool = False
+
+    def check_unused(self) -> None:
+        """Raise if a field is set. It has no effect on the data of the run, which are opened as in its recipe."""
+        given = next((name for name, value in vars(self).items() if value), None)
+        if given is not None:
+            do = "Name the data, or leave the option out: the run's own data are opened as in its recipe."
+            raise InputError(f"--{given.replace('_', '-')} needs DATA. {do}")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The metrics of a model on labelled images, for JSON, how it decided, and warnings for the user."""
+
+    result: dict[str, Any]
+    decision: Decision
+    classes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def evaluate_run(
+    run: Path,
+    data: str | os.PathLike[str] | None = None,
+    *,
+    split: str | None = None,
+    listing: Listing | None = None,
+    decide: str | None = None,
+    prevalence: str | None = None,
+    tta: str | None = None,
+    batch_size: int = 64,
+    device: str = "auto",
+    quiet: bool = True,
+    counting: Counting = lambda label: nullcontext(None),
+) -> Evaluated:
+    """Evaluate the model of a run on ``data``, or without data on a split of the run, by default test."""
+    views, listing = parse_tta(tta), listing or Listing()
+    warnings: list[str] = []
+    if data is None:
+        listing.check_unused()
+        split = split or "test"
+        source, model, card, seed = _open_own(run, split, device, counting)
+    else:
+        source, model, card = _open_data(run, data, split, listing, device, counting)
+        seed = 0
+        warnings += [str(fact) for fact in twins(source.names).cautions()]
+    card = use_views(model, card, views, quiet=quiet)
+    use = open_use(run, card, decide, prevalence)
+    if data is None and split == "val":
+        warnings.append("the validation split selected the model, so the figures are too high.")
+    elif split != "test" and (data is None or trained_on(run, data)):
+        warnings.append(
+            "the model was trained on images of these data, so the figures are too high. "
+            "Use the test figures of the run instead."
+        )
+    own_val = data is None and split == "val"
+    with counting("evaluating") as progress:
+        result = evaluate_model(
+            model, card, source, batch_size=batch_size, seed=seed, use=use, fitted_to=own_val, progress=progress
+        )
+    return Evaluated({"run": str(run), **result}, use.decision, card.classes, tuple(warnings))
+
+
+def _open_own(run: Path, split: str, device: str, counting: Counting) -> tuple[Source, Model, ModelCard, int]:
+    """Open a model and a split of its run, and return the seed of the run, too."""
+    with counting("checking images") as progress:
+        source, recipe = open_own_split(run, split, progress)
+    model, card = open_model(run, device, kinds=("image", "vector"))
+    return source.relabel(card.classes), model, card, recipe.seed
+
+
+def _open_data(
+    run: Path, data: str | os.PathLike[str], split: str | None, listing: Listing, device: str, counting: Counting
+) -> tuple[Source, Model, ModelCard]:
+    """Open a model and other data."""
+    source = list_labelled(data, split=split, **vars(listing))  # Before the model, whose import of torch takes seconds.
+    model, card = open_model(run, device, kinds=("image", "vector"))
+    with counting("checking images") as progress:
+        return check_labelled(source, card, skip_unreadable=listing.skip_unreadable, progress=progress), model, card
