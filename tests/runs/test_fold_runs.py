@@ -371,6 +371,14 @@ def test_without_a_cache_folds_cost_more_and_large_data_have_one_split(
     assert default_folds(named_recipe("quick"), str(tmp_path / "table.csv"))[0] is None
 
 
+def test_many_classes_count_in_the_time_of_folds(tmp_path: Path) -> None:
+    lines = [f"{label}/{i}.png,{label}" for label in range(1000) for i in range(8)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))
+    folds, (why,) = default_folds(named_recipe("quick"), str(tmp_path / "table.csv"))
+    assert folds is None
+    assert why.values["seconds"] > 3600
+
+
 def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: Path) -> None:
     recipe = frozen_of(photos, **{"data.folds": None})
     folds, (why,) = default_folds(recipe)

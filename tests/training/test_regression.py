@@ -6,8 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 
+from lopsided.training import logistic, regression
 from lopsided.training.regression import STRENGTHS, USUAL, balanced_log_loss, fit_regression
 
 
@@ -107,3 +109,35 @@ regression.fit_regression(np.ones((2, 2)), np.array([0, 1]), 2)
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
     ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("1\n", "")
+
+
+def test_many_rows_and_classes_are_worked_on_in_parts_and_the_threads_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, labels = blobs([40, 30, 20], distance=1.0)
+    whole = fit_regression(x, labels, 3, strength=0.1)
+    monkeypatch.setattr(logistic, "_MANY", 100)
+    monkeypatch.setattr(logistic, "_PART", 60)
+    fits = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        fits.append(fit_regression(x, labels, 3, strength=0.1))
+    assert np.array_equal(fits[0].weight, fits[1].weight)
+    assert fits[0].weight == pytest.approx(whole.weight, rel=1e-6)
+
+
+def test_the_strength_is_chosen_from_some_rows_if_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = blobs([400, 300, 25], distance=1.0)
+    whole = fit_regression(x, labels, 3)
+    seen: list[tuple[int, ...]] = []
+    scores = regression._scores
+    monkeypatch.setattr(
+        regression, "_scores", lambda x, y, *more: seen.append((*np.bincount(y), len(more[0]))) or scores(x, y, *more)
+    )
+    monkeypatch.setattr(regression, "_MANY", 3 * 145)
+    some = fit_regression(x, labels, 3)
+    # A fifth of each class, but at least 20 rows, and no more folds than fit: there are three draws of five.
+    assert seen == [(80, 60, 20, 4)]
+    assert 0.1 <= some.strength / whole.strength <= 10
+    chosen = fit_regression(x, labels, 3, strength=whole.strength)
+    assert chosen.weight == pytest.approx(whole.weight, rel=1e-3)

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
-FOLD_SECONDS, IMAGE_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 0.02
-"""Seconds of one fold with a frozen encoder, of each image in a fold, and of one pass through an encoder: a rough
-guide."""
+FOLD_SECONDS, IMAGE_SECONDS, CLASS_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 1e-4, 0.02
+"""Seconds of one fold with a frozen encoder, of each image in a fold, of each image and class, and of one pass through
+an encoder: a rough guide."""
 
 
 def has_folds(recipe: Recipe) -> bool:
@@ -71,12 +71,17 @@ def default_folds(
     folds = 0 if how in ("given", "random") else min(USUAL_FOLDS, most_folds(source, how))
     if counts[rarest] >= RARE or folds < 2:
         return None, []
-    seconds = folds * (FOLD_SECONDS + IMAGE_SECONDS * len(source))
+    seconds = folds * fold_seconds(len(source), len(counts))
     if cache_root() is None:  # Each fold computes all features again.
         seconds += folds * FEATURE_SECONDS * recipe.encoder.spec.passes * len(source)
     if seconds > CHEAP_SECONDS:
         return None, [notes.split_by_default(rarest, counts[rarest], seconds)]
     return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]
+
+
+def fold_seconds(images: int, classes: int) -> float:
+    """Return about how long the training of one fold takes with a frozen encoder whose features are cached."""
+    return FOLD_SECONDS + (IMAGE_SECONDS + CLASS_SECONDS * classes) * images
 
 
 class FoldPlan(Plan):

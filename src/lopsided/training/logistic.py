@@ -10,12 +10,18 @@ solves all of them at once: a step is then two large matrix products instead of 
 The columns of the rows are their principal axes, so the diagonal of the Hessian is a good approximation of it. L-BFGS
 begins with this diagonal, and needs far fewer steps than from the identity, above all if there are many classes with
 very different shares. Logits are linear along a step, so that trying another length costs no product.
+
+Many rows and classes are worked on in parts of fixed size, by several threads. The result does not depend on their
+number: the sums over the parts are added in order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +35,9 @@ _MEMORY = 10
 """Steps that L-BFGS remembers."""
 _STEPS = 1000
 _HALVINGS = 30
+_MANY, _PART = 2**20, 2**18
+"""More logits than ``_MANY`` are worked on in parts of about ``_PART`` logits."""
+_T = TypeVar("_T")
 _SLOPE = 1e-4
 """A step must lower the objective by this share of what its slope promises."""
 
@@ -60,12 +69,22 @@ class Regressions:
     """B regressions on rows ``x`` (n, p), each with its own row weights ``c`` (n, B), in the precision of ``dtype``.
 
     ``labels`` are 0 to K - 1, and each regression must give weight to every class. ``weights`` (B, K, p + 1) holds the
-    solution, with the bias as the last column, and ``logits`` (n, B, K) its logits for all rows.
+    solution, with the bias as the last column, and ``logits`` (n, B, K) its logits for all rows. ``start`` are weights
+    to begin with, and ``threads`` is the number of threads for large problems.
     """
 
-    def __init__(self, x: Floats, labels: Indices, c: Floats, dtype: type[np.floating[Any]] = np.float64) -> None:
+    def __init__(
+        self,
+        x: Floats,
+        labels: Indices,
+        c: Floats,
+        dtype: type[np.floating[Any]] = np.float64,
+        *,
+        start: Floats | None = None,
+        threads: int = 1,
+    ) -> None:
         self._x = np.concatenate([x, np.ones((len(x), 1))], axis=1).astype(dtype)
-        self._rows, self._labels = np.arange(len(x)), labels
+        self._labels = labels
         shares = np.stack([c[labels == label].sum(axis=0) for label in range(int(labels.max()) + 1)], axis=1)
         self._total = shares.sum(axis=1)
         self._c = (c / self._total).astype(dtype)
@@ -73,6 +92,12 @@ class Regressions:
         self.weights = np.zeros((*shares.shape, self._x.shape[1]), dtype=dtype)
         biases = np.log(shares)
         self.weights[..., -1] = biases - biases.mean(axis=1, keepdims=True)
+        if start is not None:
+            self.weights[:] = start
+        size = shares.size
+        rows = len(x) if len(x) * size <= _MANY else max(_PART // size, 1)
+        self._parts = [slice(begin, begin + rows) for begin in range(0, len(x), rows)]
+        self._threads, self._pool = min(threads, len(self._parts)), None
         self.logits = self._products(self.weights)
 
     def solve(self, strength: float, tolerance: float) -> None:
@@ -80,13 +105,18 @@ class Regressions:
 
         A regression is solved if a step is expected to lower its objective by less than ``tolerance`` times its value.
         """
+        with self._working():
+            self._solve(strength, tolerance)
+
+    def _solve(self, strength: float, tolerance: float) -> None:
         dtype = self.weights.dtype
         penalty = np.zeros((len(self.weights), 1, self._x.shape[1]), dtype=dtype)
         penalty[..., :-1] = (1 / (strength * self._total))[:, None, None]
         p, loss = self._probabilities(self.logits)
         value = loss + 0.5 * _dot(penalty * self.weights, self.weights)
         gradient = self._gradient(p) + penalty * self.weights
-        spread = np.einsum("nbk,nb->bk", p * (1 - p), self._c)[..., None] * self._squares
+        spread = sum(self._over_parts(lambda rows: np.einsum("nbk,nb->bk", p[rows] * (1 - p[rows]), self._c[rows])))
+        spread = spread[..., None] * self._squares
         start = 1 / (penalty + np.maximum(spread, np.finfo(dtype).eps))
         memory: deque[tuple[Floats, Floats, Floats]] = deque(maxlen=_MEMORY)
         active, idle = np.ones(len(value), dtype=bool), np.zeros(len(value), dtype=np.int64)
@@ -126,25 +156,53 @@ class Regressions:
             known = curvature > 0
             memory.append((moved, change, np.where(known, 1 / np.where(known, curvature, 1), 0)))
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Keep threads for the parts inside the block, if there are several."""
+        if self._threads < 2:
+            yield
+            return
+        with ThreadPoolExecutor(self._threads) as self._pool:
+            yield
+        self._pool = None
+
+    def _over_parts(self, work: Callable[[slice], _T]) -> list[_T]:
+        """Return the results for all parts of the rows, in order."""
+        return list((map if self._pool is None else self._pool.map)(work, self._parts))
+
     def _products(self, weights: Floats) -> Floats:
-        found: Floats = self._x @ weights.reshape(-1, weights.shape[2]).T
+        turned = weights.reshape(-1, weights.shape[2]).T
+        found: Floats = np.empty((len(self._x), turned.shape[1]), dtype=self._x.dtype)
+        self._over_parts(lambda rows: np.matmul(self._x[rows], turned, out=found[rows]))
         return found.reshape(len(found), *weights.shape[:2])
 
     def _probabilities(self, logits: Floats) -> tuple[Floats, Floats]:
         """Return the probabilities (n, B, K) and the mean loss (B,)."""
-        top = logits.max(axis=2, keepdims=True)
-        p = np.exp(logits - top)
-        sums = p.sum(axis=2, keepdims=True)
-        p /= sums
-        # The difference of two large logits is exact, and the logarithm is not lost beside them.
-        losses = (top[..., 0] - logits[self._rows, :, self._labels]) + np.log(sums[..., 0])
-        return p, np.einsum("nb,nb->b", losses, self._c)
+        p = np.empty_like(logits)
+
+        def work(rows: slice) -> Floats:
+            own, labels = logits[rows], self._labels[rows]
+            top = own.max(axis=2, keepdims=True)
+            np.exp(own - top, out=p[rows])
+            sums = p[rows].sum(axis=2, keepdims=True)
+            p[rows] /= sums
+            # The difference of two large logits is exact, and the logarithm is not lost beside them.
+            losses = (top[..., 0] - own[np.arange(len(own)), :, labels]) + np.log(sums[..., 0])
+            total: Floats = np.einsum("nb,nb->b", losses, self._c[rows])
+            return total
+
+        return p, sum(self._over_parts(work))  # type: ignore[return-value]
 
     def _gradient(self, p: Floats) -> Floats:
         """Return the gradient (B, K, p + 1) of the mean loss."""
-        rest = p * self._c[..., None]
-        rest[self._rows, :, self._labels] -= self._c
-        found: Floats = rest.reshape(len(rest), -1).T @ self._x
+
+        def work(rows: slice) -> Floats:
+            errors, weights = p[rows] * self._c[rows, :, None], self._c[rows]
+            errors[np.arange(len(errors)), :, self._labels[rows]] -= weights
+            total: Floats = errors.reshape(len(errors), -1).T @ self._x[rows]
+            return total
+
+        found: Floats = sum(self._over_parts(work))  # type: ignore[assignment]
         return found.reshape(*p.shape[1:], -1)
 
 

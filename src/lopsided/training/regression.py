@@ -8,6 +8,9 @@ are drawn ``REPEATS`` times, because the choice would be noisy.
 The score of a value is the class-weighted log loss of the rows outside the fold. Before that, each probability is
 divided by the share of its class in training, because the decision also divides by it. So a rare class counts as much
 as a frequent one. The regression is then fitted again on all rows, and the standardisation is folded into its weights.
+
+With many rows times classes, the value of C is chosen from some of the rows and by fewer folds: C is the inverse of the
+penalty on the sum over the rows, so that the best value hardly depends on their number.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from threadpoolctl import threadpool_limits
 
 from lopsided.seeds import derive_seed
@@ -37,6 +41,11 @@ _ROUGH, _EXACT = 1e-5, 1e-10
 """Tolerances of the regressions of inner folds and of the final one, as shares of the objective."""
 _TOGETHER, _PER_ROW, _PER_COLUMN = 2**26, 6, 25
 """How many numbers regressions may hold that are solved together, and how many each has per class and row or column."""
+_MANY, _SCORED, _PER_CLASS = 2**18, 5, 20
+"""The value of C is chosen from at most ``_MANY`` rows times classes, if each class keeps ``_PER_CLASS`` rows, and from
+at most ``_SCORED`` times as many in all folds, but at least one."""
+_ENOUGH = 1e-8
+"""The tolerance of the final regression if there are more rows times classes than ``_MANY``."""
 _ABSENT = 30.0
 """How far the logit of a class without training rows is below the lowest bias."""
 
@@ -76,7 +85,7 @@ def fit_regression(
     ``folds`` is reduced if a class has fewer rows or groups. ``weights`` are those of the rows, all above 0: a row of
     weight 2 is as if it were there twice; None: all 1.
     """
-    # Several threads of BLAS gain little, and spin for minutes if other work keeps a core busy.
+    # Threads of BLAS spin for minutes if other work keeps a core busy. Large problems have threads of their own.
     with threadpool_limits(1, "blas"):
         x = np.asarray(features, dtype=np.float64)
         tried = STRENGTHS if strength is None else (strength,) if scored else ()
@@ -102,13 +111,17 @@ def _fit(
         scale = scale / importance
     present, own = np.unique(labels, return_inverse=True)
     turned = Principal((x - mean) / scale)
-    fewest = rarest(labels, groups)
+    rows = _some_rows(own, seed)
+    some = own[rows], None if groups is None else groups[rows]
+    fewest = rarest(*some)
     folds = min(folds, fewest)
     losses: tuple[tuple[float, float], ...] = ()
     if tried and folds >= 2:
         seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
-        pairs = [pair for each in seeds for pair in inner_folds(labels, groups, folds, each)]
-        losses = tuple(_scores(turned.x, own, pairs, weighted, tried, row_weights))
+        pairs = [pair for each in seeds for pair in inner_folds(*some, folds, each)]
+        if len(present) * len(own) > _MANY:
+            pairs = pairs[: max(_SCORED * _MANY // (len(present) * len(rows)), 1)]
+        losses = tuple(_scores(turned.x[rows], own[rows], pairs, weighted, tried, row_weights[rows]))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
         strength, folds = USUAL, 0
@@ -128,6 +141,18 @@ def standardisation(x: Floats, weights: Floats | None = None) -> tuple[Floats, F
         scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weights))
     scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
     return mean, scale
+
+
+def _some_rows(labels: Indices, seed: int) -> Indices:
+    """Return the rows that choose the value of C: all, or a random part of each class if there are many."""
+    counts = np.bincount(labels)
+    share = _MANY / (len(counts) * len(labels))
+    if share >= 1:
+        return np.arange(len(labels))
+    order = np.random.default_rng(derive_seed(seed, "rows")).permutation(len(labels))
+    wanted = np.maximum(np.ceil(share * counts), _PER_CLASS)
+    parts = [order[labels[order] == label][: int(number)] for label, number in enumerate(wanted)]
+    return np.sort(np.concatenate(parts))
 
 
 def rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
@@ -174,7 +199,7 @@ def _scores(
         rows = np.stack([_row_weights(labels, train, weighted, weights) for train, _ in own], axis=1)
         share = np.stack([_sums(labels, train, weights) / weights[train].sum() for train, _ in own])
         prior = np.zeros_like(share) if weighted else np.log(share)
-        solved = Regressions(x, labels, rows, np.float32)
+        solved = Regressions(x, labels, rows, np.float32, threads=torch.get_num_threads())
         best, worse = np.full(len(own), np.inf), np.zeros(len(own), dtype=np.int64)
         for place, strength in enumerate(strengths):
             solved.solve(_halved(strength, num_classes), _ROUGH)
@@ -245,7 +270,13 @@ def _solution(
     """Return weight (K, d) and bias (K,) of the regression on all rows. Both sum to zero over the classes."""
     num_classes = int(labels.max()) + 1
     rows = _row_weights(labels, np.arange(len(labels)), weighted, weights)
-    solved = Regressions(turned.x, labels, rows[:, None])
-    solved.solve(_halved(strength, num_classes), _EXACT)
+    halved, threads, start = _halved(strength, num_classes), torch.get_num_threads(), None
+    is_large = num_classes * len(labels) > _MANY
+    if is_large:  # Single precision leads most of the way, in half the time.
+        rough = Regressions(turned.x, labels, rows[:, None], np.float32, threads=threads)
+        rough.solve(halved, _ROUGH)
+        start = rough.weights
+    solved = Regressions(turned.x, labels, rows[:, None], start=start, threads=threads)
+    solved.solve(halved, _ENOUGH if is_large else _EXACT)
     found = solved.weights[0] - solved.weights[0].mean(axis=0)
     return turned.back(found[:, :-1]).astype(np.float64), found[:, -1].astype(np.float64)
