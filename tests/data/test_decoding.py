@@ -117,8 +117,10 @@ def test_sixteen_bits_per_colour_are_scaled(tmp_path: Path) -> None:
 
 
 def test_a_dark_image_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
-    Image.fromarray(np.full((4, 4), 300, dtype=np.uint16)).save(tmp_path / "a.png")
-    assert (decode_image(tmp_path / "a.png", None, 3) == 1).all()
+    values = np.full((4, 4), 300, dtype=np.uint16)
+    values[0, 0] = 5000  # More than twelve bits.
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert (decode_image(tmp_path / "a.png", None, 3)[:, 1:] == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
@@ -427,3 +429,57 @@ def test_two_hundred_damaged_and_hostile_files_are_pictures_or_refused(tmp_path:
     assert record["cases"] == record["outcomes"]["picture"] + record["outcomes"]["refused"] == 200
     assert record["outcomes"]["picture"] > 40
     assert sum(name.startswith("bomb") for name in record["by_format"]) >= 4
+
+
+def with_scans(number: int) -> bytes:
+    """A progressive JPEG of which the last scan is repeated."""
+    buffer = io.BytesIO()
+    Image.new("L", (16, 16), 90).save(buffer, "JPEG", progressive=True)
+    content = buffer.getvalue()
+    last = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + last * (number - content.count(b"\xff\xda")) + content[-2:]
+
+
+def test_a_jpeg_with_too_many_scans_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "many.jpg"
+    path.write_bytes(with_scans(decoding.MAX_SCANS))
+    assert examine(path).error == ""
+    path.write_bytes(with_scans(decoding.MAX_SCANS + 1))
+    assert examine(path).error == "more than 100 scans, which would take too long to decode"
+    with pytest.raises(UnreadableImageError, match="more than 100 scans"):
+        decode_image(path, 8, 1)
+
+
+def test_what_looks_like_scans_in_a_comment_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "comment.jpg"
+    Image.new("L", (16, 16)).save(path, comment=b"\xff\xda" * 500)
+    assert examine(path).error == ""
+
+
+def test_a_large_jpeg_may_have_fewer_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "large.jpg"
+    path.write_bytes(with_scans(20))
+    monkeypatch.setattr(decoding, "MAX_SCANNED", 16 * 16 * 19)
+    assert examine(path).error == "more than 19 scans, which would take too long to decode"
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png"])
+def test_twelve_bits_in_sixteen_are_read_as_twelve(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"image.{suffix}"
+    for brightest, expected in ((4095, 255), (4096, 16)):
+        Image.fromarray(np.array([[0, brightest]], dtype=np.uint16)).save(path)
+        assert decode_image(path, None, 1).tolist() == [[[0, expected]]]
+        header = examine(path).header
+        assert header is not None
+        assert header.twelve == (brightest == 4095)
+
+
+def test_several_pages_of_a_tiff_are_noticed_and_the_frames_of_an_animation_are_not(tmp_path: Path) -> None:
+    pages = [Image.new("L", (4, 4), value) for value in (0, 90)]
+    for name, paged in (("pages.tif", True), ("frames.gif", False)):
+        pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:])
+        header = examine(tmp_path / name).header
+        assert header is not None
+        assert header.paged == paged
+    pages[0].save(tmp_path / "page.tif")
+    assert examine(tmp_path / "page.tif").header == Header((4, 4), True)

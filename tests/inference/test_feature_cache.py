@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lopsided.errors import InputError
+from lopsided.inference import feature_cache
 from lopsided.inference.feature_cache import (
     Space,
     cache_limit,
@@ -46,6 +47,28 @@ def test_what_was_stored_is_found_by_content_in_any_order(space: Space) -> None:
     assert there.tolist() == [True, False, True, True]
     assert np.array_equal(found[there], rows(3, 1, 3))
     assert not found[1].any()
+
+
+def test_a_look_up_reads_the_packs_that_it_needs_and_no_others(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        space.store(digests(10 * number, 10 * number + 1), rows(10 * number, 10 * number + 1))
+    read: list[Path] = []
+    monkeypatch.setattr(feature_cache, "_read_pack", lambda path, width: read.append(path))
+    other = Space(space.root, FACTS)
+    other.fetch(digests(30, 31, 7), 3)
+    assert len(read) == 1
+    assert [digest in other for digest in digests(50, 51, 52)] == [True, True, False]
+
+
+def test_packs_that_come_and_go_are_noticed(space: Space) -> None:
+    other = Space(space.root, FACTS)
+    assert not other.fetch(digests(1), 3)[1].any()
+    space.store(digests(1), rows(1))
+    other._index.forget_time()
+    assert other.fetch(digests(1), 3)[1].all()
+    packs(space)[0].unlink()
+    other._index.forget_time()
+    assert not other.fetch(digests(1), 3)[1].any()
 
 
 def test_other_encoders_preprocessings_and_engines_have_other_features(space: Space) -> None:

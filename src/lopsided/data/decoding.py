@@ -4,8 +4,8 @@ The rules for every file:
 
 - Of an animation the first frame is read, of a TIFF the first page.
 - The image is turned upright by its EXIF orientation.
-- 16-bit values are scaled to 8 bits (0 to 0, 65535 to 255), never clipped. 32-bit images are refused, because the file
-  does not define the value of white.
+- 16-bit values are scaled to 8 bits (0 to 0, 65535 to 255), never clipped. Many cameras write 12 bits into 16: if no
+  value is above 4095, that is white. 32-bit images are refused, because the file does not define the value of white.
 - DICOM files are shown as their window says (``dicom``).
 - Transparent parts become white, because the colour stored in a transparent pixel is arbitrary.
 - The whole image is resized to a square with Pillow's antialiased bilinear filter. A JPEG that becomes much smaller is
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import os
 import re
 import stat
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -49,6 +51,10 @@ SUFFIXES = frozenset(
 )
 MAX_PIXELS = 89_478_485
 """Largest number of pixels that a header may declare. Above this number Pillow warns (256 MB as RGB)."""
+
+MAX_SCANS, MAX_SCANNED = 100, 1_500_000_000
+"""Largest number of scans of a JPEG, and of scans times pixels, which take about 15 s to decode. Progressive JPEGs have
+about ten scans, each of which refines the whole image; a small file can have thousands."""
 
 LARGE = 1 << 25
 """Files of more bytes are not read into memory at once; almost no image has more."""
@@ -130,10 +136,16 @@ def _folder_id(folder: str | os.PathLike[str]) -> FolderId:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of an image says: its upright height and width, and whether it is grey."""
+    """What is known of an image: its upright height and width, and whether it is grey.
+
+    ``twelve`` is whether its 16-bit values are read as 12-bit values, and ``paged`` whether it is a TIFF of several
+    pages, of which the first is read.
+    """
 
     size: tuple[int, int]
     grey: bool
+    twelve: bool = False
+    paged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +173,10 @@ def examine(path: str | os.PathLike[str], known: Callable[[str], Header | None] 
             facts = FileFacts(_digest(file), stamp)
             header = None if known is None else known(facts.digest)
             if header is None:
-                with _image(file) as image:
-                    header = _header(path, image)
+                with _image(path, file) as image:
+                    header = _header(image)
                     _decoded(path, image, 1)  # At an eighth of its size a JPEG is still read to the last byte.
+                    header = replace(header, twelve=_white(image) == _TWELVE)
             return replace(facts, header=header)
     except UnreadableImageError as error:
         return replace(facts, error=error.reason)
@@ -188,8 +201,7 @@ def read_pixels(
             facts = FileFacts(_digest(file), stamp)
             if known is not None and known(facts.digest):
                 return facts, None
-            with _image(file) as image:
-                _check_pixels(path, image.size)
+            with _image(path, file) as image:
                 return facts, fit_image(_decoded(path, image, image_size), image_size, channels)
     except UnreadableImageError as error:
         return replace(facts, error=error.reason), None
@@ -215,15 +227,55 @@ def read_image(
         # A stamp changes with a new name or permission, too, so only the content decides.
         if facts is not None and facts.digest and stamp != facts.stamp and _digest(file) != facts.digest:
             raise UnreadableImageError(path, "its content has changed since it was first read")
-        with _image(file) as image:
-            _check_pixels(path, image.size)
+        with _image(path, file) as image:
             return _decoded(path, image, image_size)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Return the header of an image, without decoding the image."""
-    with _opened(path) as (file, _), _image(file) as image:
-        return _header(path, image)
+    with _opened(path) as (file, _), _opened_image(file) as image:
+        _check_pixels(path, image.size)
+        return _header(image)
+
+
+@contextmanager
+def _image(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[Image.Image]:
+    """Open the content of a file as an image that may be decoded: its size and its scans are within bounds."""
+    with _opened_image(file) as image:
+        _check_pixels(path, image.size)
+        if image.format in ("JPEG", "MPO"):
+            _check_scans(path, image.width * image.height, file)
+        yield image
+
+
+def _check_scans(path: str | os.PathLike[str], pixels: int, file: BinaryIO) -> None:
+    most = min(MAX_SCANS, MAX_SCANNED // max(pixels, 1))
+    if isinstance(file, io.BytesIO):
+        content: bytes | mmap.mmap = file.getvalue()
+        # Most files need no closer look: there are no more scans than bytes that may begin one.
+        if content.count(_SCAN) <= most:
+            return
+    else:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    scans = sum(1 for _ in islice(_scans(content), most + 1))
+    if scans > most:
+        raise UnreadableImageError(path, f"more than {most} scans, which would take too long to decode")
+
+
+_SCAN = b"\xff\xda"
+_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")
+"""The next marker of a JPEG. A byte 255 in compressed data is followed by 0, or by a marker for a restart."""
+
+
+def _scans(content: bytes | mmap.mmap) -> Iterator[int]:
+    """Yield the place of each scan of a JPEG."""
+    marker = _MARKER.search(content, 2)
+    while marker is not None and marker[1] != b"\xd9":  # The end of the image.
+        if marker[1] == _SCAN[1:]:
+            yield marker.start()
+        alone = marker[1] in (b"\x01", b"\xd8")
+        length = 0 if alone else int.from_bytes(content[marker.end() : marker.end() + 2], "big")
+        marker = _MARKER.search(content, marker.end() + length)
 
 
 @contextmanager
@@ -256,7 +308,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, tuple[int,
         yield io.BytesIO(file.read()) if found.st_size <= LARGE else file, stamp
 
 
-def _image(file: BinaryIO) -> Image.Image:
+def _opened_image(file: BinaryIO) -> Image.Image:
     return open_dicom(file, MAX_PIXELS) if is_dicom(file) else Image.open(file, formats=_formats())
 
 
@@ -266,12 +318,12 @@ def _digest(file: BinaryIO) -> str:
     return digest
 
 
-def _header(path: str | os.PathLike[str], image: Image.Image) -> Header:
-    _check_pixels(path, image.size)
+def _header(image: Image.Image) -> Header:
     grey = image.mode in _GREY_MODES or image.mode.startswith("I;16")
     # Half of the photographs of a telephone are stored on their side.
     turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-    return Header((image.width, image.height) if turned else (image.height, image.width), grey)
+    size = (image.width, image.height) if turned else (image.height, image.width)
+    return Header(size, grey, paged=image.format == "TIFF" and getattr(image, "is_animated", False))
 
 
 def _decoded(path: str | os.PathLike[str], image: Image.Image, image_size: int | None) -> Image.Image:
@@ -328,12 +380,19 @@ def _check_pixels(path: str | os.PathLike[str], size: tuple[int, int]) -> None:
         raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, but at most {MAX_PIXELS:,} are allowed")
 
 
+_TWELVE, _SIXTEEN = 4095, 65535
+
+
 def _white(image: Image.Image) -> int | None:
-    """Return the value of white in a grey image of more than 8 bits; None for any other image."""
+    """Return the value of white in a grey image of more than 8 bits, which is decoded; None for any other image."""
     if image.mode.startswith("I;16"):
-        return 4095 if isinstance(image, TiffImageFile) and image.tag_v2.get(BITSPERSAMPLE) == (12,) else 65535
-    # Pillow opens a 16-bit PGM in mode "I" and scales its values to 65535.
-    return 65535 if image.mode == "I" and image.format in ("PPM", "PNG") else None
+        if isinstance(image, TiffImageFile) and image.tag_v2.get(BITSPERSAMPLE) == (12,):
+            return _TWELVE
+    elif image.mode != "I" or image.format not in ("PPM", "PNG"):
+        return None
+    elif image.format == "PPM":  # Pillow scales the values of a 16-bit PGM to 65535 by the white of the file.
+        return _SIXTEEN
+    return _TWELVE if int(np.asarray(image).max(initial=0)) <= _TWELVE else _SIXTEEN
 
 
 def _to_eight_bits(path: str | os.PathLike[str], image: Image.Image, white: int | None) -> Image.Image:

@@ -236,6 +236,14 @@ class FileImages(Images):
                 progress(row + len(paths), len(self))
         return self.beside([path for path in self.paths if self._facts[path].digest])
 
+    def copies(self) -> list[list[int]]:
+        """Return the indices of files with the same content, after hashing all of them. Unreadable files have none."""
+        self.hashed()
+        rows: dict[str, list[int]] = {}
+        for row, path in enumerate(self.paths):
+            rows.setdefault(self._facts[path].digest, []).append(row)
+        return [same for digest, same in rows.items() if digest and len(same) > 1]
+
     def unreadable(
         self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
     ) -> list[tuple[int, UnreadableImageError]]:
@@ -259,6 +267,10 @@ class FileImages(Images):
             for index, path in enumerate(self.paths)
             if self._facts[path].error
         ]
+
+    def headers(self) -> list[Header]:
+        """Return what is known of each image."""
+        return [self._header(path) for path in self.paths]
 
     def _is_checked(self, path: ImagePath) -> bool:
         facts = self._facts.get(path)
@@ -306,9 +318,12 @@ def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: i
         yield from map(function, items)
         return
     rest = iter(items)
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         while window := list(islice(rest, _WINDOW)):
             yield from pool.map(function, window)
+    finally:  # After an interrupt, what has not begun is not waited for.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _check_request(image_size: int | None, channels: int) -> None:

@@ -106,6 +106,21 @@ def large_images(width: int, height: int) -> None:
 
 
 @caution("once")
+def twelve_bits(images: int, total: int) -> str:
+    """Images of 16 bits hold 12-bit values."""
+    what = f"{images:,} of {total:,} images have 16 bits, but no value above 4,095. They are read as 12-bit images"
+    do = "" if images == total else " If other images of the same camera are brighter, convert all to 8 bits alike."
+    return f"{what}, in which 4,095 is white.{do}"
+
+
+@caution("once")
+def first_pages(images: int, total: int) -> str:
+    """TIFFs have several pages."""
+    what = f"{images:,} of {total:,} images are TIFFs of several pages. Only the first page of each is used"
+    return f"{what}. If the others matter, save each page as an image."
+
+
+@caution("once")
 def not_cached(error: str) -> None:
     """Features are not cached: {error}"""
 

@@ -110,7 +110,7 @@ def facts(card: ModelCard) -> dict[str, str]:
         "image_size": json.dumps(card.image_size),
         "orientation": "upright by the EXIF orientation",
         "transparency": "white behind transparent parts",
-        "depth": "16-bit values scaled to 8 bits, 65535 to 255",
+        "depth": "16-bit values scaled to 8 bits, 65535 to 255, or 4095 to 255 if no value is above 4095",
         "mode": "L" if card.channels == 1 else "RGB",
         "jpeg_reduction": json.dumps([] if card.image_size is None else REDUCTIONS),
         "jpeg_reduction_rule": "decode a JPEG at 1/factor of its size, with the first [factor, ratio] for which "

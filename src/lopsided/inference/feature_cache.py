@@ -39,6 +39,7 @@ from lopsided import __version__
 from lopsided.data.decoding import Header
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import atomic_write, check_regular, disk_errors, make_folder, reading_tensors, remove_leftovers
+from lopsided.inference.pack_index import PackIndex
 
 Features = npt.NDArray[np.float32]
 
@@ -61,10 +62,9 @@ class Space:
 
     root: Path
     facts: Mapping[str, Any]
-    _keys: dict[Path, list[bytes]] = field(default_factory=dict, compare=False, repr=False)
-    """The digests in each pack that was read. A pack never changes."""
+    _index: PackIndex = field(default_factory=lambda: PackIndex(_read_keys), compare=False, repr=False)
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The folder of the packs."""
         text = json.dumps({"format": FORMAT, **self.facts}, sort_keys=True)
@@ -79,40 +79,32 @@ class Space:
         """
         features = np.zeros((len(digests), width), dtype=np.float32) if into is None else into
         found = np.zeros(len(digests), dtype=np.bool_)
-        wanted: dict[bytes, list[int]] = {}
-        for row, digest in enumerate(digests):
-            wanted.setdefault(bytes.fromhex(digest), []).append(row)
-        for path, keys in self.packs():
-            if wanted.keys().isdisjoint(keys):
-                continue
-            pack = _read_features(path, width)
+        keys = [bytes.fromhex(digest) for digest in digests]
+        wanted: dict[Path, list[int]] = {}
+        for row, path in enumerate(self._index.find(self.folder, keys)):
+            if path is not None:
+                wanted.setdefault(path, []).append(row)
+        for path, rows in wanted.items():
+            pack = _read_pack(path, width)
             if pack is None:
                 continue
-            for place, key in enumerate(keys):
-                for row in wanted.get(key, ()):
-                    features[row], found[row] = pack[place], True
-            with suppress(OSError):
-                os.utime(path)  # The time of the last use.
+            places = {key: place for place, key in enumerate(pack[0])}
+            for row in rows:
+                if keys[row] in places:
+                    features[row], found[row] = pack[1][places[keys[row]]], True
         return features, found
 
-    def packs(self) -> Iterator[tuple[Path, list[bytes]]]:
-        """Yield each pack with its digests. A pack that was read before is not read again."""
-        for path in _packs(self.folder):
-            keys = self._keys.get(path) or _read_keys(path)
-            if keys is not None:
-                self._keys[path] = keys
-                yield path, keys
+    def __contains__(self, digest: str) -> bool:
+        return self._index.find(self.folder, [bytes.fromhex(digest)]) != [None]
 
     def everything(self, width: int) -> tuple[npt.NDArray[np.bytes_], Features]:
         """Return all digests in the cache, as sorted bytes, and their rows. This is for short rows only."""
         keys, rows = [np.empty(0, "S32")], [np.empty((0, width), dtype=np.float32)]
-        for path, found in self.packs():
-            pack = _read_features(path, width)
+        for path in _packs(self.folder):
+            pack = _read_pack(path, width)
             if pack is not None:
-                keys.append(np.frombuffer(b"".join(found), "S32"))
-                rows.append(pack)
-                with suppress(OSError):
-                    os.utime(path)  # The time of the last use.
+                keys.append(np.frombuffer(b"".join(pack[0]), "S32"))
+                rows.append(pack[1])
         joined, places = np.unique(np.concatenate(keys), return_index=True)
         return joined, np.concatenate(rows)[places]
 
@@ -127,6 +119,7 @@ class Space:
         make_cache_folder(self.folder.parent)
         make_folder(self.folder)
         atomic_write(self.folder / f"{hashlib.sha256(data).hexdigest()[:32]}{_SUFFIX}", data)
+        self._index.forget_time()
 
 
 class Shelf:
@@ -153,12 +146,8 @@ class Shelf:
         """Whether rows were written, now or by an earlier process."""
         return bool(self.spaces) and all(space.folder.is_dir() for space in self.spaces)
 
-    @cached_property
-    def _digests(self) -> set[bytes]:
-        return set.intersection(*({key for _, keys in space.packs() for key in keys} for space in self.spaces))
-
     def __contains__(self, digest: str) -> bool:
-        return bool(self.spaces) and bytes.fromhex(digest) in self._digests
+        return bool(self.spaces) and all(digest in space for space in self.spaces)
 
     def fetch(self, digests: Sequence[str]) -> tuple[Features, npt.NDArray[np.bool_]]:
         """Return an array (n, width) with the rows that are in the cache, and which rows have all columns."""
@@ -398,8 +387,8 @@ def _read_keys(path: Path) -> list[bytes] | None:
     return None
 
 
-def _read_features(path: Path, width: int) -> Features | None:
-    """Return the features of a pack, or None if the file is missing or damaged. A damaged file is removed."""
+def _read_pack(path: Path, width: int) -> tuple[list[bytes], Features] | None:
+    """Return keys and features of a pack, or None if the file is missing or damaged. A damaged file is removed."""
     from safetensors.numpy import load
 
     try:
@@ -408,7 +397,9 @@ def _read_features(path: Path, width: int) -> Features | None:
         keys, features = content["keys"], content["features"]
         right = features.shape == (len(keys), width) and features.dtype == np.float32
         if right and _checksum(content) == _about(path).get("sha256") and np.isfinite(features).all():
-            return features
+            with suppress(OSError):
+                os.utime(path)  # The time of the last use.
+            return [row.tobytes() for row in keys], features
     except OSError:
         return None
     except (ValueError, KeyError):
@@ -431,8 +422,13 @@ class ReadableImages:
 
     def __init__(self) -> None:
         engine = f"pillow {PIL.__version__}, lopsided {__version__}"  # Both refuse images.
-        facts = {"encoder": "readable images", "holds": "height, width, grey", "image_size": None, "engine": engine}
-        self._shelf = Shelf([(3, facts)])
+        facts = {
+            "encoder": "readable images",
+            "holds": "height, width, grey, twelve, paged",
+            "image_size": None,
+            "engine": engine,
+        }
+        self._shelf = Shelf([(5, facts)])
         self._keys, self._rows = self._shelf.everything()
 
     def find(self, digest: str) -> Header | None:
@@ -441,12 +437,12 @@ class ReadableImages:
         place = int(np.searchsorted(self._keys, key))
         if place == len(self._keys) or self._keys[place] != key:
             return None
-        height, width, grey = self._rows[place].tolist()
-        return Header((int(height), int(width)), bool(grey))
+        height, width, *others = self._rows[place].tolist()
+        return Header((int(height), int(width)), *map(bool, others))
 
     def add(self, headers: Mapping[str, Header]) -> None:
         """Remember that the images with these digests are readable."""
         new = {digest: header for digest, header in headers.items() if self.find(digest) is None}
-        rows = [(*header.size, header.grey) for header in new.values()]
-        self._shelf.keep(list(new), np.array(rows, dtype=np.float32).reshape(-1, 3))
+        rows = [(*header.size, header.grey, header.twelve, header.paged) for header in new.values()]
+        self._shelf.keep(list(new), np.array(rows, dtype=np.float32).reshape(-1, 5))
         self._shelf.flush()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lopsided.data.images import FileImages
 from lopsided.data.inputs import Part, Prepared
 from lopsided.data.sources import Source
 from lopsided.data.sources.names import name_cautions
@@ -35,6 +36,13 @@ def run_cautions(recipe: Recipe, prepared: Prepared, leaks: Leaks) -> Iterator[F
 def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Iterator[Fact]:
     """Yield cautions about the images and labels of a source. ``shape`` is the shape of an input."""
     yield from name_cautions(source.counts(), source.names)
+    if isinstance(source.images, FileImages):
+        headers = source.images.headers()
+        twelve, paged = sum(header.twelve for header in headers), sum(header.paged for header in headers)
+        if twelve:
+            yield cautions.twelve_bits(twelve, len(headers))
+        if paged:
+            yield cautions.first_pages(paged, len(headers))
     if recipe.data.image_size is None and max(shape[1:], default=0) > LARGE_SIDE:
         yield cautions.large_images(shape[2], shape[1])
 
