@@ -11,6 +11,7 @@ import pytest
 
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs import auto
 from lopsided.runs.auto import Choice, cheapest_first, choose, usual_candidates, work_of
 from lopsided.runs.candidates import check_candidates, parse_candidates
 from lopsided.runs.cell import Cell
@@ -77,12 +78,13 @@ def test_with_enough_time_all_arms_are_compared_and_the_best_is_taken(tmp_path: 
 
 
 def test_an_arm_whose_folds_do_not_fit_is_left_out_after_its_first_fold(tmp_path: Path) -> None:
-    # ce takes 3 minutes, weighted-ce 6, and the other two folds of cl would take 20.
-    choice = chosen(tmp_path / "CMP", minutes=30.0)
+    # ce takes 3 minutes, weighted-ce 6, and the other two folds of cl would take 20, and its model 10.
+    choice = chosen(tmp_path / "CMP", minutes=40.0)
     assert Pretending.trained.count(("cl", 1)) == 1
     assert ("cl", 2) not in Pretending.trained
     assert choice.answer.chosen == "ce"  # Both arms are equal, and ce is cheaper.
-    assert choice.left_out == {"cl": "its other folds would take about 20.0 minutes, and 30 minutes are allowed"}
+    took = "its other folds and the model would take about 30.0 minutes"
+    assert choice.left_out == {"cl": f"{took}, and 40 minutes are allowed"}
     assert choice.sentences()[-1] == f"cl was left out: {choice.left_out['cl']}."
 
 
@@ -156,3 +158,25 @@ def test_each_part_has_its_own_view_so_that_its_numbers_are_those_of_the_part(tm
     chosen(tmp_path / "CMP", "ce,cl", minutes=60.0, view=made)
     assert [view.numbers for view in views] == [(1, 0), (2, 0), (1, 0), (2, 0)]
     assert [len(view.uwas) for view in views] == [1, 2, 1, 2]
+
+
+def test_after_a_method_that_does_not_fit_the_next_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECONDS, "weighted-ce", 900.0)
+    monkeypatch.setitem(SECONDS, "cl", 60.0)
+    monkeypatch.setattr(auto, "cheapest_first", lambda recipes: ["ce", "weighted-ce", "cl"])
+    choice = chosen(tmp_path / "CMP", minutes=30.0)
+    assert (choice.answer.chosen, list(choice.left_out)) == ("cl", ["weighted-ce"])
+
+
+def test_a_fold_is_stopped_when_the_time_is_over(tmp_path: Path) -> None:
+    class Endless(Pretending):
+        def wait(self, seconds: float) -> list[Ended]:
+            return [] if any(cell.arm == "cl" for cell in self.running) else super().wait(seconds)
+
+    base = Recipe().override(**{"data.source": "photos", "data.folds": 3})
+    made = plan(tmp_path / "CMP", "ce,cl", base)
+    # The three folds of ce are said to take three minutes, and its model one: a tenth of a second is left for cl.
+    choice = choose(made, engine=lambda: Endless(slots=1), clock=lambda: 0.0, minutes=4 + 0.1 / 60)
+    assert choice.left_out == {"cl": f"its first fold was not finished, and {4 + 0.1 / 60:g} minutes are allowed"}

@@ -52,8 +52,11 @@ def work_of(recipe: Recipe) -> float:
 
 
 def cheapest_first(recipes: Mapping[str, Recipe]) -> list[str]:
-    """Return the names of candidates in the order of their estimated cost."""
-    return sorted(recipes, key=lambda name: work_of(recipes[name]))
+    """Return the names of candidates in the order of their estimated cost.
+
+    Candidates with a frozen encoder come first: their features are computed once for all folds.
+    """
+    return sorted(recipes, key=lambda name: (not recipes[name].spec.folds_by_default, work_of(recipes[name])))
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Choice:
         found = self.answer.sentences()
         if not (self.answer.close or self.answer.lower):
             found.append(f"Use {self.answer.chosen}: no other method has all folds.")
+        else:
+            found.append(
+                "These are means over the folds, each with the threshold of its own training images. The run pools the "
+                "images of all folds under one threshold, so that its figures differ."
+            )
         found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
         return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]
 
@@ -86,10 +94,11 @@ def choose(
 ) -> Choice:
     """Train the candidates of a plan over folds, the cheapest first, within a budget, and choose one of them.
 
-    The first fold of a candidate shows how long its other folds will take. If they do not fit into the budget, this
-    candidate and the costlier ones are left out. The cheapest that does not fail is always completed. ``engine`` and
-    ``view`` make an engine and a view for each part, and ``slots`` is the number of folds that an engine trains at
-    once. A second call continues, and counts the time of finished folds.
+    The first fold of a candidate shows how long its other folds will take. If they do not fit into the budget, the
+    candidate is left out, and the next one is tried. A fold that is not finished when the budget is over is stopped.
+    The cheapest that does not fail is always completed. ``engine`` and ``view`` make an engine and a view for each
+    part, and ``slots`` is the number of folds that an engine trains at once. A second call continues, and counts the
+    time of finished folds.
     """
     order = cheapest_first(plan.recipes)
     begin = clock()
@@ -100,8 +109,12 @@ def choose(
     def train(cells: Sequence[Cell]) -> None:
         if not cells:
             return
+        # Time for the model of all images is left.
+        until = time.monotonic() + 60 * (minutes - spent() - model) if is_complete else math.inf
         with view() as shown:
-            outcome = run_sweep(cells, plan.folder, engine=engine(), view=shown, keep_models=True, about=about)
+            outcome = run_sweep(
+                cells, plan.folder, engine=engine(), view=shown, keep_models=True, about=about, until=until
+            )
         done.update({record.cell: record for record in outcome.done})
         for failure in outcome.failed:
             failed.setdefault(str(failure.arm), failure.error)
@@ -110,7 +123,7 @@ def choose(
         """Return the minutes of this call, or those of all finished folds if an earlier call made some of them."""
         return max(clock() - begin, sum(record.seconds for record in done.values()) / slots) / 60
 
-    is_complete = False
+    is_complete, model = False, 0.0
     for number, name in enumerate(order):
         try:
             check_encoder(plan.recipes[name].encoder.spec)
@@ -124,14 +137,19 @@ def choose(
         train(cells[:1])
         if name in failed:
             continue
-        others = math.ceil((len(cells) - 1) / slots) * done[cells[0].key].seconds / 60
+        if plan.recipes[name].spec.folds_by_default and is_complete:
+            train(cells[1:2])  # The first fold computed the features of all images.
+        took = [done[cell.key].seconds / 60 for cell in cells[:2] if cell.key in done]
+        others = (math.ceil(sum(cell.key not in done for cell in cells) / slots) + 1) * min(took, default=math.inf)
         if is_complete and spent() + others > minutes:
-            why = f"its other folds would take about {others:.1f} minutes, and {minutes:g} minutes are allowed"
-            left_out[name] = why
-            left_out |= dict.fromkeys(order[number + 1 :], "it costs more than a method left out")
-            break
+            left_out[name] = f"{_too_long(others)}, and {minutes:g} minutes are allowed"
+            continue
         train(cells[1:])
-        is_complete = is_complete or name not in failed
+        if name not in failed and not all(cell.key in done for cell in cells):
+            left_out[name] = f"the {minutes:g} minutes were over"
+            continue
+        if name not in failed:
+            is_complete, model = True, max(model, *took)
     names = {treatment_of(cell.recipe): name for name in order for cell in plan.cells_of(name)[:1]}
     complete = {treatment: name for treatment, name in names.items() if name not in left_out and name not in failed}
     scenario = proportion(plan.base.data.scenario)
@@ -141,3 +159,9 @@ def choose(
         first = next(iter(failed.values()), "no method has a finished fold.")
         raise RunError(f"No method could be compared: {first}")
     return Choice(found, plan.recipes[found.chosen], left_out, failed)
+
+
+def _too_long(minutes: float) -> str:
+    if minutes == math.inf:
+        return "its first fold was not finished"
+    return f"its other folds and the model would take about {minutes:.1f} minutes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -31,18 +32,19 @@ class Outcome:
     skipped: int
 
 
-def drive(plan: Plan, engine: Engine, view: View | None = None, retries: int = 1) -> Outcome:
+def drive(plan: Plan, engine: Engine, view: View | None = None, retries: int = 1, until: float = math.inf) -> Outcome:
     """Train the cells of a plan that are not finished.
 
     A cell whose worker dies is retried from its checkpoint, at most ``retries`` times. However the driver ends, it
-    closes the engine first, whose workers may still use the cells.
+    closes the engine first, whose workers may still use the cells. Cells that are not finished at the time ``until`` of
+    the monotonic clock are stopped; a later call continues them.
     """
-    return _Driver(plan, engine, view or View(), retries).run()
+    return _Driver(plan, engine, view or View(), retries, until).run()
 
 
 class _Driver:
-    def __init__(self, plan: Plan, engine: Engine, view: View, retries: int) -> None:
-        self.plan, self.engine, self.view, self.retries = plan, engine, view, retries
+    def __init__(self, plan: Plan, engine: Engine, view: View, retries: int, until: float) -> None:
+        self.plan, self.engine, self.view, self.retries, self.until = plan, engine, view, retries, until
         self.done: dict[str, Record | None] = {}
         self.failed: dict[str, Failure] = {}
         self.todo: deque[Cell] = deque()
@@ -76,14 +78,14 @@ class _Driver:
         return Outcome([record for record in records if record is not None], list(self.failed.values()), skipped)
 
     def loop(self) -> None:
-        while self.todo or self.elsewhere or self.claims:
+        while (self.todo or self.elsewhere or self.claims) and time.monotonic() < self.until:
             for _ in range(len(self.lost)):
                 self.start_again(self.lost.popleft())
             while self.todo and self.has_room():
                 self.start(self.todo.popleft())
             if not self.todo and self.elsewhere and time.monotonic() >= self.next_look:
                 self.look_elsewhere()
-            for ended in self.engine.wait(_POLL_SECONDS):
+            for ended in self.engine.wait(max(min(_POLL_SECONDS, self.until - time.monotonic()), 0.0)):
                 self.settle(ended)
             self.view.tick()
 

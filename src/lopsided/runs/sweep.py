@@ -15,6 +15,7 @@ whose record is missing. Several processes can work on one folder: the process t
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ def run_sweep(
     keep_models: bool = False,
     retries: int = 1,
     about: Mapping[str, Any] | None = None,
+    until: float = math.inf,
 ) -> Outcome:
     """Train the recipes that are not yet finished in a sweep folder. Return the records of all recipes.
 
@@ -62,6 +64,7 @@ def run_sweep(
     A cell whose worker dies is retried from its checkpoint, at most ``retries`` times. The model and the checkpoint of
     a finished cell are removed unless ``keep_models`` is set. An interrupt or SIGTERM ends the workers at once and
     raises ``KeyboardInterrupt``; only the current epochs are lost. ``about`` is written to ``sweep.json``.
+    Cells that are not finished at the time ``until`` of the monotonic clock are stopped.
     """
     _check_kind(folder, about or {})
     for part in (Path(folder), Path(folder) / CELLS, Path(folder) / CLAIMS):
@@ -71,7 +74,7 @@ def run_sweep(
         trackers.check(cell.recipe.track)
     watcher = view or View()
     plan = Sweep(Path(folder), settled, about or {}, watcher.note, keep_models=keep_models)
-    return drive(plan, engine, watcher, retries)
+    return drive(plan, engine, watcher, retries, until)
 
 
 def open_sweep(folder: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> Path:
