@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopsided.data.prepare import split_note, split_source
-from lopsided.data.sources import Source, source_from_arrays
+from lopsided.data.sources import Source, open_source, source_from_arrays
 from lopsided.data.splits import How, fold_numbers, fold_recipes, fold_splits, most_folds
 from lopsided.errors import DataError, InputError
 from lopsided.facts import notes
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.keys import cell_key, data_key
+from tiny import write_photos
 
 
 def source_of(labels: Sequence[int], groups: Sequence[str] | None = None) -> Source:
@@ -185,3 +188,15 @@ def test_a_fold_that_leaves_too_few_rare_images_to_train_on_is_an_error() -> Non
 def test_fields_of_folds_that_contradict_each_other_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Recipe().override(**changes)
+
+
+def test_copies_of_a_file_are_in_one_fold_unless_a_fold_would_lack_their_class(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 20, "dog": 4})
+    for name in ("003.png", "007.png", "011.png"):
+        shutil.copy(photos / "cat" / "000.png", photos / "cat" / name)
+    shutil.copy(photos / "dog" / "000.png", photos / "dog" / "001.png")
+    source = open_source(photos)
+    numbers = fold_numbers(source, how="stratified", folds=4, seed=0)
+    copies = [source.names.index(f"cat/{name}") for name in ("000.png", "003.png", "007.png", "011.png")]
+    assert len(set(numbers[copies].tolist())) == 1
+    assert set(numbers[source.labels == 1].tolist()) == {0, 1, 2, 3}

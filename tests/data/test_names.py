@@ -158,3 +158,19 @@ def test_describe_names_typos_small_classes_and_pairs(make_folder: MakeFolder) -
     assert facts["left_out"] == 13
     assert facts["classes"] == {"cat": 12, "cow": 1, "dog": 2}
     assert facts["notes"][1:] == ["cow has only one image and cannot be split."]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("melanom", "melanoma"), [("melanom", "melanoma")]),
+        (("typical", "atypical"), []),
+        (("stage I", "stage II"), []),
+        (("grade a", "grade b"), []),
+        (("type1", "type12"), []),
+    ],
+)
+def test_a_name_that_lacks_a_letter_is_noticed_whatever_the_number_of_its_images(
+    names: tuple[str, str], expected: list[tuple[str, str]]
+) -> None:
+    assert typos({names[0]: 300, names[1]: 400}) == expected

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Exclude, GroupFrom, Include, Json, Quiet
+from lopsided.cli.options import AllowOutside, Exclude, GroupFrom, Include, Json, LabelColumn, PathColumn, Quiet
 from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
 from lopsided.errors import InputError
 from lopsided.progress import printable
@@ -113,6 +113,8 @@ def data(
         ),
     ] = None,
     group_from: GroupFrom = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
     sample: Annotated[
         Path | None,
         typer.Option(
@@ -161,6 +163,8 @@ def data(
             data,
             group=group,
             group_from=group_from,
+            path_column=path_column,
+            label_column=label_column,
             allow_outside=allow_outside,
             include=include,
             exclude=exclude,

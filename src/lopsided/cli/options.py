@@ -46,6 +46,12 @@ Json = Annotated[
 Include = Annotated[list[str] | None, include_option()]
 Exclude = Annotated[list[str] | None, exclude_option()]
 GroupFrom = Annotated[str | None, group_from_option()]
+PathColumn = Annotated[
+    str | None, typer.Option(help="Table column with the paths of the images; by default path.", show_default=False)
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="Table column with the classes of the images; by default label.", show_default=False)
+]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
 RunFolder = Annotated[
     Path | None,

@@ -44,7 +44,7 @@ class Sources:
         """Return all images of a recipe's data. Missing and unreadable files are not noticed."""
         data = recipe.data
         asked = (
-            *(data.source, data.classes, data.group, data.group_from),
+            *(data.source, data.classes, data.group, data.group_from, data.path_column, data.label_column),
             *(data.allow_outside, data.include, data.exclude),
         )
         if self._listed is None or self._listed[0] != asked:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.images import FileImages
 from lopsided.data.scenarios import apportion
 from lopsided.data.sources import Source
 from lopsided.data.sources.listing import SPLITS
@@ -257,7 +258,8 @@ def most_folds(source: Source, how: How) -> int:
 def fold_numbers(source: Source, *, how: How, folds: int, seed: int, repeat: int = 0) -> Indices:
     """Return the fold of each image, from 0 to ``folds`` - 1.
 
-    - ``stratified``: the folds differ by at most one image, in total and in each class.
+    - ``stratified``: the folds differ by at most one image, in total and in each class. Copies of one file come to
+      its fold, so that folds with copies may differ by more.
     - ``group``: all images of a group are in one fold. Groups are assigned one by one, starting with the groups that
       hold the largest shares of their classes. Each group goes to the fold that is then least full in the classes of
       the group.
@@ -290,6 +292,20 @@ def fold_numbers(source: Source, *, how: How, folds: int, seed: int, repeat: int
         order = order[np.argsort(source.labels[order], kind="stable")]
     numbers = np.empty(len(source), dtype=np.int64)
     numbers[order] = np.arange(len(source)) % folds
+    return _with_copies(source, numbers)
+
+
+def _with_copies(source: Source, numbers: Indices) -> Indices:
+    """Return folds in which byte-identical files are in the fold of the first one, unless a fold would lack a class."""
+    if not isinstance(source.images, FileImages):
+        return numbers
+    for rows in source.images.copies():
+        moved = numbers.copy()
+        moved[rows] = numbers[rows[0]]
+        labels = np.unique(source.labels[rows])
+        before, after = (len(np.unique(each[np.isin(source.labels, labels)])) for each in (numbers, moved))
+        if after == before:
+            numbers = moved
     return numbers
 
 

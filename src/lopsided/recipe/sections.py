@@ -95,6 +95,8 @@ class Data(Section):
         "How to split the images; auto: given if the source has splits, group if it has groups, otherwise stratified. "
         f"{_OPEN}",
     )
+    path_column: Text | None = described(None, "Table column with the paths of the images; unset: path.")
+    label_column: Text | None = described(None, "Table column with the classes of the images; unset: label.")
     group: Text | None = described(
         None,
         "Table column, such as the patient, or parent: the folder of an image inside the folder of its class. Images "

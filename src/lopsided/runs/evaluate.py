@@ -32,6 +32,8 @@ class Listing:
     exclude: Sequence[str] | None = None
     skip_unreadable: bool = False
     allow_outside: bool = False
+    path_column: str | None = None
+    label_column: str | None = None
 
     def check_unused(self) -> None:
         """Raise if a field is set. It has no effect on the data of the run, which are opened as in its recipe."""

@@ -169,41 +169,45 @@ def _class_rows(folder: Path, above: tuple[Path, ...]) -> list[tuple[Path, str]]
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"}) | PARQUET
 
 
-def list_table(table: Path, *, group: str | None, allow_outside: bool) -> Listing:
+def list_table(
+    table: Path, *, group: str | None, allow_outside: bool, columns: tuple[str, str] = ("path", "label")
+) -> Listing:
     """List the images of a table.
 
     Relative paths are relative to the folder of the table. A path outside that folder needs ``allow_outside``,
     because a table may come from a stranger: an absolute path, a path with ``~`` or ``..``, or a path through a link.
     Labels are text: 01 and 1 are two classes. ``group`` names the group column; the default is the column ``group``,
-    if the table has it.
+    if the table has it. ``columns`` are the names of the columns with paths and labels.
     """
-    columns, lines = _read(table, {"path", "label", group or "group", "split"})
-    needed = ["path", "label"] + ([group] if group else [])
-    missing = [name for name in needed if name not in columns]
+    path, label = columns
+    cells, lines = _read(table, {path, label, group or "group", "split"}, path)
+    needed = [path, label] + ([group] if group else [])
+    missing = [name for name in needed if name not in cells]
     if missing == ["label"]:
         several_labels.check_flags(table, read_columns(table))
     if missing:
-        got = f"{', '.join(columns) or 'none'} in {table}"
-        raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got))
-    if not columns["path"]:
+        got = f"{', '.join(cells) or 'none'} in {table}"
+        do = "" if missing == [group] else "If they have other names, set path_column and label_column."
+        raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got, do))
+    if not cells[path]:
         raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))
     optional = ["split"] if group else ["group", "split"]
-    for name in needed + [name for name in optional if name in columns]:
-        check_filled(table, name, columns[name], lines)
+    for name in needed + [name for name in optional if name in cells]:
+        check_filled(table, name, cells[name], lines)
     inside = Inside(table, allow_outside)
-    names = [inside.check(line, text) for line, text in zip(lines, columns["path"], strict=True)]
-    several_labels.check_rows(table, names, columns["label"])
-    several_labels.check_cells(table, names, columns["label"])
+    names = [inside.check(line, text) for line, text in zip(lines, cells[path], strict=True)]
+    several_labels.check_rows(table, names, cells[label])
+    several_labels.check_cells(table, names, cells[label])
     _check_once(table, names, lines)
-    splits = splits_of(table, columns["split"], lines) if "split" in columns else None
+    splits = splits_of(table, cells["split"], lines) if "split" in cells else None
     return Listing(
         name=table.stem,
         where=str(table),
         table=table,
         images=FileImages([table.parent / name for name in names]),
-        labels=columns["label"],
+        labels=cells[label],
         names=names,
-        groups=columns.get(group or "group"),
+        groups=cells.get(group or "group"),
         splits=splits,
     )
 
@@ -272,7 +276,9 @@ class Inside:
         return DataError(sentence("paths must stay below the folder of the table", got, repair))
 
 
-def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, list[str]], Sequence[int]]:
+def _read(
+    table: Path, used: Collection[str] | None = None, path: str = "path"
+) -> tuple[dict[str, list[str]], Sequence[int]]:
     """Return the columns, and the line of the file on which each row ends. The first row of Parquet is line 2.
 
     Of a Parquet table, only the columns in ``used`` (all if None) are converted to text; the other columns are empty.
@@ -281,7 +287,7 @@ def _read(table: Path, used: Collection[str] | None = None) -> tuple[dict[str, l
         columns = _read_parquet(table, used)
         return columns, range(2, 2 + max(map(len, columns.values()), default=0))
     with reading_csv(table):
-        numbered = list(csv_rows(table, io.StringIO(table.read_bytes().decode("utf-8-sig"), newline="")))
+        numbered = list(csv_rows(table, io.StringIO(table.read_bytes().decode("utf-8-sig"), newline=""), path))
     if not numbered:
         raise DataError(f"The CSV table {table} is empty. Its first line must hold the column names.")
     (_, names), *body = numbered
@@ -310,13 +316,13 @@ def _utf16(table: Path) -> DataError:
     return DataError(f"The CSV table {table} is UTF-16, not UTF-8. Save it as UTF-8.")
 
 
-def csv_rows(table: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(table: Path, file: TextIO, path: str = "path") -> Iterator[tuple[int, list[str]]]:
     """Yield the last line and the cells of each row that is not empty. Line breaks inside cells are kept."""
     header = file.readline()
     if "\0" in header[:2]:  # UTF-16 without a byte order mark is valid UTF-8, with NUL beside each letter.
         raise _utf16(table)
     file.seek(0)
-    reader = csv.reader(file, delimiter=_delimiter(header), strict=True)
+    reader = csv.reader(file, delimiter=_delimiter(header, path), strict=True)
     width = 0
     for row in filter(None, reader):
         width = width or len(row)
@@ -326,11 +332,11 @@ def csv_rows(table: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
         yield reader.line_num, [cell.strip() for cell in row]
 
 
-def _delimiter(header: str) -> str:
-    """Return the sign that separates a column path from the others, or else the first sign in the header."""
+def _delimiter(header: str, path: str = "path") -> str:
+    """Return the sign that separates the column ``path`` from the others, or else the first sign in the header."""
     signs = [sign for sign in ",;\t" if sign in header] or [","]
     for sign in signs:
-        if any(name.strip() == "path" for name in next(csv.reader([header], delimiter=sign), [])):
+        if any(name.strip() == path for name in next(csv.reader([header], delimiter=sign), [])):
             return sign
     return signs[0]
 

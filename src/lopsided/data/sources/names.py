@@ -16,6 +16,8 @@ from lopsided.facts import Fact, cautions
 
 _FEW_TYPOS = 10
 _TYPO_SHARE = 0.1
+_LONG_NAME = 5
+"""Letters of a name that is noticed if it lacks one letter of another name."""
 """A class with a similar name is reported as a typo if it has fewer images than this, and at most this share of the
 images of the other class. Real classes often have similar names, such as grade-a and grade-b.
 """
@@ -142,9 +144,25 @@ def typos(counts: Mapping[str, int]) -> list[tuple[str, str]]:
         near = nearest_name(name, larger)
         if near is None:
             continue
-        if _plain(near) == _plain(name) or (number < _FEW_TYPOS and number <= _TYPO_SHARE * larger[near]):
+        few = number < _FEW_TYPOS and number <= _TYPO_SHARE * larger[near]
+        if few or _plain(near) == _plain(name) or _lacks_letter(name, near) or _lacks_letter(near, name):
             found.append((name, near))
     return found
+
+
+def _lacks_letter(name: str, other: str) -> bool:
+    """Return whether a long name is another one without a letter inside or at its end, whatever their numbers.
+
+    A first letter may change the meaning, and so may the last digit of a Roman number.
+
+    >>> _lacks_letter("melanom", "melanoma"), _lacks_letter("typical", "atypical"), _lacks_letter("stage I", "stage II")
+    (True, False, False)
+    """
+    short, long = _plain(name), _plain(other)
+    if len(short) < _LONG_NAME or len(long) != len(short) + 1:
+        return False
+    same = next((i for i, (one, other) in enumerate(zip(short, long, strict=False)) if one != other), len(short))
+    return same > 0 and short[same:] == long[same + 1 :] and long[same] not in "ivx0123456789"
 
 
 def name_cautions(counts: Mapping[str, int], names: Iterable[str]) -> list[Fact]:

@@ -62,6 +62,8 @@ class Source:
             classes=data.classes,
             group=data.group,
             group_from=data.group_from,
+            path_column=data.path_column,
+            label_column=data.label_column,
             missing_ok=True,
             allow_outside=data.allow_outside,
             download=download,
@@ -147,6 +149,8 @@ def open_source(
     classes: Sequence[str] | None = None,
     group: str | None = None,
     group_from: str | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
     skip_unreadable: bool = False,
     missing_ok: bool = False,
     allow_outside: bool = False,
@@ -162,14 +166,17 @@ def open_source(
 
     ``classes`` selects classes and their order; upper and lower case do not matter. ``group`` names the group column of
     a table, or is "parent" for the folders of images inside those of classes; ``group_from`` is a pattern that takes
-    the group from the name of an image (see ``groups_of``). Pixels are not read, except with ``skip_unreadable``: then
+    the group from the name of an image (see ``groups_of``). ``path_column`` and ``label_column`` name the columns of a
+    table that are not called path and label. Pixels are not read, except with ``skip_unreadable``: then
     every image is decoded once, and unreadable images are omitted and listed. ``Source.verify`` does the same with
     threads and progress. With ``missing_ok``, missing files of a table do not raise here but in ``Source.verify``. With
     ``download=False`` nothing is downloaded. ``include`` and ``exclude`` are glob patterns that select images by name;
     see ``Patterns``.
     """
     patterns = Patterns(include or (), exclude or ())
-    listing = list_data(data, Asked(classes, group, allow_outside, download, patterns, group_from))
+    listing = list_data(
+        data, Asked(classes, group, allow_outside, download, patterns, group_from, path_column, label_column)
+    )
     source = _assemble(listing, classes)
     if not (skip_unreadable or missing_ok):
         source.check_present()
@@ -330,6 +337,8 @@ class Asked:
     download: bool = True
     patterns: Patterns = field(default_factory=Patterns)
     group_from: str | None = None
+    path_column: str | None = None
+    label_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -403,7 +412,12 @@ KINDS = (
         group=lambda listing, _: listing,
     ),
     Kind(
-        lambda path, asked: list_table(_path(path), group=asked.group, allow_outside=asked.allow_outside),
+        lambda path, asked: list_table(
+            _path(path),
+            group=asked.group,
+            allow_outside=asked.allow_outside,
+            columns=(asked.path_column or "path", asked.label_column or "label"),
+        ),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         group=lambda listing, _: listing,
     ),
