@@ -2,8 +2,8 @@
 
     python scripts/start_page.py [--only pictures|texts]
 
-The output of each command goes to docs/figures/start_VERB.txt, the pictures to docs/figures/report.png and
-docs/figures/start_report_mistakes.png. The pictures need chromium (or another browser of its family) and playwright.
+The output of each command goes to docs/figures/start_VERB.txt and into the page, pictures to docs/figures/report.png
+and docs/figures/start_report_mistakes.png. The pictures need chromium (or a browser of its family) and playwright.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
+PAGE = ROOT / "docs" / "start.md"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COMMANDS = {
     "data": "data photos",
@@ -52,8 +53,19 @@ def main() -> None:
         if only != "pictures":
             rows = (folder / "answers.csv").read_text(encoding="utf-8").splitlines()[:4]
             (FIGURES / "start_answers.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+            PAGE.write_text(with_outputs(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         if browser is not None and only != "texts":
             take_pictures(folder / "runs" / "1" / "report.html", browser)
+
+
+def with_outputs(page: str) -> str:
+    """Return the page with the present texts in the blocks below the comments that name them."""
+    return re.sub(
+        r"(<!-- figures/(start_\w+\.txt) -->\n```\w+\n).*?```",
+        lambda block: f"{block[1]}{(FIGURES / block[2]).read_text(encoding='utf-8')}```",
+        page,
+        flags=re.DOTALL,
+    )
 
 
 def run(command: str, folder: Path) -> str:

@@ -101,6 +101,15 @@ def test_the_code_of_a_page_prints_what_the_page_shows(page: Path) -> None:
     assert not failed
 
 
+def test_the_first_page_shows_each_command_with_its_output() -> None:
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    texts = sorted((ROOT / "docs" / "figures").glob("start_*.txt"))
+    assert len(texts) >= 7
+    for text in texts:
+        _, block = page.split(f"<!-- figures/{text.name} -->\n", 1)
+        assert block.partition("\n")[2].startswith(text.read_text(encoding="utf-8") + "```"), text.name
+
+
 def test_the_tables_of_the_page_on_numbers_of_images_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["site_figures.py", "--check"])
     assert load(ROOT / "scripts" / "site_figures.py").main() == 0

@@ -199,7 +199,9 @@ def test_doctor_says_what_each_finding_means(call: Call) -> None:
     assert ended.code == 0
     assert ended.err == ""
     findings = {finding["name"]: finding for finding in json.loads(ended.out)}
-    assert {"Python", "torch", "threads", "BLAS", "speed", "memory", "disk", "onnx"} <= set(findings)
+    assert {"Python", "torch", "threads", "BLAS", "speed", "memory", "disk", "onnx", "quick", "thorough"} <= set(
+        findings
+    )
     assert all(finding["value"] and finding["meaning"] for finding in findings.values())
     assert findings["threads"]["value"] == "1"
     assert findings["speed"]["value"].endswith(" GFLOP/s")
@@ -210,7 +212,12 @@ def test_doctor_names_what_to_install_for_what_is_missing(call: Call, monkeypatc
 
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
+    monkeypatch.setattr(
+        "lopsided.runs.features.images_per_second", lambda recipe: {1: 40.0}.get(len(recipe.encoder.spec.parts), 4.0)
+    )
     ended = call("doctor")
+    assert "40 images a second" in ended.out
+    assert "features of 1,000 new images take about 4 min" in " ".join(ended.out.split())
     assert "missing onnxscript" in ended.out
     assert "pip install 'lopsided[onnx]'" in ended.out
 

@@ -24,7 +24,23 @@ WORDS = [
     (
         notes.thorough_by_size(40, 0.2),
         "Recipe: thorough, because no recipe was named: 40 images through three pretrained encoders, which takes less "
-        f"than a minute. Use --recipe quick for one encoder. {OTHERS}",
+        "than a minute for new images and less if their features are cached. Use --recipe quick for one encoder. "
+        f"{OTHERS}",
+    ),
+    (
+        notes.alike_images(3, "near.csv"),
+        "3 pairs of images are almost the same: near.csv lists them. If they show the same thing, give them a group "
+        "(--group), so that none is tested by a model that saw the other.",
+    ),
+    (
+        cautions.twelve_bits(3, 5),
+        "3 of 5 images have 16 bits, but no value above 4,095. They are read as 12-bit images, in which 4,095 is "
+        "white. If other images of the same camera are brighter, convert all to 8 bits alike.",
+    ),
+    (
+        cautions.first_pages(2, 5),
+        "2 of 5 images are TIFFs of several pages. Only the first page of each is used. If the others matter, save "
+        "each page as an image.",
     ),
     (notes.recipe_by_field("fine-tune", "fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lopsided.errors import InputError
@@ -56,7 +58,8 @@ def test_a_short_name_sets_the_field_that_it_stands_for(word: str, values: dict[
 
 
 def test_every_field_has_a_name_that_is_read() -> None:
-    assert read_words(["lr=0.1", "lr=0.2"]).values == {"encoder_training.lr": 0.2}, "The last one counts."
+    with pytest.raises(InputError, match=r"^lr=0.1 and lr=0.2 set the same field to different values\."):
+        read_words(["lr=0.1", "lr=0.2"])
     assert read_words(["include=a", "include=b"]).values == {"data.include": ["a", "b"]}, "Lists grow."
     assert read_words(["loss=acl", "eta_unit=absolute"]).values == {LOSS: {"name": "acl", "eta_unit": "absolute"}}
     assert read_words(["tau=2", "loss=logit-adjusted"]).values == {LOSS: {"name": "logit-adjusted", "tau": 2}}
@@ -94,3 +97,12 @@ def test_an_error_names_what_the_user_wrote() -> None:
 def test_paths_are_no_words() -> None:
     assert not any(map(is_word, ("photos", "./a=b", "/x/a=b", "a-b=c", "C:\\photos=2", "=3", "")))
     assert all(map(is_word, ("eta=300", "a=", "data.val=0.2", "augment.rotation = 5", "include=*.jpg")))
+
+
+def test_a_folder_that_looks_like_a_word_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b").mkdir()
+    with pytest.raises(
+        InputError, match=r"^A recipe has no field 'a'\. If you mean the file or folder, write \./a=b\.$"
+    ):
+        read_words(["a=b"])

@@ -80,3 +80,12 @@ def test_the_rule_is_not_part_of_what_is_trained() -> None:
 def test_the_recipes_of_the_paper_decide_for_the_most_probable_class(name: str) -> None:
     decision = named_recipe(name).decision
     assert (decision.rule, decision.calibration) == ("plain", "none")
+
+
+def test_names_with_a_comma_or_an_equals_sign_can_be_written() -> None:
+    rule = parse_rule('cost:{"a, b": 10, "c=d": 1}')
+    assert rule.values == {"a, b": 10, "c=d": 1}
+    assert parse_rule(str(rule)) == rule
+    assert parse_rule("recall:a, b=c=0.9").target == "a, b=c"
+    with pytest.raises(InputError, match=r'Names with a comma need quotes: cost:\{"a, b": 10, "c": 1\}\.$'):
+        parse_rule("cost:a, b=10,c=1")

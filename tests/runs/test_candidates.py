@@ -159,3 +159,9 @@ def test_changes_that_fit_only_the_losses_of_the_arms_apply_to_them() -> None:
     with pytest.raises(InputError, match=r"^method 'cl': encoder_training\.mixup"):
         check_candidates(parse_candidates(["ce,cl"], sets, late), base)
     assert split_changes(named_recipe("from-scratch"), {"encoder_training.epochs": 3}, {})[1] == {}
+
+
+def test_a_comma_in_quotes_does_not_separate_methods() -> None:
+    methods = parse_candidates(["""quick decide='cost:a=10,b=1', ce, "cl" gamma=7"""])
+    assert [method.name for method in methods][1:] == ["ce", '"cl" gamma=7']
+    assert methods[0].changes["decision.rule"] == "cost:a=10,b=1"

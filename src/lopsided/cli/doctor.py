@@ -49,8 +49,8 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Check this machine. This takes a few seconds, mostly for importing torch."""
-    return [*_software(), *_processors(), *_devices(), *_room(), *_weights(), *_extras()]
+    """Check this machine. This takes some seconds, mostly for the speed of the recipes."""
+    return [*_software(), *_processors(), *_devices(), *_room(), *_weights(), *_recipes(), *_extras()]
 
 
 def _software() -> Iterator[Finding]:
@@ -171,6 +171,26 @@ def _weights() -> Iterator[Finding]:
         size = sum(space["bytes"] for space in list_cache(root))
         meaning = f"at most {cache_limit() / 1e6:,.0f} MB; lopsided cache clear removes them"
         yield Finding("features", f"{size / 1e6:,.1f} MB in {root}", meaning)
+
+
+def _recipes() -> Iterator[Finding]:
+    """Yield how fast the recipes with frozen encoders see new images."""
+    from lopsided.errors import LopsidedError
+    from lopsided.recipe import named_recipe
+    from lopsided.runs.features import images_per_second
+
+    for name in ("quick", "thorough"):
+        try:
+            speed = images_per_second(named_recipe(name))
+        except LopsidedError as error:
+            yield Finding(name, "not possible", str(error), ok=False)
+        else:
+            meaning = f"features of 1,000 new images take about {_duration(1000 / speed)}, also in predict and find"
+            yield Finding(name, f"{speed:.3g} images a second", meaning)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _downloaded() -> Iterator[str]:

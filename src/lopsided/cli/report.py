@@ -83,6 +83,8 @@ def report(
     else:
         more = f", and {pages.written:,} pages of runs" if pages.written else ""
         show(f"Written to {written.path} ({written.num_bytes / 1e6:.1f} MB){more}.")
+    for note in written.notes:
+        say(note)
     if open_it:
         import webbrowser
 

@@ -44,7 +44,8 @@ def thorough_by_size(images: int, minutes: float) -> str:
     """The recipe thorough was taken, because there are few images."""
     return (
         f"Recipe: thorough, because no recipe was named: {images:,} images through three pretrained encoders, which "
-        f"takes {_minutes(minutes)}. Use --recipe quick for one encoder. {_OTHER_RECIPES}"
+        f"takes {_minutes(minutes)} for new images and less if their features are cached. Use --recipe quick for one "
+        f"encoder. {_OTHER_RECIPES}"
     )
 
 
@@ -500,6 +501,16 @@ def near_duplicates(pairs: int, table: str) -> str:
     """Images are almost the same, but have different labels."""
     what = _some(pairs, "1 pair of images is almost the same", "pairs of images are almost the same")
     return f"{what} but with different labels: {table} lists them."
+
+
+@note("run")
+def alike_images(pairs: int, table: str) -> str:
+    """Images are almost the same and have the same label."""
+    what = _some(pairs, "1 pair of images is almost the same", "pairs of images are almost the same")
+    do = (
+        "If they show the same thing, give them a group (--group), so that none is tested by a model that saw the other"
+    )
+    return f"{what}: {table} lists them. {do}."
 
 
 @note("run")

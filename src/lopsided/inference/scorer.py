@@ -212,13 +212,18 @@ class Scorer:
         for shelf in [*self.shelves, *([] if self.small is None else [self.small.shelf])]:
             shelf.flush()
 
-    def map(self, parts: Iterable[Pack]) -> Iterator[Scores]:
-        """Score packs, one after the other."""
-        return map(self, parts)
+    def map(self, parts: Iterable[Pack], count: Counted | None = None) -> Iterator[Scores]:
+        """Score packs, one after the other. ``count`` takes the number of a pack and of its images that are done."""
+        return (self(pack, count) for pack in parts)
 
-    def __call__(self, pack: Pack) -> Scores:
+    def __call__(self, pack: Pack, count: Counted | None = None) -> Scores:
         """Score the images of one pack."""
-        return joined(pack, list(self.stream(pack.paths)))
+        scores = []
+        for part in self.stream(pack.paths):
+            scores.append(part)
+            if count is not None:
+                count(pack.number, sum(len(each.reasons) for each in scores))
+        return joined(pack, scores)
 
     def stream(self, paths: Iterable[ImagePath]) -> Iterator[Scores]:
         """Score files batch by batch. At most a few hundred decoded images are in memory.

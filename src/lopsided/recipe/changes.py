@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import functools
+import os
 import re
 import tomllib
 import types
@@ -56,11 +57,11 @@ class Changes:
     written: dict[str, str] = field(default_factory=dict)
 
     def set(self, written: str, path: str, value: Any) -> None:
-        """Add a change. Raise if another name set the field to another value; of one name, the last value counts."""
+        """Add a change. Raise if the field was set to another value before."""
         path = path.removesuffix(".name") if path.endswith(".loss.name") else path
         if isinstance(value, list) and isinstance(self.values.get(path), list):
             value = [*self.values[path], *value]
-        elif self.written.get(path, written) != written and self.values[path] != value:
+        elif path in self.written and self.values[path] != value:
             both = f"{_shown(self.written[path], self.values[path])} and {_shown(written, value)}"
             raise InputError(f"{both} set the same field to different values. Remove one of the two.")
         self.values[path], self.written[path] = value, written
@@ -154,6 +155,8 @@ def _fields(name: str, value: object, loss: object, recipe: Callable[[], Recipe 
         names = [*SHORT, *(path.rpartition(".")[2] for path in _known())]
         near = difflib.get_close_matches(name[:100], list(dict.fromkeys(names)), n=2)
         do = f"Did you mean {' or '.join(near)}?" if near else "`lopsided recipes NAME` shows the fields of a recipe."
+        if os.path.exists(f"{name}={value}"):
+            do = f"If you mean the file or folder, write ./{name}={value}."
         raise InputError(f"A recipe has no field {words.shown(name)}. {do}")
     return tuple(found)
 

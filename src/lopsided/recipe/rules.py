@@ -157,7 +157,8 @@ def _values(name: str, rest: str, pairs: Sequence[tuple[str, object]]) -> dict[s
             what = "share" if name == "prevalence" else "cost"
             raise InputError(
                 f"The decision rule {name} needs one {what} >= 0 per class, "
-                f"got {_shown(rest)}. Example: {KINDS[name].example}."
+                f"got {_shown(rest)}. Example: {KINDS[name].example}. "
+                f'Names with a comma need quotes: {name}:{{"a, b": 10, "c": 1}}.'
             )
         values[key] = number
     if not any(values.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,17 @@ MIN_ROOM = 100_000
 """Pictures with a smaller budget in bytes are not tried."""
 
 
-def arms_page(folder: Path, beside: Path | None = None, *, allow_outside: bool = False) -> str:
+def arms_page(
+    folder: Path,
+    beside: Path | None = None,
+    *,
+    allow_outside: bool = False,
+    tell: Callable[[str], None] = lambda note: None,
+) -> str:
     """Write the page of a sweep; ``beside`` is where it will lie, from which it links to the pages of its runs.
 
-    Files that a table names outside its folder become pictures only with ``allow_outside``.
+    Files that a table names outside its folder become pictures only with ``allow_outside``. ``tell`` gets the reason
+    why pictures are missing.
     """
     sweep = read_sweep(folder, beside)
     sources: dict[str, list[Record]] = {}
@@ -68,6 +75,7 @@ def arms_page(folder: Path, beside: Path | None = None, *, allow_outside: bool =
             has_pages=bool(sweep.pages),
         )
         if room < MIN_ROOM or len(page.encode()) <= LIMIT:
+            tell("" if images is None else images["picture_note"])
             return page
         room //= 2
 

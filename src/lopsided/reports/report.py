@@ -30,6 +30,8 @@ class Report:
     path: Path
     about: str
     num_bytes: int
+    notes: tuple[str, ...] = ()
+    """Why pictures are missing."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,21 @@ def write_report(
     check_kind(kind)
     path = Path(folder)
     target = path / PAGE if out is None else Path(out)
+    notes: list[str] = []
     if (path / SWEEP).is_file():
-        make = sweep_page or partial(arms_page, allow_outside=allow_outside)
+        make = sweep_page or partial(arms_page, allow_outside=allow_outside, tell=notes.append)
         about, page = "sweep", make(path, target.parent)
     elif (path / RECIPE).is_file():
-        about, page = "run", run_page(path, kind, allow_outside=allow_outside, progress=progress)
+        about, page = (
+            "run",
+            run_page(path, kind, allow_outside=allow_outside, progress=progress, tell=notes.append),
+        )
     else:
         got = f"{path}, which {'is neither' if path.exists() else 'does not exist'}"
         raise RunError(sentence("FOLDER must be the folder of a run or of a sweep", got))
     content = page.encode()
     files.atomic_write(target, content)
-    return Report(target, about, len(content))
+    return Report(target, about, len(content), tuple(filter(None, notes)))
 
 
 def write_run_reports(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -60,11 +60,19 @@ class Listed:
         return _rows(self.judged, np.arange(self.number))
 
 
-def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False, progress: Progress | None = None) -> str:
+def run_page(
+    folder: Path,
+    kind: str = "pca",
+    *,
+    allow_outside: bool = False,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda note: None,
+) -> str:
     """Return the page of a finished run. ``kind`` is the feature map shown in addition to PCA.
 
     Files that a table names outside its folder become pictures only with ``allow_outside``. The recipe cannot allow
-    this: a run folder from a stranger could otherwise put pictures of this machine into the page.
+    this: a run folder from a stranger could otherwise put pictures of this machine into the page. ``tell`` gets the
+    reason why pictures are missing.
     """
     run, metrics = open_finished(folder)
     judged = read_judged(run, metrics)
@@ -91,8 +99,16 @@ def run_page(folder: Path, kind: str = "pca", *, allow_outside: bool = False, pr
             seen["labels"] = _labels_section(folder, pictures)
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
+            allowed = run.recipe.data.allow_outside and not allow_outside and not pictures.sheets
+            tell(_OUTSIDE if allowed else pictures.note)
             return page
         most, room = max(LEAST_IMAGES, min(most, len(judged[split])) // 2), room // 2
+
+
+_OUTSIDE = (
+    "There are no pictures: the run was fitted with images outside the folder of its table. If the run is yours, add "
+    "--allow-outside."
+)
 
 
 def _judgement(

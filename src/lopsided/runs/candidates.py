@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ OWN_IN_FOLDS = frozenset({"data.val"})
 
 SHARED_FIELDS = frozenset({"seed", "description"}) | RUNTIME_FIELDS
 """Fields that every candidate takes from the base recipe, besides the data."""
+
+
+_COMMA = re.compile(r""",(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
+"""A comma between methods, not one in quotes."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def parse_candidates(
     >>> [method.name for method in parse_candidates(["ce, cl, afcl eta=300 eta_unit=absolute"])]
     ['ce', 'cl', 'afcl eta=300 eta_unit=absolute']
     """
-    parts = [part.strip() for text in texts for part in text.split(",")]
+    parts = [part.strip() for text in texts for part in _COMMA.split(text)]
     if not parts or not all(parts):
         must = "--methods must be a comma-separated list without empty entries"
         raise InputError(sentence(must, shown(",".join(parts)), 'Such as "quick, ce, afcl gamma=7".'))

@@ -9,12 +9,14 @@ from lopsided.data.vectors import Vectors
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
+from lopsided.runs.folds import USUAL_FOLDS, fold_seconds
 
 QUICK, THOROUGH = "quick", "thorough"
 MANY = 3000
 """With more images, ``thorough`` takes too long to be started without a question."""
-SECONDS = 0.27
-"""Seconds of one core for the features of an image by ``thorough``, as a rough guide."""
+SECONDS = 0.3
+"""Seconds of one core for the features of an image by ``thorough`` and by ``quick``, which is trained for comparison,
+as a rough guide."""
 
 
 def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None = None) -> tuple[str, list[Fact]]:
@@ -27,7 +29,8 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     if isinstance(source.images, Vectors):
         return QUICK, [notes.quick_for_vectors(source.images.width)]
     num = len(source)
-    minutes = SECONDS * num / (os.cpu_count() or 1) / 60
+    trained = 2 * (USUAL_FOLDS + 1) * fold_seconds(num, len(source.classes))
+    minutes = (SECONDS * num / (os.cpu_count() or 1) + trained) / 60
     if usual_recipe(num) == QUICK:
         return QUICK, [notes.quick_by_size(num, minutes)]
     return THOROUGH, [notes.thorough_by_size(num, minutes)]

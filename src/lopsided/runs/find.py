@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +21,7 @@ from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit
 from lopsided.inference.find import By, Question, Result, Search
 from lopsided.inference.neighbours import Features, Known
-from lopsided.inference.pool import Mapper, find_images
+from lopsided.inference.pool import PACK, Mapper, find_images
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import ModelCard
 from lopsided.progress import Counting
@@ -111,12 +112,20 @@ def find_in_pool(
         kept = [each.features for each in scorer.stream(paths) if each.features is not None]
         return np.concatenate([scorer.engine.average(scorer.split_views(each)) for each in kept])
 
+    def here(count: Counted | None) -> Mapper:
+        return partial(scorer.map, count=_within(count, total))
+
     with (
         counting("finding") as count,
-        nullcontext(scorer.map) if elsewhere is None else elsewhere(known) as mapper,
+        nullcontext(here(count)) if elsewhere is None else elsewhere(known) as mapper,
     ):
         result = search.run(listed, total, out, mapper, features=features, progress=count)
     return Found(result, card, label, known, tuple(_facts(question, labelled, known, result, twins, like)))
+
+
+def _within(count: Counted | None, total: int) -> Counted | None:
+    """Return what counts the images of a pack, given its number and how many of its images are done."""
+    return None if count is None else lambda number, done: count(min(number * PACK + done, total), total)
 
 
 def is_cached(total: int, views: int, width: int) -> bool:

@@ -43,6 +43,8 @@ def write_label_check(
     across = sum(pair.across == "label" for pair in pairs)
     if across:
         facts.append(notes.near_duplicates(across, NEAR_DUPLICATES))
+    if len(pairs) > across:
+        facts.append(notes.alike_images(len(pairs) - across, NEAR_DUPLICATES))
     return facts
 
 

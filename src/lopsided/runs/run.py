@@ -106,6 +106,10 @@ def run_recipe(
 def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes before images are read and torch is imported, which takes long."""
     check_encoder(recipe.encoder.spec)
+    if recipe.device not in ("auto", "cpu"):
+        from lopsided.models.machine import pick_device
+
+        pick_device(recipe.device)
     made = _make(folder)
     try:
         with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
