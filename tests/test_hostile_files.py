@@ -15,16 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from safetensors.torch import load_file, save, save_file
 
 from disk_jobs import TINY, call
 from hostile import broken_safetensors, mutated, pickles, safetensors
 from lopsided import TwoStageClassifier
 from lopsided.cli import run
+from lopsided.data.prepare import add_more
 from lopsided.data.sources import open_source
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
 from lopsided.models.encoders import build_encoder
@@ -109,7 +112,8 @@ def stranger(tmp_path: Path) -> Path:
     photos = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
     rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
     (photos / "table.csv").write_text("\n".join(["path,label", *rows]))
-    shutil.copy(photos / "table.csv", photos / "table.parquet")
+    for name in ("table.parquet", "marks.csv"):
+        shutil.copy(photos / "table.csv", photos / name)
     save_file(build_encoder("mlp-4", in_features=3)[0].state_dict(), tmp_path / "weights.safetensors")
     return tmp_path
 
@@ -127,6 +131,9 @@ READERS: dict[str, Callable[[Path], object]] = {
     "sweep/records.jsonl": lambda root: read_records(root / "sweep" / "records.jsonl"),
     "photos/table.csv": lambda root: open_source(root / "photos" / "table.csv"),
     "photos/table.parquet": lambda root: open_source(root / "photos" / "table.parquet"),
+    "photos/marks.csv": lambda root: add_more(
+        open_source(root / "photos"), [str(root / "photos" / "marks.csv")], allow_outside=True
+    ),
     "weights.safetensors": lambda root: build_encoder(
         "mlp-4", in_features=3, weights=root / "weights.safetensors"
     ),
@@ -370,12 +377,18 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     photos = write_photos(folder / "photos", {"cat": 2, "dog": 2})
     rows = [f"{path.relative_to(photos)},{path.parent.name},g,train" for path in sorted(photos.rglob("*.png"))]
     (photos / "table.csv").write_text("\n".join(["path,label,group,split", *rows]))
+    write_photos(folder / "found", {"dog": 2}, start=50)
+    marks = [f"{path},dog,yes" for path in sorted((folder / "found").rglob("*.png"))]
+    (photos / "marks.csv").write_text("\n".join(["path,label,mark", *marks]))
+    paths = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))]
+    table = pyarrow.table({"path": paths, "label": [path.split("/")[0] for path in paths]})
+    parquet.write_table(table, photos / "table.parquet")
     return folder
 
 
 FUZZED = [
     "model/model.json", "run/recipe.toml", "run/metrics.json", "run/predictions.csv", "sweep/sweep.json",
-    "sweep/records.jsonl", "photos/table.csv",
+    "sweep/records.jsonl", "photos/table.csv", "photos/table.parquet", "photos/marks.csv",
 ]  # fmt: skip
 
 

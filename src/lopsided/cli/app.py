@@ -160,16 +160,25 @@ def _open_streams() -> None:
     """Set up stdout and stderr so that any text can be printed.
 
     A closed stream is replaced by the null device; otherwise the next opened file would get its descriptor. Characters
-    that the encoding lacks are written as escape sequences. A UTF-8 stdout writes file names that are not UTF-8 byte by
-    byte.
+    that the encoding lacks are written as escape sequences. On stdout, which other programs read, they are written as
+    the bytes that they have in names of files, so that a name matches its file in any locale.
     """
+    codecs.register_error("lopsided-names", _name_bytes)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It stays open until the process ends.
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            exact = name == "stdout" and codecs.lookup(stream.encoding).name == "utf-8"
-            stream.reconfigure(errors="surrogateescape" if exact else "backslashreplace")
+            stream.reconfigure(errors="lopsided-names" if name == "stdout" else "backslashreplace")
+
+
+def _name_bytes(error: UnicodeError) -> tuple[bytes | str, int]:
+    """Return the bytes of characters that an encoding lacks as names of files have them, or else escape sequences."""
+    assert isinstance(error, UnicodeEncodeError)
+    try:
+        return os.fsencode(error.object[error.start : error.end]), error.end
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
 
 
 def _end(error: BaseException, arguments: list[str] | None = None) -> int:

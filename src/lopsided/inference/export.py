@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lopsided import __version__, files
 from lopsided.data.decoding import REDUCTIONS
-from lopsided.errors import InputError, MissingDependencyError, RunError, sentence
+from lopsided.errors import InputError, MissingDependencyError, RunError, is_out_of_memory, sentence
 from lopsided.evaluation.decision import explain
 
 if TYPE_CHECKING:
@@ -165,6 +165,8 @@ def _to_onnx(network: Any, card: ModelCard) -> bytes:
             assert program is not None  # With dynamo=True it is never None.
             proto = program.model_proto  # This builds the file and can fail, too.
     except Exception as error:  # The exporter wraps any failure in its own exceptions.
+        if is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error):
+            raise MemoryError("the export of a model needs several times its memory") from error
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RunError(f"torch cannot export the encoder {card.encoder} ({reason}).") from error
     return _sealed(proto, card)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lopsided.errors import InputError, sentence
+from lopsided.errors import InputError, is_out_of_memory, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.models.blocks.block import Columns, Layout, Tapped
 from lopsided.models.hub_weights import download
@@ -198,6 +198,8 @@ def _num_features(encoder: nn.Module, name: str, channels: int, size: tuple[int,
             like = next(encoder.parameters(), torch.empty(0))
             features = encoder.eval()(torch.zeros(1, channels, *size, device=like.device))
     except (RuntimeError, AssertionError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"{problem}: {_first_line(error)}. {do}") from error
     finally:
         encoder.train()
