@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from made_runs import make_run
 from tiny_command import Call
 
 
@@ -24,6 +25,21 @@ def test_the_report_of_a_run_lies_in_its_folder(run: Path, call: Call) -> None:
     assert page.startswith("<!doctype html>")
     assert "There is no map" not in page
     assert "There are no pictures" not in page
+
+
+def test_pictures_that_are_missing_are_said_on_the_terminal(tmp_path: Path, call: Call) -> None:
+    moved = make_run(tmp_path / "moved", test=(6, 4), pictures=False)
+    ended = call("report", moved)
+    assert ended.code == 0
+    assert ended.err.startswith("There are no pictures: ")
+    outside = make_run(tmp_path / "outside", test=(6, 4), recipe={"data.allow_outside": True})
+    table = tmp_path / "outside-source"
+    for image in list(table.rglob("*.png")):
+        image.rename(tmp_path / image.name)
+        image.symlink_to(tmp_path / image.name)
+    ended = call("report", outside)
+    assert "images outside the folder of its table. If the run is yours, add --allow-outside." in ended.err
+    assert call("report", outside, "--allow-outside").err == ""
 
 
 def test_a_report_goes_where_it_is_asked_for(run: Path, tmp_path: Path, call: Call) -> None:

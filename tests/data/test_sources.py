@@ -773,8 +773,8 @@ def test_the_name_of_a_folder_or_table_is_known_before_it_is_opened(tmp_path: Pa
 
 def test_the_columns_of_a_table_may_have_other_names(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 3, "dog": 2})
-    rows = [f"x;{path.relative_to(photos)};{path.parent.name}" for path in sorted(photos.glob("*/*"))]
-    (photos / "table.csv").write_text("a,b;file;diagnosis\n" + "\n".join(rows))
+    rows = [f"{path.relative_to(photos)};{path.parent.name}" for path in sorted(photos.glob("*/*"))]
+    (photos / "table.csv").write_text("file;diagnosis\n" + "\n".join(rows))
     text = r"columns path and label, got .* If they have other names, set path_column and label_column\.$"
     with pytest.raises(DataError, match=text):
         open_source(photos / "table.csv")

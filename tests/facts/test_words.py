@@ -29,8 +29,8 @@ WORDS = [
     ),
     (
         notes.alike_images(3, "near.csv"),
-        "3 pairs of images are almost the same: near.csv lists them. If they show the same thing, give them a group "
-        "(--group), so that none is tested by a model that saw the other.",
+        "3 pairs of images are almost the same: near.csv lists them. If they show the same thing, give them one group "
+        "(--group), so that no model is tested on what it saw.",
     ),
     (
         cautions.twelve_bits(3, 5),

@@ -253,7 +253,10 @@ def test_packs_give_the_answers_of_predict_and_list_what_is_broken(tmp_path: Pat
     (photos / "cat" / "002.png").write_bytes(b"")
     paths = [*find_images([photos])[1], tmp_path / "gone.png"]
     expected = dict(answers_of(Scorer(*model).stream(paths)))
-    found = dict(answers_of(Scorer(*model).map(packs(paths, 4))))
+    counts: list[tuple[int, int]] = []
+    scorer = Scorer(*model, batch_size=2)
+    found = dict(answers_of(scorer.map(packs(paths, 4), lambda number, done: counts.append((number, done)))))
+    assert counts == [(0, 2), (0, 4), (1, 2), (1, 4), (2, 2)], "Images are counted inside a pack, too."
     assert list(found) == paths
     for path, answer in found.items():
         if path.name in ("002.png", "gone.png") and not isinstance(answer, np.ndarray):

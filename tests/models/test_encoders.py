@@ -177,3 +177,13 @@ def test_timm_does_not_bring_weights_and_biases() -> None:
     program += "assert 'timm' in sys.modules and 'wandb' not in sys.modules\n"
     program += "import importlib.util\nassert importlib.util.find_spec('wandb')\n"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_shortage_of_memory_is_not_blamed_on_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr(timm.models.resnet.ResNet, "forward", fail)
+    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+        build_encoder("resnet10t", channels=1, size=(32, 32))
+    assert not isinstance(caught.value, InputError)

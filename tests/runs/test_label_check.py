@@ -165,6 +165,9 @@ def test_near_duplicates_are_those_of_frozen_features_and_of_few_images(
         rows = list(csv.DictReader(table))
     assert [(row["across"], row["label"], row["other_label"]) for row in rows] == [("label", "a", "b")]
     assert notes == [facts.near_duplicates(1, NEAR_DUPLICATES)]
+    alike = features.copy()
+    alike[5] = alike[1] + 0.001
+    assert write_label_check(tmp_path, source, p, alike) == [*notes, facts.alike_images(1, NEAR_DUPLICATES)]
     monkeypatch.setattr(own, "MOST_COMPARED", 11)
     (tmp_path / NEAR_DUPLICATES).unlink()
     assert write_label_check(tmp_path, source, p, features) == [facts.near_duplicates_not_searched(11)]

@@ -507,9 +507,7 @@ def near_duplicates(pairs: int, table: str) -> str:
 def alike_images(pairs: int, table: str) -> str:
     """Images are almost the same and have the same label."""
     what = _some(pairs, "1 pair of images is almost the same", "pairs of images are almost the same")
-    do = (
-        "If they show the same thing, give them a group (--group), so that none is tested by a model that saw the other"
-    )
+    do = "If they show the same thing, give them one group (--group), so that no model is tested on what it saw"
     return f"{what}: {table} lists them. {do}."
 
 
