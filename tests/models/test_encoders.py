@@ -185,5 +185,5 @@ def test_a_shortage_of_memory_is_not_blamed_on_the_encoder(monkeypatch: pytest.M
 
     monkeypatch.setattr(timm.models.resnet.ResNet, "forward", fail)
     with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
-        build_encoder("resnet10t", channels=1, size=(32, 32))
+        build_encoder("resnet10t", channels=1, image_size=(32, 32))
     assert not isinstance(caught.value, InputError)

@@ -163,5 +163,5 @@ def test_changes_that_fit_only_the_losses_of_the_arms_apply_to_them() -> None:
 
 def test_a_comma_in_quotes_does_not_separate_methods() -> None:
     methods = parse_candidates(["""quick decide='cost:a=10,b=1', ce, "cl" gamma=7"""])
-    assert [method.name for method in methods][1:] == ["ce", '"cl" gamma=7']
+    assert [method.name for method in methods][1:] == ["ce", "cl gamma=7"]
     assert methods[0].changes["decision.rule"] == "cost:a=10,b=1"

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 """Largest allowed difference of a probability between torch and onnxruntime."""
 
-CHECKED_SIZES = (1, 17)
-"""Batch sizes with which an export is checked. 17 differs from the traced size and is no multiple of a vector width."""
+CHECKED_SIZES = (1, 3)
+"""Batch sizes with which an export is checked. 3 differs from the traced size and is no multiple of a vector width.
+With all views of three encoders, a batch of 17 needed gigabytes."""
 
 STEPS = 3
 INPUTS = {"image": "images", "vector": "vectors"}
