@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from lopsided.data.decoding import decode_image
 from lopsided.data.images import ordered_map
@@ -778,5 +780,9 @@ def test_the_columns_of_a_table_may_have_other_names(tmp_path: Path) -> None:
     text = r"columns path and label, got .* If they have other names, set path_column and label_column\.$"
     with pytest.raises(DataError, match=text):
         open_source(photos / "table.csv")
-    source = open_source(photos / "table.csv", path_column="file", label_column="diagnosis")
-    assert source.counts() == {"cat": 3, "dog": 2}
+    cells = [row.split(";") for row in rows]
+    content = {name: [row[place] for row in cells] for place, name in enumerate(("file", "diagnosis"))}
+    parquet.write_table(pyarrow.table(content), photos / "table.parquet")
+    for name in ("table.csv", "table.parquet"):
+        source = open_source(photos / name, path_column="file", label_column="diagnosis")
+        assert source.counts() == {"cat": 3, "dog": 2}

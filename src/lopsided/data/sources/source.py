@@ -434,7 +434,7 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
         listing = _list_address(os.fspath(data), asked)
         return listing if asked.group_from is None else by_pattern(listing, asked.group_from)
     path = None if data in SOURCE_NAMES else Path(data)
-    kind = _kind(data)
+    kind = _kind(data, images=asked.path_column is not None)
     if kind is None:
         exists = "which is none of these" if Path(data).exists() else "which does not exist"
         named = ", ".join(SOURCE_NAMES)
@@ -469,7 +469,11 @@ def name_of(data: str | os.PathLike[str]) -> str:
     return path.stem if path.suffix.lower() in (*TABLE_SUFFIXES, ".npz") else path.name
 
 
-def _kind(data: str | os.PathLike[str]) -> Kind | None:
-    """Return the kind of a source. The name of a source always means that source, never a path."""
+def _kind(data: str | os.PathLike[str], *, images: bool = False) -> Kind | None:
+    """Return the kind of a source. The name of a source always means that source, never a path.
+
+    With ``images``, a table names images, whatever the name of its column of paths is.
+    """
     named = data in SOURCE_NAMES
-    return next((kind for kind in KINDS if (kind.name == data if named else kind.holds(Path(data)))), None)
+    kinds = [kind for kind in KINDS if not (images and kind.holds is is_vectors)]
+    return next((kind for kind in kinds if (kind.name == data if named else kind.holds(Path(data)))), None)
