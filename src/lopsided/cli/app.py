@@ -20,6 +20,7 @@ from lopsided.cli import cache, compare, demo, evaluate, export, find, look, pre
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
+from lopsided.stopping import STOPPING
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 _NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
@@ -89,7 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit.
 
     A user error prints one line and exits with code 2, an interruption with code 130. SIGTERM, with which clusters end
-    a job, interrupts as the keyboard does, so that locks are released. It exits with code 143.
+    a job, interrupts as the keyboard does, so that locks are released, but an epoch that ends soon is saved first. It
+    exits with code 143.
     """
     signal.signal(signal.SIGTERM, _terminate)
     _let_threads_sleep()
@@ -121,7 +123,7 @@ _terminations: list[int] = []
 def _terminate(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_IGN)  # Cleaning up must not be interrupted.
     _terminations.append(number)
-    raise KeyboardInterrupt
+    STOPPING.request()
 
 
 def _is_joined() -> bool:

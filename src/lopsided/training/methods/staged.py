@@ -23,6 +23,7 @@ from lopsided.models.machine import evaluating
 from lopsided.models.model import all_finite
 from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.seeds import derive_seed
+from lopsided.stopping import STOPPING
 from lopsided.training.checkpoint import State, load_strictly, restoring
 from lopsided.training.finishers import FINISHERS, Finisher
 from lopsided.training.loop import Loop, Stage, deferred_epoch, first_kept
@@ -126,33 +127,38 @@ class StagedTrainer(Trainer):
                         raise ValueError("the chosen weights were never evaluated, or are not finite")
         written = state.chosen
         self.log.stage(stage.name, epochs, len(stage.sampler))
-        while state.epoch < epochs and not selection.exhausted(state.epoch):
-            index = state.epoch
-            facts = loop.epoch(index, self.checkpoint)
-            due = self.checkpoint.due()
-            now = loop.tensors()
-            if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
-                loop.check_weights(all_finite(now.values()), index, self.checkpoint)
-            self.early = index < deferred_epoch(stage.settings)
-            # Without a judge nothing reads the average yet, and its statistics cost a pass over all images.
-            with loop.averaged(index) if stage.judge is not None else nullcontext():
-                found = stage.judge() if stage.judge is not None else {}
-                found = self.ranks.told(partial(dict, found))  # All ranks must select the same epoch despite rounding.
-                facts |= {f"val_{name}": value for name, value in found.items()}
-                state.history.append(facts)
-                rows = [row for row in state.history if row["stage"] == stage.name]
-                figure = figure_of(metric, rows[first:])
-                if index >= first and selection.update(index, figure) and figure is not None:
-                    best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
-                    state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
-            state.epoch, state.selection = index + 1, selection.to_dict()
-            state.seconds = perf_counter() - self.begin
-            self.log.epoch(index + 1, facts)
-            if due:
-                if state.chosen not in (None, written):
-                    self.checkpoint.save_weights(state.chosen, best)
-                    written = state.chosen
-                self.checkpoint.save(state, now)
+        # Ranks would have to agree on the epoch after which they stop.
+        with STOPPING.saving(self.ranks.size == 1 and self.checkpoint.folder is not None):
+            while state.epoch < epochs and not selection.exhausted(state.epoch):
+                index = state.epoch
+                facts = loop.epoch(index, self.checkpoint)
+                due = self.checkpoint.due() or STOPPING.requested
+                now = loop.tensors()
+                if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
+                    loop.check_weights(all_finite(now.values()), index, self.checkpoint)
+                self.early = index < deferred_epoch(stage.settings)
+                # Without a judge nothing reads the average yet, and its statistics cost a pass over all images.
+                with loop.averaged(index) if stage.judge is not None else nullcontext():
+                    found = stage.judge() if stage.judge is not None else {}
+                    found = self.ranks.told(
+                        partial(dict, found)
+                    )  # All ranks must select the same epoch despite rounding.
+                    facts |= {f"val_{name}": value for name, value in found.items()}
+                    state.history.append(facts)
+                    rows = [row for row in state.history if row["stage"] == stage.name]
+                    figure = figure_of(metric, rows[first:])
+                    if index >= first and selection.update(index, figure) and figure is not None:
+                        best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
+                        state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
+                state.epoch, state.selection = index + 1, selection.to_dict()
+                state.seconds = perf_counter() - self.begin
+                self.log.epoch(index + 1, facts)
+                if due:
+                    if state.chosen not in (None, written):
+                        self.checkpoint.save_weights(state.chosen, best)
+                        written = state.chosen
+                    self.checkpoint.save(state, now)
+                STOPPING.check()
         if best:
             load_strictly(stage.module, best)
             value = abs(selection.best or 0.0)
