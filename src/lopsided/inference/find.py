@@ -73,7 +73,8 @@ class Entry:
         """
         if self.key != pack.key:
             return False
-        return self.stamp == pack.stamp or self.content == hash_digests(hash_file(path).digest for path in pack.paths)
+        is_same = self.stamp != "" and self.stamp == pack.stamp
+        return is_same or self.content == hash_digests(hash_file(path).digest for path in pack.paths)
 
 
 class Journal:

@@ -22,7 +22,7 @@ from lopsided.data.decoding import FolderId, walk_images
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, csv_rows, read_columns, reading_csv
 from lopsided.data.sources.names import Patterns, Twins
 from lopsided.data.sources.remote import images_below
-from lopsided.data.stored import ImagePath, Place, is_address
+from lopsided.data.stored import ImagePath, Place, Stored, is_address
 from lopsided.errors import DataError, sentence
 from lopsided.inference.feature_cache import Features
 
@@ -177,8 +177,11 @@ def packs(paths: Iterable[ImagePath], size: int = PACK) -> Iterator[Pack]:
 
 
 def _stamp(paths: Iterable[ImagePath]) -> str:
+    """Return a hash of sizes and times of files; "" if there is a file of which only its content tells."""
     stamp = hashlib.sha256()
     for path in paths:
+        if isinstance(path, Stored):
+            return ""
         try:
             facts = os.stat(path)
             stamp.update(repr((facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)).encode())
