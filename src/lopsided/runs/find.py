@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lopsided.data.images import Progress
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
 from lopsided.data.stored import is_address
@@ -112,7 +113,7 @@ def find_in_pool(
         kept = [each.features for each in scorer.stream(paths) if each.features is not None]
         return np.concatenate([scorer.engine.average(scorer.split_views(each)) for each in kept])
 
-    def here(count: Counted | None) -> Mapper:
+    def here(count: Progress | None) -> Mapper:
         return partial(scorer.map, count=_within(count, total))
 
     with (
@@ -123,7 +124,7 @@ def find_in_pool(
     return Found(result, card, label, known, tuple(_facts(question, labelled, known, result, twins, like)))
 
 
-def _within(count: Counted | None, total: int) -> Counted | None:
+def _within(count: Progress | None, total: int) -> Progress | None:
     """Return what counts the images of a pack, given its number and how many of its images are done."""
     return None if count is None else lambda number, done: count(min(number * PACK + done, total), total)
 
