@@ -137,7 +137,10 @@ class Pace:
     def words(self, total: int) -> str:
         """Return rate and time left as text, or an empty text as long as they are unknown."""
         rate = self.rate
-        return f", {rate:,.0f}/s, {clock((total - self._done) / rate)} left" if rate > 0 else ""
+        if rate <= 0:
+            return ""
+        speed = f", {rate:,.0f}/s" if rate >= 1 else ""
+        return f"{speed}, {clock((total - self._done) / rate)} left"
 
 
 class Lines(Told):

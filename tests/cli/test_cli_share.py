@@ -102,7 +102,7 @@ def test_the_hub_folder_of_a_frozen_encoder_holds_its_parts_and_says_why(
     ended = call("export", tmp_path / "run", "--to", "hub-folder")
     assert ended.code == 0
     assert ended.err.startswith(
-        "timm cannot represent scaled features as one model, so the folder holds its parts and an ONNX file. "
+        "timm cannot represent scaled features as one model, so the folder holds its parts and an ONNX file."
     )
     assert "timm gives the features of each encoder on 5 images (largest relative difference " in ended.out
     assert ", and onnxruntime the probabilities (largest difference " in ended.out

@@ -63,28 +63,29 @@ def _width(model: Model) -> int:
 
 
 def _scaled(graph: Graph, features: str, model: Model, width: int) -> str:
-    """Scale the columns as ``Layout.scaled`` does: those of joint groups together, and others each by itself."""
+    """Scale the columns as ``Layout.scaled`` does: joint groups together, others each by itself, or not at all."""
     if model.scaling == "none":
         return features
     layout = model.layout or Layout.final(width // model.members)
-    sets: list[list[int]] = []
+    sets: list[tuple[list[int], bool]] = []
     for member in range(model.members):
-        start, joint = member * layout.width, []
+        start, joint = member * layout.width, list[int]()
         for group in layout.groups:
             columns = list(range(start, start + group.width))
             start += group.width
             if group.block.scaling == "joint":
                 joint += columns
-            elif group.block.scaling == "apart":
-                sets.append(columns)
             else:
-                raise UntranslatableError(f"columns scaled {group.block.scaling}")
-        sets.append(joint)
-    sets = [columns for columns in sets if columns]
-    parts = [_root(graph, _columns(graph, features, columns), POWERS[model.scaling]) for columns in sets]
-    if sets == [list(range(width))]:
+                sets.append((columns, group.block.scaling == "apart"))
+        sets.append((joint, True))
+    sets = [each for each in sets if each[0]]
+    parts = []
+    for columns, is_scaled in sets:
+        part = _columns(graph, features, columns)
+        parts.append(_root(graph, part, POWERS[model.scaling]) if is_scaled else part)
+    if len(parts) == 1:
         return parts[0]
-    order = np.argsort(np.concatenate(sets)).tolist()
+    order = np.argsort(np.concatenate([columns for columns, _ in sets])).tolist()
     return _columns(graph, graph.add("Concat", parts, axis=1), order)
 
 
