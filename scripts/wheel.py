@@ -35,9 +35,14 @@ COMMANDS = (
 """The commands of docs/start.md, with the recipe that takes seconds."""
 
 
-def absolute_links(text: str, base: str) -> str:
-    """Return Markdown with links to files below ``base`` instead of relative ones."""
-    return re.sub(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)", rf"]({base}/\1)", text)
+def absolute_links(text: str, home: str) -> str:
+    """Return Markdown with links to the repository ``home`` instead of relative ones; pictures are raw files."""
+
+    def link(found: re.Match[str]) -> str:
+        kind = "raw" if found[1] == "!" else "blob"
+        return f"{found[1]}[{found[2]}]({home}/{kind}/main/{found[3]})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?://|#|mailto:)([^)\s]+)\)", link, text)
 
 
 def build(out: Path, home: str | None) -> Path:
@@ -51,7 +56,7 @@ def build(out: Path, home: str | None) -> Path:
             (shutil.copytree if path.is_dir() else shutil.copy2)(path, copy / source)
         if home is not None:
             readme, project = copy / "README.md", copy / "pyproject.toml"
-            readme.write_text(absolute_links(readme.read_text("utf-8"), f"{home}/blob/main"), "utf-8")
+            readme.write_text(absolute_links(readme.read_text("utf-8"), home), "utf-8")
             urls = f'[project.urls]\nRepository = "{home}"\nChangelog = "{home}/blob/main/CHANGELOG.md"'
             project.write_text(project.read_text("utf-8").replace("[project.urls]", urls), "utf-8")
         subprocess.run([sys.executable, "-c", BUILD, out], cwd=copy, check=True, stdout=subprocess.DEVNULL)

@@ -278,12 +278,12 @@ def test_the_page_of_the_package_index_has_no_relative_link() -> None:
     assert spec.loader is not None
     wheel = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(wheel)
-    text = wheel.absolute_links((ROOT / "README.md").read_text(), "https://example.org/lopsided/blob/main")
+    text = wheel.absolute_links((ROOT / "README.md").read_text(), "https://example.org/lopsided")
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) > 20
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert "![The page of a run](https://example.org/lopsided/raw/main/docs/figures/report.png)" in text
     for link in links:
         if link.startswith("https://example.org/"):
-            assert (ROOT / link.removeprefix("https://example.org/lopsided/blob/main/").partition("#")[0]).exists(), (
-                link
-            )
+            path = re.sub(r"^https://example.org/lopsided/(blob|raw)/main/", "", link).partition("#")[0]
+            assert (ROOT / path).exists(), link
