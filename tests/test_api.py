@@ -72,6 +72,15 @@ def test_predictions_keep_order_and_number_of_the_images(run: lopsided.Run, phot
     assert predictions.unreadable == {str(broken): "not an image of a supported format"}
 
 
+def test_images_behind_an_address_are_predicted(run: lopsided.Run, photos: Path) -> None:
+    import fsspec
+
+    with fsspec.open("memory://inbox/a.png", "wb") as file:
+        file.write((photos / "dog" / "000.png").read_bytes())
+    predictions = run.predict("memory://inbox")
+    assert predictions.labels == run.predict(photos / "dog" / "000.png").labels
+
+
 def test_pictures_of_other_sizes_and_modes_are_predicted(run: lopsided.Run) -> None:
     pictures = [Image.new("L", (30, 20), 190), Image.new("RGBA", (5, 9), (60, 60, 60, 255)), Image.new("P", (12, 12))]
     assert len(run.predict(pictures).labels) == 3

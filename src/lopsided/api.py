@@ -26,6 +26,7 @@ from lopsided.runs.headline import headlines, judged_split
 from lopsided.runs.newest import folder_of, newest_run
 
 if TYPE_CHECKING:
+    from lopsided.data.stored import ImagePath
     from lopsided.inference.find import By, Row
     from lopsided.models.model import Model, ModelCard
 
@@ -135,27 +136,28 @@ class Run(folders.Run):
         ``decide``, ``prevalence`` and ``tta`` are as in ``lopsided predict``.
         """
         from lopsided.data.decoding import UnreadableImageError
-        from lopsided.data.given import given_images
-        from lopsided.data.images import FileImages
+        from lopsided.data.given import given_images, given_paths
+        from lopsided.data.stored import is_address
         from lopsided.inference.pool import find_images, is_table
         from lopsided.inference.scorer import Scorer
         from lopsided.runs.predict import answering
         from lopsided.runs.reopen import open_use
 
-        given = given_images(images)
-        if given is None:
+        named = given_paths(images)
+        given = None if named else given_images(images)
+        if not named and given is None:
             raise InputError("The images must be paths, Pillow images, arrays, or a data frame with a column path.")
         model, card = self._model(tta, quiet=quiet)
         use = open_use(self.folder, card, decide, prevalence)
         with counter("predicting", quiet=quiet) as progress:
-            if not isinstance(given, FileImages):
+            if given is not None:
                 p = use.probabilities(Scorer(model, card, cached="none", batch_size=batch_size).images(given))
                 names = tuple(f"image {place}" for place in range(len(given)))
                 return _predictions(card, names, p, use.decision.decide(p), {})
-            paths: Iterable[Path] = given.paths
-            total = len(given)
-            if any(path.is_dir() or is_table(path) for path in given.paths):
-                total, paths = find_images(given.paths)
+            paths: Iterable[ImagePath] = [Path(path).expanduser() for path in named]
+            total = len(named)
+            if any(is_address(path) or os.path.isdir(path) or is_table(Path(path)) for path in named):
+                total, paths = find_images(named)
             with answering(model, card, paths, use, total=total, batch_size=batch_size) as answers:
                 rows = list(_counted(answers, total, progress))
         p = np.full((len(rows), len(card.classes)), np.nan)

@@ -63,6 +63,14 @@ class Pictures(Images):
         return fit_image(self.pictures[index], image_size, channels)
 
 
+def given_paths(values: Any) -> list[str | os.PathLike[str]]:
+    """Return the paths that a user passed, in a list, a series or a data frame; none if it is something else."""
+    if hasattr(values, "columns"):
+        values = values[PATH] if PATH in values.columns else ()
+    entries = _entries(values)
+    return entries if all(_kind(entry) == "path" for entry in entries) else []
+
+
 def given_images(values: Any) -> Images | None:
     """Return what a user passed as images, or None if it is something else, such as vectors.
 
