@@ -27,7 +27,9 @@ from lopsided.runs.newest import folder_of, newest_run
 
 if TYPE_CHECKING:
     from lopsided.data.stored import ImagePath
+    from lopsided.evaluation.decision import Decision
     from lopsided.inference.find import By, Row
+    from lopsided.inference.predict import Familiarity
     from lopsided.models.model import Model, ModelCard
 
 PathLike = str | os.PathLike[str]
@@ -141,7 +143,7 @@ class Run(folders.Run):
         from lopsided.inference.pool import find_images, is_table
         from lopsided.inference.scorer import Scorer
         from lopsided.runs.predict import answering
-        from lopsided.runs.reopen import open_use
+        from lopsided.runs.reopen import open_familiarity, open_use
 
         named = given_paths(images)
         given = None if named else given_images(images)
@@ -149,30 +151,31 @@ class Run(folders.Run):
             raise InputError("The images must be paths, Pillow images, arrays, or a data frame with a column path.")
         model, card = self._model(tta, quiet=quiet)
         use = open_use(self.folder, card, decide, prevalence)
+        familiarity = open_familiarity(self.folder, card)
+        bank = None if familiarity is None else familiarity.bank
         with counter("predicting", quiet=quiet) as progress:
             if given is not None:
-                p = use.probabilities(Scorer(model, card, cached="none", batch_size=batch_size).images(given))
+                p, _, known = Scorer(model, card, cached="none", bank=bank, batch_size=batch_size).judge(given)
                 names = tuple(f"image {place}" for place in range(len(given)))
-                return _predictions(card, names, p, use.decision.decide(p), {})
+                return _predictions(card, names, use.probabilities(p), use.decision, {}, known, familiarity)
             paths: Iterable[ImagePath] = [Path(path).expanduser() for path in named]
             total = len(named)
             if any(is_address(path) or os.path.isdir(path) or is_table(Path(path)) for path in named):
                 total, paths = find_images(named)
-            with answering(model, card, paths, use, total=total, batch_size=batch_size) as answers:
+            with answering(model, card, paths, use, total=total, batch_size=batch_size, bank=bank) as answers:
                 rows = list(_counted(answers, total, progress))
         p = np.full((len(rows), len(card.classes)), np.nan)
         reasons: dict[str, str] = {}
-        for place, (path, answer) in enumerate(rows):
+        typicality = np.array([np.nan if typical is None else typical for _, _, typical in rows])
+        for place, (path, answer, _) in enumerate(rows):
             if isinstance(answer, UnreadableImageError):
                 reasons[str(path)] = answer.reason
             else:
                 p[place] = answer
-        decided = np.full(len(rows), -1)
-        readable = ~np.isnan(p).any(axis=1)
-        decided[readable] = use.decision.decide(p[readable])
         if reasons:
             warnings.warn(f"{len(reasons):,} of {len(rows):,} images are unreadable.", stacklevel=2)
-        return _predictions(card, tuple(str(path) for path, _ in rows), p, decided, reasons)
+        names = tuple(str(path) for path, _, _ in rows)
+        return _predictions(card, names, p, use.decision, reasons, typicality, familiarity)
 
     def evaluate(
         self,
@@ -315,7 +318,9 @@ class Predictions:
     """The classes of images. ``labels`` and the rows of ``probabilities`` are in the order of ``names``.
 
     The columns of ``probabilities`` are those of ``classes``. An image that cannot be read has the label None and
-    probabilities NaN; ``unreadable`` gives the reason.
+    probabilities NaN; ``unreadable`` gives the reason. ``typicality`` and ``unfamiliar`` say whether an image is unlike
+    the training images; they are None if the model does not know. ``sets`` are the classes that an image may be of,
+    with the rule ``sets``.
     """
 
     names: tuple[str, ...]
@@ -323,6 +328,9 @@ class Predictions:
     labels: tuple[str | None, ...]
     probabilities: npt.NDArray[np.float64]
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    typicality: npt.NDArray[np.float64] | None = None
+    unfamiliar: npt.NDArray[np.bool_] | None = None
+    sets: tuple[tuple[str, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -331,7 +339,11 @@ class Predictions:
         """Return a data frame of pandas with the columns of ``lopsided predict``."""
         import pandas as pd
 
-        columns = {f"p:{name}": self.probabilities[:, place] for place, name in enumerate(self.classes)}
+        columns: dict[str, Any] = {f"p:{name}": self.probabilities[:, i] for i, name in enumerate(self.classes)}
+        if self.sets is not None:
+            columns["set"] = ["|".join(chosen) for chosen in self.sets]
+        if self.typicality is not None:
+            columns |= {"typicality": self.typicality, "unfamiliar": self.unfamiliar}
         return pd.DataFrame({"path": list(self.names), "predicted": list(self.labels), **columns})
 
     def _repr_html_(self) -> str:
@@ -349,11 +361,17 @@ def _predictions(
     card: ModelCard,
     names: tuple[str, ...],
     p: npt.NDArray[np.float64],
-    decided: npt.NDArray[np.int64],
+    decision: Decision,
     unreadable: Mapping[str, str],
+    typicality: npt.NDArray[np.float64] | None,
+    familiarity: Familiarity | None,
 ) -> Predictions:
-    labels = tuple(None if place < 0 else card.classes[place] for place in decided.tolist())
-    return Predictions(names, card.classes, labels, p, unreadable)
+    labels = tuple(None if np.isnan(row).any() else decision.answer(row, card.classes) for row in p)
+    sets = tuple(tuple(decision.set_of(row, card.classes) or ()) for row in p) if decision.sets else None
+    if familiarity is None or typicality is None:
+        return Predictions(names, card.classes, labels, p, unreadable, sets=sets)
+    unfamiliar = familiarity.bank.is_unfamiliar(typicality, familiarity.asked)
+    return Predictions(names, card.classes, labels, p, unreadable, typicality, unfamiliar, sets)
 
 
 def _counted(items: Iterable[V], total: int, progress: Counted | None) -> Iterator[V]:

@@ -322,6 +322,70 @@ WORDS = [
         notes.labelled_left_out(1, like=True),
         "One image is byte-identical to a labelled image of the run or of --like and left out.",
     ),
+    (
+        notes.typicality(1228, guessed=False),
+        "Images unlike the training images are recognised by comparison with 1,228 of them.",
+    ),
+    (
+        notes.typicality(42, guessed=True),
+        "Images unlike the training images are recognised by comparison with 42 of them. With so few, the share of "
+        "false alarms is an estimate.",
+    ),
+    (
+        notes.no_typicality("there are no validation images"),
+        "The model cannot recognise images unlike the training images: there are no validation images.",
+    ),
+    (
+        notes.unfamiliar_images(31, 500, 0.01),
+        "31 of 500 images are unlike the training images. About 5.0 would be expected of 500 images like them. A new "
+        "kind of object on the same camera may not be noticed.",
+    ),
+    (
+        notes.unfamiliar_images(1, 1, 0.01),
+        "One image is unlike the training images. About 0.0 would be expected of 1 images like them. A new kind of "
+        "object on the same camera may not be noticed.",
+    ),
+    (
+        notes.level_not_reached(0.001, 1 / 121, 120),
+        "With 120 known images, the lowest level is 0.00826 instead of 0.001: an image is marked if it is farther away "
+        "than every known image.",
+    ),
+    (
+        notes.no_bank(),
+        "The model has no bank of known images, so unfamiliar images are not marked. Train it again to get one.",
+    ),
+    (
+        notes.unfamiliar_left_out(2),
+        "2 images are unlike the training images and left out. Keep them with --unfamiliar mark.",
+    ),
+    (
+        cautions.cheap_cues("df", {"brightness": 0.812, "all of these together": 0.86}),
+        "Brightness alone separates df from the other images with an AUROC of 0.81, all of these together with 0.86: "
+        "were they photographed differently? Then the model may know the camera instead of the object.",
+    ),
+    (
+        notes.left_out_sources(
+            "camera",
+            ["mel", "df"],
+            [
+                {"source": "a", "counts": [20, 3], "auroc": 0.912, "uwa": 0.8},
+                {"source": "b", "counts": [9, 0], "auroc": None, "uwa": None},
+            ],
+            0.957,
+        ),
+        "Trained without a source (camera) and tested on it: a AUROC 0.912 (20 mel, 3 df); b no AUROC, because a class "
+        "is missing (9 mel, 0 df). By folds: 0.957.",
+    ),
+    (
+        cautions.worse_source("a", 0.771, 0.957),
+        "On images of the source a, a model that was trained without it has an AUROC of 0.771 instead of 0.957 by "
+        "folds: the metrics hold for images of the known sources, not for those of a new one.",
+    ),
+    (
+        cautions.drift(31, 500, 0.01, 0.0001),
+        "These images differ from the training images (p < 0.001): 6.2% are unfamiliar instead of 1.0%, or their "
+        "typicality has another distribution. The metrics of the run may not hold for them.",
+    ),
     (notes.known_images(3, 9), "Compared with 3 known images of the class and 9 of other classes."),
     (notes.earlier_scores(7), "Continued: the scores of 7 images are those of an earlier call."),
     (notes.small_pool(7, 500), "The pool has only 7 images to list, fewer than --top 500."),

@@ -215,7 +215,7 @@ def test_the_program_in_the_docs_answers_as_predict_does(
     torch.manual_seed(0)
     model = Model(network, ClassifierHead(features, len(CLASSES)), card.mean, card.std)
     paths = write_photographs(tmp_path / "photos")
-    odds = np.sort([np.log(p[1] / p[0]) for _, p in answers_of(Scorer(model, card).stream(paths))])
+    odds = np.sort([np.log(p[1] / p[0]) for _, p, _ in answers_of(Scorer(model, card).stream(paths))])
     widest = int(np.argmax(np.diff(odds)))
     with torch.no_grad():  # Some answers are one class, some the other, and none is a draw.
         model.classifier.bias[1] -= float(odds[widest : widest + 2].mean())
@@ -227,7 +227,7 @@ def test_the_program_in_the_docs_answers_as_predict_does(
     names: dict = {}
     exec(program[1], names)
     answers = names["predict"](paths)
-    expected = dict(answers_of(Scorer(model, card).stream(paths)))
+    expected = {path: answer for path, answer, _ in answers_of(Scorer(model, card).stream(paths))}
     assert len({label for label, _ in answers}) == 2, "A model with one answer would prove nothing."
     for path, (label, row) in zip(paths, answers, strict=True):
         np.testing.assert_allclose(row, expected[path], atol=1e-4, err_msg=path.name)

@@ -252,10 +252,11 @@ def test_packs_give_the_answers_of_predict_and_list_what_is_broken(tmp_path: Pat
     photos = write_photos(tmp_path / "photos", {"cat": 5, "dog": 4})
     (photos / "cat" / "002.png").write_bytes(b"")
     paths = [*find_images([photos])[1], tmp_path / "gone.png"]
-    expected = dict(answers_of(Scorer(*model).stream(paths)))
+    expected = {path: answer for path, answer, _ in answers_of(Scorer(*model).stream(paths))}
     counts: list[tuple[int, int]] = []
     scorer = Scorer(*model, batch_size=2)
-    found = dict(answers_of(scorer.map(packs(paths, 4), lambda number, done: counts.append((number, done)))))
+    answers = answers_of(scorer.map(packs(paths, 4), lambda number, done: counts.append((number, done))))
+    found = {path: answer for path, answer, _ in answers}
     assert counts == [(0, 2), (0, 4), (1, 2), (1, 4), (2, 2)], "Images are counted inside a pack, too."
     assert list(found) == paths
     for path, answer in found.items():

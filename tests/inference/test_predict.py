@@ -81,8 +81,8 @@ def test_a_stream_in_small_batches_gives_what_one_batch_gives(model: tuple, phot
     paths = list(images)
     expected = Scorer(*model, batch_size=100).images(FileImages(paths))
     answers = list(answers_of(Scorer(*model, batch_size=2, workers=3).stream(paths)))
-    assert [path for path, _ in answers] == paths
-    np.testing.assert_allclose(np.stack([p for _, p in answers]), expected, atol=1e-6)
+    assert [path for path, _, _ in answers] == paths
+    np.testing.assert_allclose(np.stack([p for _, p, _ in answers]), expected, atol=1e-6)
     assert len(np.unique(expected, axis=0)) == len(paths)
 
 
@@ -174,7 +174,8 @@ def test_an_image_of_another_size_is_refused_where_the_model_does_not_resize(mod
     from PIL import Image
 
     Image.new("RGB", (20, 10)).save(large)
-    answers = dict(answers_of(Scorer(network, fixed).stream(find_images([photos])[1])))
+    scores = Scorer(network, fixed).stream(find_images([photos])[1])
+    answers = {path: answer for path, answer, _ in answers_of(scores)}
     assert answers[large].reason == f"20 x 10 pixels, but the model takes {SIZE} x {SIZE}"
     assert sum(not isinstance(answer, DataError) for answer in answers.values()) == 9
 

@@ -41,7 +41,7 @@ def test_features_that_an_earlier_run_cached_are_not_computed_again(
     monkeypatch.setattr(decoding.Image, "open", lambda *_, **__: opened.append(1))
     again = Scorer(*model, cached="begun")
     np.testing.assert_array_equal(again.images(FileImages(paths)), p)
-    answers = dict(answers_of(again.stream(paths)))
+    answers = {path: answer for path, answer, _ in answers_of(again.stream(paths))}
     np.testing.assert_allclose(np.array([answers[path] for path in paths]), p, rtol=1e-6)
     assert not opened
 

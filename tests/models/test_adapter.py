@@ -11,7 +11,7 @@ import torch
 
 from lopsided.errors import RunError
 from lopsided.inference.engine import Engine
-from lopsided.inference.export import INPUT, export_onnx
+from lopsided.inference.export import INPUTS, export_onnx
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, adapter_width
 from lopsided.models.model import AdapterCard, Model, ModelCard, load_model, save_model
@@ -127,6 +127,6 @@ def test_the_onnx_file_of_a_model_with_heads_agrees_with_torch(tmp_path: Path) -
     export_onnx(model, card, tmp_path / "model.onnx")
     images = torch.rand(5, 3, SIZE, SIZE)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    found = session.run(["probabilities"], {INPUT: images.numpy()})[0]
+    found = session.run(["probabilities"], {INPUTS["image"]: images.numpy()})[0]
     with torch.no_grad():
         np.testing.assert_allclose(found, model(images).softmax(dim=1).numpy(), atol=1e-4)

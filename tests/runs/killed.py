@@ -30,9 +30,9 @@ def predict(folder: Path, fatal: int = 0) -> None:
 
     if fatal:
         die_at_write(fatal, folder)
-    answers = [(Path(f"{i}.png"), np.array([i / 1000, 1 - i / 1000])) for i in range(1000)]
+    answers = [(Path(f"{i}.png"), np.array([i / 1000, 1 - i / 1000]), None) for i in range(1000)]
     broken = Path("broken.png")
-    stream = [*answers, (broken, UnreadableImageError(broken, "no image"))]
+    stream = [*answers, (broken, UnreadableImageError(broken, "no image"), None)]
     write_predictions(stream, ["cat", "dog"], folder / "answers.csv")
 
 

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from forked import CONTEXT
 from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs import driver
 from lopsided.runs.cell import Cell
 from lopsided.runs.driver import Outcome
-from lopsided.runs.engines import LOST, local
+from lopsided.runs.engines import LOST
 from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.folder import Run
 from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
@@ -476,14 +475,15 @@ def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
     cells = [tiny_recipe(photos, 30, seed=seed) for seed in range(2)]
     bad = tiny_recipe(photos, **{"data.scenario": "10:90,total=100"})
     killed: list[str] = []
+    environments: list[str] = []
 
     def kill() -> None:
         pids = wait_until(lambda: workers_of(tmp_path))
         cell, pid = next(iter(pids.items()))
+        environments.append(Path(f"/proc/{pid}/environ").read_text())
         os.kill(pid, signal.SIGKILL)
         killed.append(cell)
 
-    monkeypatch.setattr(local, "get_context", lambda _: CONTEXT)  # Workers that need not import torch.
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     killer = threading.Thread(target=kill)
     killer.start()
@@ -492,6 +492,7 @@ def test_a_worker_that_is_killed_takes_no_other_cell_along_and_its_own_goes_on(
     killer.join()
     assert seeds(outcome) == [0, 1]
     assert [record.threads for record in outcome.done] == [1, 1]
+    assert "OMP_NUM_THREADS=1" in environments[0].split("\0")  # Seen by torch when it is imported.
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert [(failure.cell, again) for failure, again in view.failures if again] == [(killed[0], True)]
     for recipe in cells:
@@ -529,7 +530,7 @@ def start_driver(folder: Path, workers: int, cells: list[Recipe]) -> subprocess.
         [sys.executable, "-c", textwrap.dedent(DRIVER), str(folder), str(workers), *map(str, paths)],
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(OMP_NUM_THREADS="3"),
+        env=environment(),
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  It takes no lock.
     )
@@ -544,8 +545,6 @@ def test_workers_end_with_their_sweep_however_it_ends_and_their_cells_go_on_late
     folder = tmp_path / "sweep"
     driver = start_driver(folder, workers, cells)
     pids = wait_until(lambda: len(found := workers_of(folder)) == workers and found)
-    for pid in pids.values():
-        assert "OMP_NUM_THREADS=1" in Path(f"/proc/{pid}/environ").read_text().split("\0")  # Seen by torch.
     if number == signal.SIGINT:
         os.killpg(driver.pid, number)  # A terminal interrupts all processes of the command.
     else:

@@ -84,8 +84,8 @@ def loaded(seen: list[tuple[str, list[int]]]) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cl", "fcl", "acl", "afcl", "ce", "weighted-ce", "focal"])
 def test_every_loss_learns_to_tell_stripes_apart(loss: str) -> None:
-    source = stripes({"many": 90, "some": 40, "few": 24})
-    changes = {"encoder_training__epochs": 9, "classifier__epochs": 9, "classifier__lr": 0.05, "data__test": 0.25}
+    source = stripes({"many": 120, "some": 40, "few": 24})
+    changes = {"encoder_training__epochs": 12, "classifier__epochs": 15, "classifier__lr": 0.05, "data__test": 0.25}
     fitted = fit(tiny(encoder_training__loss=loss, **changes, **PLAIN), source)
     assert fitted.test is not None
     assert fitted.test.y_true is not None

@@ -32,8 +32,8 @@ def changes_of(loss: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", NEW)
 def test_every_method_learns_to_tell_stripes_apart(loss: str) -> None:
-    source = stripes({"many": 90, "few": 30})
-    more = {"encoder_training__epochs": 10, "classifier__epochs": 10, "classifier__lr": 0.05, "data__test": 0.25}
+    source = stripes({"many": 140, "few": 30})
+    more = {"encoder_training__epochs": 15, "classifier__epochs": 15, "classifier__lr": 0.05, "data__test": 0.25}
     fitted = fit(tiny(**changes_of(loss, **more)), source)
     assert fitted.test is not None
     assert fitted.test.y_true is not None

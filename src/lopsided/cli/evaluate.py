@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lopsided.cli.familiar import Level, tell_facts
 from lopsided.cli.options import (
     AllowOutside,
     BatchSize,
@@ -24,7 +25,7 @@ from lopsided.cli.options import (
     Quiet,
     Tta,
 )
-from lopsided.cli.output import check_out, figures_table, say, say_replaced, show, show_json
+from lopsided.cli.output import check_out, figures_table, interval, say, say_replaced, show, show_json, table
 from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError
 
@@ -67,6 +68,7 @@ def evaluate(
     allow_outside: AllowOutside = False,
     decide: Decide = None,
     prevalence: Prevalence = None,
+    level: Level = None,
     tta: Tta = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
@@ -112,6 +114,7 @@ def evaluate(
         ),
         decide=decide,
         prevalence=prevalence,
+        level=level,
         tta=tta,
         batch_size=batch_size,
         device=device,
@@ -120,6 +123,7 @@ def evaluate(
     )
     for warning in evaluated.warnings:
         say(f"warning: {warning}")
+    tell_facts(evaluated.facts, quiet=quiet)
     result = evaluated.result
     _write(result, out, quiet=quiet)
     if as_json:
@@ -140,9 +144,26 @@ def _write(result: Mapping[str, Any], out: Path | None, *, quiet: bool) -> None:
         files.atomic_write(out, json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
+def _trade_off_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the table of what a person must see and which errors are left, if the rule asks a person."""
+    if "trade_off" not in result:
+        return []
+    rows = [
+        [f"{point['error']:g}", interval(point["asked"]), interval(point["errors"])] for point in result["trade_off"]
+    ]
+    return [table(["abstain", "a person sees", "errors left"], rows)]
+
+
 def _show(result: Mapping[str, Any], what: str, rule: str, out: Path | None) -> None:
+    from lopsided.evaluation.doubt import doubt_words
+
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
     show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}\n\n{rule}")
+    for line in [*doubt_words(result), *_trade_off_lines(result)]:
+        show(f"\n{line}")
+    if "familiar" in result:
+        familiar = result["familiar"]
+        show(f"\nWithout unfamiliar images: {familiar['num_images']:,} images\n\n{figures_table(familiar)}")
     if out is not None:
         show(f"\nWritten to {out}.")

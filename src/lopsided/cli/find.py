@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from lopsided.cli.familiar import Level, Unfamiliar
 from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet
 from lopsided.cli.options import words as choices
 from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
@@ -54,6 +55,8 @@ def find(
         float, typer.Option(help="Weight of diversity among the first, from 0 (none) to below 1; 0.3 is a start.")
     ] = 0.0,
     prevalence: Prevalence = None,
+    unfamiliar: Unfamiliar = None,
+    level: Level = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page to look through and mark.")] = True,
     include: Include = None,
     exclude: Exclude = None,
@@ -70,6 +73,9 @@ def find(
     data are left out. The page next to it shows them, to be marked by
     keyboard: y, n or s. It saves the marks as a CSV file, which `lopsided fit
     DATA --more marks.csv` adds to the training images.
+
+    Images unlike the training images, such as charts in an archive of
+    photographs, are left out; --unfamiliar mark keeps and marks them.
 
     The pool is read once, in constant memory. After an interruption, the same
     command continues. --engine ray shares the work among the machines of a
@@ -109,6 +115,8 @@ def find(
                 diverse=diverse,
                 like=like or (),
                 prevalence=prevalence,
+                unfamiliar=unfamiliar,
+                level=level,
                 patterns=Patterns(include or (), exclude or ()),
                 allow_outside=allow_outside,
                 device=device,
@@ -150,6 +158,7 @@ def _tell(found: Found, out: Path, *, page: bool, quiet: bool, as_json: bool) ->
             "listed": len(result.rows),
             "images": result.images,
             "known": result.known,
+            "unfamiliar": result.unfamiliar,
             "unreadable": result.unreadable,
         }
         show_json(facts)

@@ -20,6 +20,7 @@ FIELDS = {
     "encoder.name": "encoder",
     "data.group": "group",
     "data.group_from": "group_from",
+    "data.origin": "source",
     "data.folds": "folds",
     "data.more": "more",
     "decision.rule": "decide",
@@ -77,6 +78,10 @@ Encoder = Annotated[str | None, option(TRAIN, "Name of a timm model, for example
 Group = Annotated[
     str | None,
     option(TRAIN, "Table column of groups, such as patient, or parent for folders. A group stays in one split."),
+]
+Source = Annotated[
+    str | None,
+    option(TRAIN, "Table column of sources, such as cameras: also test on each one without training on it."),
 ]
 GroupFrom = Annotated[str | None, group_from_option(TRAIN)]
 Folds = Annotated[

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lopsided.cli.familiar import Level, Unfamiliar, tell_facts
 from lopsided.cli.options import (
     AllowOutside,
     BatchSize,
@@ -40,7 +41,8 @@ from lopsided.errors import InputError
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
     from lopsided.data.sources.names import Patterns
-    from lopsided.inference.predict import Summary
+    from lopsided.inference.predict import Answer, Familiarity, Summary, Use
+    from lopsided.models.model import Model, ModelCard
     from lopsided.runs.find import Elsewhere
 
 
@@ -61,6 +63,15 @@ def predict(
     exclude: Exclude = None,
     decide: Decide = None,
     prevalence: Prevalence = None,
+    unfamiliar: Unfamiliar = None,
+    level: Level = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for a picture of each image: red where it speaks for the decided class, blue where not.",
+            show_default=False,
+        ),
+    ] = None,
     tta: Tta = None,
     allow_outside: AllowOutside = False,
     batch_size: BatchSize = 64,
@@ -73,10 +84,17 @@ def predict(
 
     The CSV has the columns path and predicted, and one column p:CLASS with the
     probability of each class. The decision rule of the model, or --decide,
-    decides for the predicted class. It need not be the most probable one. Images that cannot be read are skipped and
-    listed on stderr. With --out, they are also listed in *.unreadable.csv next
-    to the CSV file. With --json and without --out, each output line is the
-    JSON object of one image. --engine ray shares the work among the machines
+    decides for the predicted class. It need not be the most probable one.
+
+    The column typicality is the share of training images that are less
+    typical than the image, and unfamiliar says whether it is unlike them:
+    an image of another kind, such as a chart among photographs. A new object
+    on the same camera may not be noticed.
+
+    Images that cannot be read are skipped and listed on stderr. With --out,
+    they are also listed in *.unreadable.csv next to the CSV file. With --json
+    and without --out, each output line is the JSON object of one image.
+    --engine ray shares the work among the machines
     of a cluster, which must see the images at the same paths.
 
     \b
@@ -84,16 +102,19 @@ def predict(
       lopsided predict photo.jpg
       lopsided predict inbox --out answers.csv
       lopsided predict run inbox --exclude "*_mask.*" --out answers.csv
+      lopsided predict run inbox --unfamiliar first --out answers.csv
+      lopsided predict run inbox --maps where-it-looked --out answers.csv
       lopsided predict run inbox | sort -t, -k3 -g
     """
     from lopsided.data.sources.names import Patterns, Twins
     from lopsided.data.stored import ImagePath, is_address
+    from lopsided.facts import notes
     from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
     from lopsided.progress import counter
     from lopsided.recipe.views import parse_tta
     from lopsided.runs.newest import run_and_words
-    from lopsided.runs.reopen import open_model, open_use, use_views
+    from lopsided.runs.reopen import open_familiarity, open_model, open_use, use_views
 
     run, images = run_and_words(words, quiet=quiet)
     if not images:
@@ -122,6 +143,7 @@ def predict(
     model, card = open_model(run, device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=quiet)
     use = open_use(run, card, decide, prevalence)
+    familiarity = open_familiarity(run, card, unfamiliar, level)
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
         say(rule_words(use.decision, card.classes))
@@ -130,20 +152,38 @@ def predict(
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with (
         answering(
-            model, card, paths, use, total=total, batch_size=batch_size, elsewhere=elsewhere, tables=tables
-        ) as answers,
+            model,
+            card,
+            paths,
+            use,
+            total=total,
+            batch_size=batch_size,
+            elsewhere=elsewhere,
+            tables=tables,
+            bank=None if familiarity is None else familiarity.bank,
+        ) as given,
         counter("predicting", quiet=quiet) as progress,
     ):
+        answers = _mapped(given, model, card, use, maps)
         if out is None:
-            summary = stream.stream_predictions(answers, card.classes, target, as_json=as_json, decision=use.decision)
+            summary = stream.stream_predictions(
+                answers, card.classes, target, as_json=as_json, decision=use.decision, familiarity=familiarity
+            )
             stream.check_any(summary)
         else:
             if not quiet:
                 say_replaced(out)
             summary = stream.write_predictions(
-                answers, card.classes, out, decision=use.decision, total=total, progress=progress
+                answers,
+                card.classes,
+                out,
+                decision=use.decision,
+                familiarity=familiarity,
+                total=total,
+                progress=progress,
             )
-    _tell(summary, out, as_json=as_json)
+    _tell(summary, out, familiarity, as_json=as_json)
+    tell_facts([notes.no_bank()] if familiarity is None else familiarity.facts(), quiet=quiet)
 
 
 def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere | None) -> list[Listing]:
@@ -157,13 +197,27 @@ def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere
     return [list_vectors(Path(table), None, labelled=False) for table in tables]
 
 
-def _tell(summary: Summary, out: Path | None, *, as_json: bool) -> None:
+def _mapped(
+    answers: Iterator[Answer], model: Model, card: ModelCard, use: Use, folder: Path | None
+) -> Iterator[Answer]:
+    """Return the answers, with pictures of where the model looked on the way if there is a folder for them."""
+    if folder is None:
+        return answers
+    from lopsided.inference.maps import Maps, write_maps
+
+    return write_maps(answers, Maps(model, card), use.decision, folder)
+
+
+def _tell(summary: Summary, out: Path | None, familiarity: Familiarity | None, *, as_json: bool) -> None:
     tell_unreadable([(str(error.path), error.reason) for error in summary.unreadable], summary.num_unreadable, out)
+    seen = {} if familiarity is None else familiarity.to_dict()
     if out is not None and as_json:
-        show_json({"out": str(out), **summary.to_dict()})
+        show_json({"out": str(out), **summary.to_dict(), **seen})
     elif out is not None:
         numbers = ", ".join(f"{number:,} {shortened(name)}" for name, number in summary.predicted.items())
-        show(f"{summary.num_predicted:,} images predicted ({numbers}), {summary.num_unreadable:,} unreadable: {out}")
+        dropped = f", {summary.num_dropped:,} unfamiliar left out" if summary.num_dropped else ""
+        words = f"{summary.num_predicted:,} images predicted ({numbers}){dropped}"
+        show(f"{words}, {summary.num_unreadable:,} unreadable: {out}")
 
 
 def _warn_of_formulas(classes: Sequence[str]) -> None:

@@ -32,6 +32,10 @@ def report(
             autocompletion=words("pca", "tsne", "umap"),
         ),
     ] = "pca",
+    maps: Annotated[
+        bool,
+        typer.Option("--maps", help="For a run: also show where the model looked, for mistakes and doubtful labels."),
+    ] = False,
     runs: Annotated[bool, typer.Option("--runs", help="For a sweep: also write a page for each run.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     allow_outside: AllowOutside = False,
@@ -55,6 +59,7 @@ def report(
       lopsided report --open
       lopsided report run
       lopsided report run --map tsne --out for-a-friend.html --open
+      lopsided report run --maps
       lopsided report sweep --runs
     """
     from lopsided.paper.page import is_of_paper, sweep_page
@@ -70,6 +75,8 @@ def report(
     if runs:
         with counter("writing pages", quiet=quiet) as progress:
             pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
+    if maps:
+        _make_maps(folder, quiet=quiet)
     page = sweep_page if of_paper else None
     with counter("making the page", quiet=quiet) as progress:
         written = write_report(
@@ -94,3 +101,16 @@ def report(
             say(f"No page of {run}: {error}")
         say(f"{len(pages.failed):,} of {pages.written + len(pages.failed):,} runs have no page.")
         raise typer.Exit(1)
+
+
+def _make_maps(folder: Path, *, quiet: bool) -> None:
+    """Write maps of the images that the page of a run shows into its folder."""
+    from lopsided.progress import counter
+    from lopsided.reports.run_page import shown_images
+    from lopsided.runs.maps import make_maps
+
+    wanted = shown_images(folder)
+    with counter("looking where the model looked", quiet=quiet) as progress:
+        number = make_maps(folder, wanted, progress) if wanted else 0
+    if not quiet and number < len(wanted):
+        say(f"{len(wanted) - number:,} of {len(wanted):,} images are gone, so that they have no map.")

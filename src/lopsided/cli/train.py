@@ -42,6 +42,7 @@ def fit(
     encoder: options.Encoder = None,
     group: options.Group = None,
     group_from: options.GroupFrom = None,
+    source: options.Source = None,
     folds: options.Folds = None,
     decide: options.Decide = None,
     auto: options.Auto = False,

@@ -88,6 +88,26 @@ class StreamedInputs(Inputs):
                 yield waiting[0], waiting[1].result()
 
 
+class ChosenInputs(Inputs):
+    """Some rows of other inputs."""
+
+    def __init__(self, inputs: Inputs, rows: Indices) -> None:
+        self.inputs, self.rows = inputs, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, rows: Indices) -> Tensor:
+        """Return the inputs at ``rows``, in that order."""
+        return self.inputs.batch(self.rows[rows])
+
+    def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
+        """Yield each part with its inputs."""
+        chosen = list(parts)
+        for rows, (_, batch) in zip(chosen, self.inputs.batches(self.rows[rows] for rows in chosen), strict=True):
+            yield rows, batch
+
+
 def row_batches(num: int, size: int) -> Iterator[Indices]:
     """Yield the rows 0 to ``num`` - 1 in order, ``size`` at a time."""
     for start in range(0, num, size):
@@ -110,6 +130,12 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, rows: Indices) -> Part:
+        """Return some of the inputs."""
+        groups = None if self.groups is None else self.groups[rows]
+        digests = None if self.digests is None else tuple(self.digests[row] for row in rows)
+        return Part(ChosenInputs(self.inputs, rows), self.labels[rows], groups, digests)
 
 
 @dataclass(frozen=True, eq=False)

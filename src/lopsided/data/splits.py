@@ -236,7 +236,14 @@ def fold_recipes(recipe: Recipe) -> list[Recipe]:
 
 def whole_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe of the model that is trained on all images, without a test split."""
-    changes = {"data.folds": None, "data.repeats": 1, "data.test": 0.0, "final": "auto", "compare_quick": False}
+    changes = {
+        "data.folds": None,
+        "data.repeats": 1,
+        "data.origin": None,
+        "data.test": 0.0,
+        "final": "auto",
+        "compare_quick": False,
+    }
     return recipe.vouched({**changes, "decision.rule": plain_rule(recipe)})
 
 

@@ -34,14 +34,16 @@ from lopsided.estimator.fitting import (
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
-from lopsided.files import atomic_write
+from lopsided.files import atomic_write, make_folder
 from lopsided.inference.engine import Engine
-from lopsided.inference.scorer import Scorer, check_finite
+from lopsided.inference.familiar import load_bank, save_bank
+from lopsided.inference.scorer import Scored, Scorer, check_finite
 from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import ModelCard, load_model, save_model
 from lopsided.recipe import Recipe
 from lopsided.training.decide import recalibrate
+from lopsided.training.familiar import familiar_images
 from lopsided.training.methods import Trainer
 from lopsided.training.prior import settled_prior
 
@@ -131,6 +133,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         set_size = recipe.data.image_size is not None or samples.side is not None
         self.resizes_ = set_size or recipe.augment.normalisation == "weights"
         self.model_, self.card_, self.history_ = trainer.model, trainer.card, state.history
+        self.bank_ = familiar_images(trainer)
         return self
 
     def _settle(
@@ -186,6 +189,28 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         scores = self.card_.decision.scores(probabilities)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
+    def predict_set(self, X: Any) -> list[npt.NDArray[Any]]:
+        """Return the classes that each sample may be of, by the rule ``decide="sets:0.95"``.
+
+        Each class is in the set of at least 95 % of its samples. With another rule, a set holds the predicted class.
+        """
+        check_is_fitted(self)
+        probabilities = self._predict(X).probabilities
+        check_finite(probabilities)
+        return [self.classes_[held] for held in self.card_.decision.members(probabilities)]
+
+    def typicality(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return the share of known samples that are less typical than each sample, (n,).
+
+        It is a p-value: at most 1 % of samples like those of ``fit`` have a typicality of 0.01 or less. Raise
+        ``RunError`` if the encoder was trained without held-out samples (``val``), which a comparison needs.
+        """
+        found = self._predict(X).typicality
+        if found is None:
+            do = "Fit with val=0.2, or use LopsidedClassifier."
+            raise RunError(f"The estimator knows no samples to compare with. {do}")
+        return found
+
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
         """Return the encoder's features (n, f)."""
         return self._predict(X)[1]
@@ -214,7 +239,8 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
             "resizes": self.resizes_,
             "columns": self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None,
         }
-        self.card_ = save_model(Path(folder), self.model_, self.card_)
+        make_folder(folder)
+        self.card_ = save_model(Path(folder), self.model_, save_bank(Path(folder), self.bank_, self.card_))
         atomic_write(Path(folder) / FILE_NAME, json.dumps(content, indent=2, default=plain) + "\n")
 
     @classmethod
@@ -235,6 +261,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         estimator.resizes_ = bool(content.get("resizes", set_size is not None))
         estimator.set_params(device=device)
         estimator.classes_, estimator.model_, estimator.card_, estimator.history_ = classes, model, card, []
+        estimator.bank_ = load_bank(Path(folder), card)
         if card.kind == "vector":
             estimator.n_features_in_ = card.shape[0]
         if content.get("columns") is not None:
@@ -270,7 +297,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
             changes.setdefault("encoder.views", "none")  # Those of the recipe are meant for images.
         return base.override(**plain_numbers(changes))
 
-    def _predict(self, X: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
+    def _predict(self, X: Any) -> Scored:
         check_is_fitted(self)
         X = images_or_vectors(X)
         if isinstance(X, Images) != (self.card_.kind == "image"):
@@ -287,7 +314,9 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         with threads(self.num_threads):
             # An engine of onnxruntime takes a moment to build, which a few images are not worth.
             engine = Engine(self.model_, self.card_.shape, fast=len(inputs) > _FEW)
-            scorer = Scorer(self.model_, self.card_, engine=engine, cached="none", batch_size=PREDICT_BATCH)
+            scorer = Scorer(
+                self.model_, self.card_, engine=engine, cached="none", bank=self.bank_, batch_size=PREDICT_BATCH
+            )
             return scorer.score(inputs)
 
     def _check_size(self, images: Images) -> None:

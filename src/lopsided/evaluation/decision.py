@@ -10,6 +10,8 @@ weights of its loss. The rules use both.
     recall, precision, alarms, threshold
                  the target class if p_target >= t, otherwise the best other class by ``balanced``
     tuned        argmax a log p_c + b_c, with a and b fitted to held-back images
+    sets         every class with p_c >= t_c (``evaluation.sets``); the best of them is that of ``balanced``
+    abstain      argmax p_c if it is at least 1 - error, otherwise a person is asked
 
 ``tuned`` maximises the mean over the classes of the mean log-likelihood of a class. A penalty keeps it near
 ``balanced`` if there are few images: one Gaussian on log a and one on each b_c + log pi_c. The simulation
@@ -19,7 +21,8 @@ weights of its loss. The rules use both.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from lopsided.errors import InputError
 from lopsided.evaluation.calibration import TINY, Calibration, Codes, Floats, HeldBack, class_weights, fit_affine
+from lopsided.evaluation.sets import Bools, asks, fit_sets, members
 from lopsided.evaluation.threshold_rules import Scored, fit_threshold
 from lopsided.recipe.rules import Rule, parse_rule
 
@@ -53,6 +57,10 @@ class Decision(BaseModel):
     costs: tuple[tuple[float, ...], ...] = ()
     target: int | None = None
     threshold: float | None = None
+    sets: tuple[float, ...] = ()
+    """The thresholds of the classes above which a class is in the set of an image; empty: there are no sets."""
+    error: float | None = None
+    """The highest expected error of a decision, above which a person is asked; None: every image is decided."""
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -63,11 +71,13 @@ class Decision(BaseModel):
             raise ValueError("threshold must be between 0 and 1")
         if self.scale <= 0 or any(len(row) != len(self.costs) for row in self.costs):
             raise ValueError("scale must be > 0 and costs must be square")
+        if self.error is not None and not 0 < self.error < 1:
+            raise ValueError("error must be between 0 and 1")
         return self
 
     def fits(self, num_classes: int) -> bool:
         """Return whether the decision is for this number of classes."""
-        lengths = {len(part) for part in (self.offsets, self.costs) if part}
+        lengths = {len(part) for part in (self.offsets, self.costs, self.sets) if part}
         return lengths <= {num_classes} and (self.target is None or 0 <= self.target < num_classes)
 
     def scores(self, probabilities: ArrayLike) -> Floats:
@@ -96,7 +106,29 @@ class Decision(BaseModel):
         decided: Codes = np.argmax(p if plain else self.scores(p), axis=-1)
         return decided
 
+    def members(self, probabilities: ArrayLike) -> Bools:
+        """Return which classes are in the set of each row of (n, K): by the thresholds, or the decided class alone."""
+        p = np.asarray(probabilities)
+        return members(p, self.sets) if self.sets else np.asarray(np.arange(p.shape[-1]) == self.decide(p)[..., None])
 
+    def asks(self, probabilities: ArrayLike) -> Bools:
+        """Return whether a person is asked about each row of (n, K)."""
+        p = np.asarray(probabilities)
+        return np.zeros(p.shape[:-1], dtype=np.bool_) if self.error is None else asks(p, self.error)
+
+    def answer(self, probabilities: ArrayLike, classes: Sequence[str]) -> str:
+        """Return the name of the decided class of one image, or ``ASK``."""
+        return ASK if self.asks(probabilities) else classes[int(self.decide(probabilities))]
+
+    def set_of(self, probabilities: ArrayLike, classes: Sequence[str]) -> list[str] | None:
+        """Return the classes in the set of one image; None without sets."""
+        if not self.sets:
+            return None
+        return [name for name, held in zip(classes, self.members(probabilities), strict=True) if held]
+
+
+ASK = "ask"
+"""The answer where a person should decide."""
 PLAIN = Decision()
 """The most probable class."""
 
@@ -117,22 +149,39 @@ def resolve(rule: str | Rule, classes: Sequence[str], prior: Sequence[float], he
     held-back images that are missing.
     """
     parsed = parse_rule(rule) if isinstance(rule, str) else rule
-    text, balance = str(parsed), _balance(prior)
     if parsed.fitted:
         return _fitted(parsed, classes, prior, held)
-    if parsed.kind == "plain":
-        return Decision(rule=text)
-    if parsed.kind == "cost":
-        return Decision(rule=text, costs=_costs(parsed, classes))
-    if parsed.kind == "balanced":
-        return Decision(rule=text, offsets=_offsets(balance))
-    if parsed.kind == "prevalence":
-        shares = np.array(_per_class(parsed, classes, "share"))
-        with np.errstate(divide="ignore"):
-            return Decision(rule=text, offsets=_offsets(np.maximum(balance + np.log(shares), NEVER)))
-    target = target_of(parsed, classes, prior)
+    numbers: dict[str, Any] = _STATED[parsed.kind](parsed, classes, prior)
+    return Decision(rule=str(parsed), **numbers)
+
+
+def _by_threshold(rule: Rule, classes: Sequence[str], prior: Sequence[float]) -> dict[str, Any]:
+    target, offsets = target_of(rule, classes, prior), _offsets(_balance(prior))
     # A probability that equals the threshold reaches it, also after rounding.
-    return Decision(rule=text, offsets=_offsets(balance), target=target, threshold=parsed.bound * (1 - 1e-6))
+    return {"offsets": offsets, "target": target, "threshold": rule.bound * (1 - 1e-6)}
+
+
+def _by_prevalence(rule: Rule, classes: Sequence[str], prior: Sequence[float]) -> dict[str, Any]:
+    shares = np.array(_per_class(rule, classes, "share"))
+    with np.errstate(divide="ignore"):
+        return {"offsets": _offsets(np.maximum(_balance(prior) + np.log(shares), NEVER))}
+
+
+def _by_error(rule: Rule, classes: Sequence[str], prior: Sequence[float]) -> dict[str, Any]:
+    if ASK in classes:
+        raise InputError(f"The decision rule {rule} answers {ASK!r}, which is a class of the model. Rename the class.")
+    return {"error": rule.bound}
+
+
+_STATED: dict[str, Callable[[Rule, Sequence[str], Sequence[float]], dict[str, Any]]] = {
+    "plain": lambda rule, classes, prior: {},
+    "balanced": lambda rule, classes, prior: {"offsets": _offsets(_balance(prior))},
+    "prevalence": _by_prevalence,
+    "cost": lambda rule, classes, prior: {"costs": _costs(rule, classes)},
+    "threshold": _by_threshold,
+    "abstain": _by_error,
+}
+"""The numbers of the rules that need no images."""
 
 
 def _fitted(rule: Rule, classes: Sequence[str], prior: Sequence[float], held: HeldBack | None) -> Decision:
@@ -143,6 +192,10 @@ def _fitted(rule: Rule, classes: Sequence[str], prior: Sequence[float], held: He
             f"The decision rule {text} is fitted to images that the model was not trained on, but there are no "
             "validation images. Train with val=0.15, or use balanced."
         )
+    if rule.kind == "sets":
+        fitted = fit_sets(held, rule.bound)
+        notes = tuple(fitted.words([_short(name, 40) for name in classes], held.kind))
+        return Decision(rule=text, offsets=_offsets(balance), sets=fitted.thresholds, notes=notes)
     if target is None:
         absent = [name for name, number in zip(classes, held.counts(), strict=True) if not number]
         if absent:
@@ -271,6 +324,8 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     'An image is called defective if its probability is at least 2.0 %, its share in training (balanced).'
     """
     classes, rule = [_short(name, 40) for name in classes], _short(decision.rule, 100)
+    if decision.error is not None or decision.sets:
+        return _doubt_words(decision, classes, rule)
     if decision.target is None and not decision.offsets and not decision.costs:
         return "An image is called the most probable class (plain)."
     by_threshold = _threshold_words(decision, classes, rule)
@@ -290,6 +345,21 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
     return f"An image is called the class with the highest weighted probability{power} ({rule}): {factors}{more}."
+
+
+def _doubt_words(decision: Decision, classes: Sequence[str], rule: str) -> str:
+    """Return how a decision is taken that may be a set, or a question to a person."""
+    if decision.error is not None:
+        return (
+            "An image is called the most probable class if its expected error is at most "
+            f"{_chance(decision.error)} ({rule}), otherwise a person is asked."
+        )
+    limits = ", ".join(f"{name} from {_chance(limit)}" for name, limit in zip(classes[:6], decision.sets, strict=False))
+    more = f" and {len(classes) - 6} more" if len(classes) > 6 else ""
+    return (
+        f"The set of an image holds every class whose probability reaches its threshold ({rule}): {limits}{more}. "
+        "It is called the class whose probability is highest beside its share in training."
+    )
 
 
 def _threshold_words(decision: Decision, classes: Sequence[str], rule: str) -> str:

@@ -211,3 +211,35 @@ def cells_not_sent(cells: int, trackers: Sequence[str]) -> str:
 @caution("run")
 def unknown_images(error: str) -> None:
     """{error} Images that the run was trained on are not left out."""
+
+
+@caution("model", apart="label")
+def cheap_cues(label: str, aurocs: Mapping[str, float]) -> str:
+    """Something simple separates a class from the others. ``aurocs`` are those of the cues, by name."""
+    first, *others = aurocs.items()
+    further = "".join(f", {name} with {auroc:.2f}" for name, auroc in others)
+    alone = f"{first[0].capitalize()} alone separates {label} from the other images with an AUROC of {first[1]:.2f}"
+    return (
+        f"{alone}{further}: "
+        "were they photographed differently? Then the model may know the camera instead of the object."
+    )
+
+
+@caution("run")
+def worse_source(source: str, auroc: float, by_folds: float) -> None:
+    """On images of the source {source}, a model that was trained without it has an AUROC of {auroc:.3f} instead of
+    {by_folds:.3f} by folds: the metrics hold for images of the known sources, not for those of a new one.
+    """
+
+
+# New images
+
+
+@caution("run")
+def drift(unfamiliar: int, images: int, level: float, p_value: float) -> str:
+    """New images differ from the training images."""
+    shown = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+    return (
+        f"These images differ from the training images ({shown}): {unfamiliar / images:.1%} are unfamiliar instead of "
+        f"{level:.1%}, or their typicality has another distribution. The metrics of the run may not hold for them."
+    )

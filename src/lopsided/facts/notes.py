@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lopsided.facts.fact import note
 
@@ -489,6 +490,30 @@ def quick_not_compared(error: str) -> None:
     """The recipe quick could not be used for comparison: {error}"""
 
 
+@note("model")
+def typicality(images: int, guessed: bool) -> str:
+    """The model recognises unfamiliar images by the images that it knows."""
+    words = f"Images unlike the training images are recognised by comparison with {images:,} of them."
+    few = " With so few, the share of false alarms is an estimate." if guessed else ""
+    return words + few
+
+
+@note("run")
+def left_out_sources(column: str, classes: Sequence[str], sources: Sequence[Mapping[str, Any]], by_folds: float) -> str:
+    """Models were trained without a source and tested on it. ``sources`` hold source, counts, auroc and uwa."""
+    told = []
+    for row in sources:
+        images = ", ".join(f"{number:,} {name}" for name, number in zip(classes, row["counts"], strict=True))
+        found = "no AUROC, because a class is missing" if row["auroc"] is None else f"AUROC {row['auroc']:.3f}"
+        told.append(f"{row['source']} {found} ({images})")
+    return f"Trained without a source ({column}) and tested on it: {'; '.join(told)}. By folds: {by_folds:.3f}."
+
+
+@note("model")
+def no_typicality(reason: str) -> None:
+    """The model cannot recognise images unlike the training images: {reason}."""
+
+
 @note("run")
 def suspect_labels(images: int, table: str) -> str:
     """Labels may be wrong."""
@@ -522,7 +547,39 @@ def tracked(trackers: Sequence[str]) -> str:
     return f"Tracked by {', '.join(trackers)}."
 
 
+# Unfamiliar images
+
+
+@note("run")
+def unfamiliar_images(unfamiliar: int, images: int, level: float) -> str:
+    """Images are unlike the training images."""
+    some = "One image is" if unfamiliar == 1 else f"{unfamiliar:,} of {images:,} images are"
+    return (
+        f"{some} unlike the training images. About {level * images:,.1f} would be expected of {images:,} images like "
+        "them. A new kind of object on the same camera may not be noticed."
+    )
+
+
+@note("run")
+def level_not_reached(asked: float, level: float, images: int) -> None:
+    """With {images:,} known images, the lowest level is {level:.3g} instead of {asked:g}: an image is marked if it is
+    farther away than every known image.
+    """
+
+
+@note("run")
+def no_bank() -> None:
+    """The model has no bank of known images, so unfamiliar images are not marked. Train it again to get one."""
+
+
 # The search for more images
+
+
+@note("run")
+def unfamiliar_left_out(images: int) -> str:
+    """Images of a pool are unlike the training images."""
+    some = _some(images, "One image is", "images are")
+    return f"{some} unlike the training images and left out. Keep them with --unfamiliar mark."
 
 
 @note("run")

@@ -13,10 +13,11 @@ from lopsided.data.sources import Source, open_source
 from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError, sentence
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.doubt import measure_doubt, trade_off
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.feature_cache import ReadableImages
-from lopsided.inference.predict import Use, choose_use
+from lopsided.inference.predict import Familiarity, Use, choose_use
 from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
@@ -96,17 +97,20 @@ def evaluate_model(
     batch_size: int = 64,
     seed: int = 0,
     use: Use | None = None,
+    familiarity: Familiarity | None = None,
     fitted_to: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Return the metrics of a model on a source from ``check_labelled``, for JSON. By default its own rule decides.
 
     With ``fitted_to``, the source holds the images that a fitted rule was fitted to. Folds then decide for each of
-    them without its label.
+    them without its label. ``familiarity`` adds the metrics without unfamiliar images.
     """
     from lopsided.inference.scorer import Scorer
 
-    p = Scorer(model, card, cached="begun", batch_size=batch_size).images(source.images, progress=progress)
+    bank = None if familiarity is None else familiarity.bank
+    scorer = Scorer(model, card, cached="begun", bank=bank, batch_size=batch_size)
+    p, _, typicality = scorer.judge(source.images, progress=progress)
     use = use or choose_use(card)
     rules = figures_by_rule(("plain", "balanced"), card.classes, card.prior, p, source.labels)
     p = use.probabilities(p)
@@ -118,4 +122,19 @@ def evaluate_model(
     evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
     rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
-    return {"data": source.name, "views": list(card.views), **evaluation, **rule, "unreadable": unreadable}
+    rule |= measure_doubt(use.decision, p, source.labels, card.classes, source.groups)
+    if use.decision.error is not None:
+        moved = None if use.shares is None else (use.shares, use.shares)
+        rule["trade_off"] = trade_off(p, source.labels, source.groups, moved)
+    seen = {}
+    if familiarity is not None and typicality is not None:
+        familiarity.typicality.extend(typicality.tolist())
+        seen = familiarity.to_dict(source.groups)
+        rows = np.flatnonzero(~familiarity.bank.is_unfamiliar(typicality, familiarity.asked))
+        groups = None if source.groups is None else source.groups[rows]
+        if 0 < len(rows) < len(p):
+            familiar = evaluate(
+                source.labels[rows], p[rows], decided[rows], classes=card.classes, seed=seed, groups=groups
+            )
+            seen["familiar"] = familiar.to_dict()
+    return {"data": source.name, "views": list(card.views), **evaluation, **rule, **seen, "unreadable": unreadable}

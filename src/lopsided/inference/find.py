@@ -30,9 +30,9 @@ from lopsided.data.images import Progress
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.inference.neighbours import Features, spread
 from lopsided.inference.pool import Mapper, Pack, Scores, hash_digests, packs
-from lopsided.inference.predict import PROBABILITY, SHOWN, Use, unreadable_path
+from lopsided.inference.predict import PROBABILITY, SHOWN, Familiarity, Use, unreadable_path
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Row:
     probability: float
     nearness: float | None
     digest: str
+    typicality: float | None = None
+    unfamiliar: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,17 @@ class Entry:
     known: int
     unreadable: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...]
+    unfamiliar: int = 0
+    """Images that are left out because they are unlike the training images."""
 
     def to_json(self) -> str:
         """Return one line."""
-        rows = [[row.position, row.path, row.probability, row.nearness, row.digest] for row in self.rows]
+        rows = [
+            [row.position, row.path, row.probability, row.nearness, row.digest, row.typicality, row.unfamiliar]
+            for row in self.rows
+        ]
         pack = {"pack": self.pack, "key": self.key, "stamp": self.stamp, "content": self.content}
-        counts = {"images": self.images, "known": self.known}
+        counts = {"images": self.images, "known": self.known, "unfamiliar": self.unfamiliar}
         return json.dumps({**pack, **counts, "unreadable": self.unreadable, "rows": rows}, allow_nan=False)
 
     def is_of(self, pack: Pack) -> bool:
@@ -129,14 +136,21 @@ def _entry(content: Any) -> Entry | None:
     """Return the entry of a line, or None if it is none. A journal is untrusted like any file."""
     try:
         rows = tuple(
-            Row(int(position), str(path), float(p), None if near is None else float(near), str(digest))
-            for position, path, p, near, digest in content["rows"]
+            Row(
+                int(position),
+                str(path),
+                float(p),
+                None if near is None else float(near),
+                str(digest),
+                None if typical is None else float(typical),
+                None if unfamiliar is None else bool(unfamiliar),
+            )
+            for position, path, p, near, digest, typical, unfamiliar in content["rows"]
         )
         unreadable = tuple((str(path), str(reason)) for path, reason in content["unreadable"])
-        numbers = (int(content[name]) for name in ("pack", "images", "known"))
-        pack, images, known = numbers
+        pack, images, known, unfamiliar = (int(content[name]) for name in ("pack", "images", "known", "unfamiliar"))
         key, stamp, digests = (str(content[name]) for name in ("key", "stamp", "content"))
-        return Entry(pack, key, stamp, digests, images, known, unreadable, rows)
+        return Entry(pack, key, stamp, digests, images, known, unreadable, rows, unfamiliar)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -193,6 +207,8 @@ class Result:
     continued: int
     """Images whose scores came from the journal of an earlier call."""
     journal: Journal
+    unfamiliar: int = 0
+    """Images that are left out because they are unlike the training images."""
 
 
 class Shortlist:
@@ -236,13 +252,14 @@ class Search:
     """A search of a pool. Images with digests in ``known`` are left out. ``use`` moves probabilities.
 
     ``key`` is a hash of everything else that scores depend on, such as the model: a journal with another key is not
-    continued.
+    continued. ``familiarity`` says what becomes of unfamiliar images.
     """
 
     question: Question
     known: Collection[str] = ()
     use: Use | None = None
     key: str = ""
+    familiarity: Familiarity | None = None
     _lists: tuple[Shortlist, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -294,7 +311,8 @@ class Search:
         return result
 
     def _hash(self, total: int) -> str:
-        digest = hashlib.sha256(json.dumps([self.key, self.question.__dict__, total]).encode())
+        judged = None if self.familiarity is None else [self.familiarity.level, self.familiarity.place]
+        digest = hashlib.sha256(json.dumps([self.key, self.question.__dict__, judged, total]).encode())
         digest.update(repr(None if self.use is None else self.use.shares).encode())
         for each in sorted(self.known):
             digest.update(each.encode())
@@ -310,9 +328,13 @@ class Search:
         rows = []
         unreadable = [(str(path), why) for path, why in zip(pack.paths, scores.reasons, strict=True) if why]
         known = sum(digest in self.known for digest in scores.digests) if self.known else 0
+        typical, unfamiliar = scores.typicality, np.zeros(len(pack.paths), dtype=np.bool_)
+        if typical is not None and self.familiarity is not None:
+            unfamiliar = self.familiarity.bank.is_unfamiliar(typical, self.familiarity.asked)
+        dropped = unfamiliar & (self.familiarity is not None and self.familiarity.place == "drop")
         for place in self._promising(p[:, self.question.label], near):
             path = pack.paths[place]
-            if scores.reasons[place] or scores.digests[place] in self.known:
+            if scores.reasons[place] or scores.digests[place] in self.known or dropped[place]:
                 continue
             row = Row(
                 (pack.number << 32) + int(place),  # In the order of the pool, whatever the size of a pack is.
@@ -320,11 +342,14 @@ class Search:
                 float(p[place, self.question.label]),
                 None if near is None else float(near[place]),
                 scores.digests[place],
+                None if typical is None else float(typical[place]),
+                None if typical is None else bool(unfamiliar[place]),
             )
             if self._offer(row):
                 rows.append(row)
-        content = hash_digests(scores.digests)
-        return Entry(pack.number, pack.key, pack.stamp, content, len(pack.paths), known, tuple(unreadable), tuple(rows))
+        left = sum(digest not in self.known for digest, out in zip(scores.digests, dropped, strict=True) if out)
+        content, about = hash_digests(scores.digests), (tuple(unreadable), tuple(rows), left)
+        return Entry(pack.number, pack.key, pack.stamp, content, len(pack.paths), known, *about)
 
     def _promising(self, p: npt.NDArray[np.float64], near: npt.NDArray[np.float64] | None) -> list[int]:
         """Return the images of a pack that may come among the first: few, once the lists are full."""
@@ -344,6 +369,7 @@ class Search:
                 self._offer(row)
         result.images += entry.images
         result.known += entry.known
+        result.unfamiliar += entry.unfamiliar
         result.unreadable += len(entry.unreadable)
         result.first_unreadable += entry.unreadable[: SHOWN - len(result.first_unreadable)]
 
@@ -376,15 +402,19 @@ def fused(lists: Sequence[Sequence[Row]], most: int) -> list[Row]:
 def write_found(result: Result, label: str, out: Path) -> None:
     """Write the table of a search, atomically, and the list of unreadable images next to it.
 
-    The columns are rank, path, ``p:`` with the name of the class, and nearness if it was computed.
+    The columns are rank, path, ``p:`` with the name of the class, nearness if it was computed, and typicality and
+    unfamiliar if the model recognises unfamiliar images.
     """
     near = any(row.nearness is not None for row in result.rows)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["rank", "path", f"{PROBABILITY}{label}", *(["nearness"] if near else [])])
+    judged = any(row.typicality is not None for row in result.rows)
+    columns = [*(["nearness"] if near else []), *(["typicality", "unfamiliar"] if judged else [])]
+    table.writerow(["rank", "path", f"{PROBABILITY}{label}", *columns])
     for rank, row in enumerate(result.rows, start=1):
         more = [f"{row.nearness:.6g}"] if near else []
-        table.writerow([rank, row.path, f"{row.probability:.9g}", *more])
+        seen = [f"{row.typicality:.6g}", "true" if row.unfamiliar else "false"] if row.typicality is not None else []
+        table.writerow([rank, row.path, f"{row.probability:.9g}", *more, *seen])
     with (
         files.replacing(unreadable_path(out), wanted=lambda: result.unreadable > 0) as temporary,
         temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,

@@ -166,6 +166,8 @@ class Scores:
     """Features of the encoder, if they were asked for: those of all views of an image side by side."""
     made_by: str = ""
     """The libraries that computed the features; see ``Scorer.made_by``."""
+    typicality: npt.NDArray[np.float64] | None = None
+    """How usual each image is among the images that the model knows; None if the model has no bank of them."""
 
 
 def packs(paths: Iterable[ImagePath], size: int = PACK) -> Iterator[Pack]:
@@ -199,6 +201,7 @@ def joined(pack: Pack, parts: Sequence[Scores]) -> Scores:
     """Return the scores of a pack, given those of its parts in order."""
     near = [part.nearness for part in parts if part.nearness is not None]
     features = [part.features for part in parts if part.features is not None]
+    typical = [part.typicality for part in parts if part.typicality is not None]
     return Scores(
         pack,
         tuple(reason for part in parts for reason in part.reasons),
@@ -207,4 +210,5 @@ def joined(pack: Pack, parts: Sequence[Scores]) -> Scores:
         np.concatenate(near) if near else None,
         np.concatenate(features) if features else None,
         parts[0].made_by,
+        np.concatenate(typical) if typical else None,
     )

@@ -8,10 +8,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tempfile
+from abc import abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +25,12 @@ from lopsided.data.decoding import UnreadableImageError
 from lopsided.data.images import Progress
 from lopsided.data.stored import ImagePath
 from lopsided.data.vectors import Vectors
-from lopsided.errors import DataError, InputError
+from lopsided.errors import DataError, InputError, sentence
 from lopsided.evaluation.calibration import HeldBack, at_prevalence
-from lopsided.evaluation.decision import PLAIN, Decision, resolve
+from lopsided.evaluation.decision import ASK, PLAIN, Decision, resolve
+from lopsided.evaluation.drift import Drift, compare
+from lopsided.evaluation.typicality import LEVEL, Bank
+from lopsided.facts import Fact, cautions, notes
 from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
@@ -32,12 +39,11 @@ if TYPE_CHECKING:
     from lopsided.inference.scorer import Scorer
     from lopsided.models.model import ModelCard
 
-Answer: TypeAlias = tuple[ImagePath, npt.NDArray[np.floating[Any]] | UnreadableImageError]
-"""A path with the probabilities of the classes, or with the error if the image is unreadable."""
+Answer: TypeAlias = tuple[ImagePath, npt.NDArray[np.floating[Any]] | UnreadableImageError, float | None]
+"""A path, the probabilities of the classes, or the error if the image is unreadable, and the typicality if known."""
 
-Write: TypeAlias = Callable[[ImagePath, str, npt.NDArray[np.floating[Any]]], object]
-"""Takes a path, the predicted class and the probabilities."""
-
+SEPARATOR = "|"
+"""Between the classes of a set in a CSV file."""
 PROBABILITY = "p:"
 """Prefix of the probability columns, so that a class called "path" does not hide another column."""
 
@@ -55,11 +61,13 @@ SHOWN = 20
 
 @dataclass
 class Summary:
-    """The outcome of a prediction: images per predicted class, and unreadable images."""
+    """The outcome of a prediction: images per predicted class, unfamiliar images, and unreadable images."""
 
     predicted: dict[str, int]
     num_unreadable: int = 0
     unreadable: list[UnreadableImageError] = field(default_factory=list)
+    num_dropped: int = 0
+    """Unfamiliar images that are not among the predicted ones."""
 
     @property
     def num_predicted(self) -> int:
@@ -76,11 +84,56 @@ class Summary:
         }
 
 
+class Familiarity:
+    """Marks the images that are unlike those of a bank, by a level, and remembers the typicality of all images."""
+
+    def __init__(self, bank: Bank, level: float = LEVEL, *, place: str = "mark") -> None:
+        if place not in PLACES:
+            raise InputError(sentence(f"--unfamiliar must be one of {', '.join(PLACES)}", place))
+        self.bank, self.asked, self.level, self.place = bank, level, bank.reached(level), place
+        self.typicality = array("d")
+
+    def take(self, typicality: float) -> bool:
+        """Remember an image. Return whether it is unfamiliar."""
+        self.typicality.append(typicality)
+        return bool(self.bank.is_unfamiliar(np.array(typicality), self.asked))
+
+    def drift(self, groups: npt.NDArray[np.str_] | None = None) -> Drift:
+        """Compare the images so far with the known ones."""
+        return compare(self.bank, np.array(self.typicality), self.asked, groups)
+
+    def to_dict(self, groups: npt.NDArray[np.str_] | None = None) -> dict[str, Any]:
+        """Return what there is to say about the images so far, for JSON. ``groups`` are those of the images."""
+        if not self.typicality:
+            return {}
+        drift = self.drift(groups)
+        return {"unfamiliar": {"number": drift.unfamiliar, "level": drift.level, "p_value": drift.p_value}}
+
+    def facts(self, groups: npt.NDArray[np.str_] | None = None) -> Iterator[Fact]:
+        """Yield what there is to say about the images so far. ``groups`` are those of the images."""
+        if not self.typicality:
+            return
+        drift = self.drift(groups)
+        if self.level > self.asked:
+            yield notes.level_not_reached(self.asked, self.level, len(self.bank.scores))
+        yield notes.unfamiliar_images(drift.unfamiliar, drift.images, drift.level)
+        if drift.is_alarm:
+            yield cautions.drift(drift.unfamiliar, drift.images, drift.level, drift.p_value)
+
+
+PLACES = ("mark", "drop", "first")
+"""What becomes of unfamiliar images: they are marked, left out, or listed before all others."""
+
+
 def answers_of(scores: Iterable[Scores], use: Use | None = None) -> Iterator[Answer]:
     """Yield an answer for each image that was scored, in order. ``use`` may move probabilities elsewhere."""
     for part in scores:
-        for path, reason, p in zip(part.pack.paths, part.reasons, part.probabilities, strict=True):
-            yield path, UnreadableImageError(path, reason) if reason else p if use is None else use.probabilities(p)
+        typicality = [None] * len(part.reasons) if part.typicality is None else part.typicality.tolist()
+        for path, reason, p, typical in zip(part.pack.paths, part.reasons, part.probabilities, typicality, strict=True):
+            if reason:
+                yield path, UnreadableImageError(path, reason), None
+            else:
+                yield path, p if use is None else use.probabilities(p), typical
 
 
 def vector_answers(scorer: Scorer, tables: Sequence[Listing], use: Use | None = None) -> Iterator[Answer]:
@@ -88,9 +141,10 @@ def vector_answers(scorer: Scorer, tables: Sequence[Listing], use: Use | None = 
     for table in tables:
         assert isinstance(table.images, Vectors)
         vectors = table.images.fitted(scorer.card.shape, scorer.card.columns, table.where)
-        p = scorer.images(vectors)
-        for name, row in zip(table.names, p if use is None else use.probabilities(p), strict=True):
-            yield Path(name), row
+        p, _, typicality = scorer.judge(vectors)
+        typical = [None] * len(p) if typicality is None else typicality.tolist()
+        moved = p if use is None else use.probabilities(p)
+        yield from ((Path(name), row, each) for name, row, each in zip(table.names, moved, typical, strict=True))
 
 
 def unreadable_path(out: Path) -> Path:
@@ -104,13 +158,14 @@ def write_predictions(
     out: str | os.PathLike[str],
     *,
     decision: Decision = PLAIN,
+    familiarity: Familiarity | None = None,
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write answers to a CSV file, atomically. Unreadable images are listed in ``*.unreadable.csv`` next to it.
 
-    The columns are path, predicted (by ``decision``), and ``p:`` with the name of each class. Nothing is written if no
-    image is readable.
+    The columns are path, predicted (by ``decision``), ``p:`` with the name of each class, and with ``familiarity``
+    typicality and unfamiliar. Nothing is written if no image is readable.
     """
     target = Path(out)
     beside = unreadable_path(target)
@@ -123,15 +178,14 @@ def write_predictions(
         with files.disk_errors(target), _open(temporary) as table, _open(other) as broken:
             reasons = csv.writer(broken, lineterminator="\n")
             reasons.writerow(["path", "reason"])
-            summary = consume(
-                answers,
-                classes,
-                _table(table, classes),
-                lambda error: reasons.writerow([error.path, error.reason]),
-                decision=decision,
-                total=total,
-                progress=progress,
-            )
+            with Table(table, classes, decision, familiarity).open() as rows:
+                summary = consume(
+                    answers,
+                    rows,
+                    lambda error: reasons.writerow([error.path, error.reason]),
+                    total=total,
+                    progress=progress,
+                )
         check_any(summary)
     return summary
 
@@ -143,51 +197,124 @@ def stream_predictions(
     *,
     as_json: bool = False,
     decision: Decision = PLAIN,
+    familiarity: Familiarity | None = None,
 ) -> Summary:
     """Write answers to an open text stream as CSV, or as one JSON object per line."""
     if as_json:
-        return consume(
-            answers,
-            classes,
-            lambda path, label, p: _line(
-                stream,
-                {"path": str(path), "predicted": label, "probabilities": dict(zip(classes, p.tolist(), strict=True))},
-            ),
-            lambda error: _line(stream, {"path": str(error.path), "unreadable": error.reason}),
-            decision=decision,
-        )
-    return consume(answers, classes, _table(stream, classes), lambda error: None, decision=decision)
+        with Lines(stream, classes, decision, familiarity).open() as rows:
+            return consume(answers, rows, rows.refuse)
+    with Table(stream, classes, decision, familiarity).open() as table:
+        return consume(answers, table, lambda error: None)
 
 
-def _table(stream: Stream, classes: Sequence[str]) -> Write:
-    """Write the names of the columns, and return what writes a row."""
-    rows = csv.writer(stream, lineterminator="\n")
-    rows.writerow(["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
-    return lambda path, label, p: rows.writerow([path, label, *(f"{value:.9g}" for value in p)])
+class Row(NamedTuple):
+    """One answer: an image, the decided class, the probabilities, and its typicality, if known."""
+
+    path: ImagePath
+    label: str
+    probabilities: npt.NDArray[np.floating[Any]]
+    typicality: float | None
+    unfamiliar: bool | None = None
+
+
+class Rows:
+    """Writes answers to a stream, a line each. If unfamiliar images come first, the others wait in a temporary file."""
+
+    def __init__(
+        self, stream: Stream, classes: Sequence[str], decision: Decision, familiarity: Familiarity | None
+    ) -> None:
+        self.classes, self.decision, self.familiarity, self._stream = classes, decision, familiarity, stream
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        """Write what had to wait at the end of the block."""
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as self._waiting:
+            yield self
+            self._waiting.seek(0)
+            while part := self._waiting.read(1 << 20):
+                self._stream.write(part)
+
+    def add(self, row: Row) -> bool:
+        """Write an answer, unless unfamiliar images are left out and this is one. Return whether it is written."""
+        place = "mark"
+        if self.familiarity is not None and row.typicality is not None:
+            place = self.familiarity.place
+            row = row._replace(unfamiliar=self.familiarity.take(row.typicality))
+        if row.unfamiliar and place == "drop":
+            return False
+        self.write(self._waiting if place == "first" and not row.unfamiliar else self._stream, row)
+        return True
+
+    @abstractmethod
+    def write(self, stream: Stream, row: Row) -> None:
+        """Write a line."""
+
+
+class Table(Rows):
+    """Writes CSV."""
+
+    def __init__(
+        self, stream: Stream, classes: Sequence[str], decision: Decision, familiarity: Familiarity | None
+    ) -> None:
+        super().__init__(stream, classes, decision, familiarity)
+        further = [*(["set"] if decision.sets else []), *(["typicality", "unfamiliar"] if familiarity else [])]
+        _write_row(stream, ["path", "predicted", *(f"{PROBABILITY}{name}" for name in classes), *further])
+
+    def write(self, stream: Stream, row: Row) -> None:
+        """Write a row."""
+        chosen = self.decision.set_of(row.probabilities, self.classes)
+        further = [] if chosen is None else [SEPARATOR.join(chosen)]
+        if row.typicality is not None:
+            further += [f"{row.typicality:.6g}", "true" if row.unfamiliar else "false"]
+        _write_row(stream, [row.path, row.label, *(f"{value:.9g}" for value in row.probabilities), *further])
+
+
+class Lines(Rows):
+    """Writes one JSON object per line."""
+
+    def write(self, stream: Stream, row: Row) -> None:
+        """Write an object."""
+        chosen = self.decision.set_of(row.probabilities, self.classes)
+        content: dict[str, Any] = {"path": str(row.path), "predicted": row.label}
+        content["probabilities"] = dict(zip(self.classes, row.probabilities.tolist(), strict=True))
+        if chosen is not None:
+            content["set"] = chosen
+        if row.typicality is not None:
+            content |= {"typicality": row.typicality, "unfamiliar": row.unfamiliar}
+        _line(stream, content)
+
+    def refuse(self, error: UnreadableImageError) -> None:
+        """Write why an image is unreadable."""
+        _line(self._stream, {"path": str(error.path), "unreadable": error.reason})
+
+
+def _write_row(stream: Stream, cells: Sequence[object]) -> None:
+    csv.writer(stream, lineterminator="\n").writerow(cells)
 
 
 def consume(
     answers: Iterable[Answer],
-    classes: Sequence[str],
-    write: Write,
+    rows: Rows,
     refuse: Callable[[UnreadableImageError], object],
     *,
-    decision: Decision = PLAIN,
     total: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
-    """Pass each answer to ``write`` or ``refuse`` and count them."""
-    summary = Summary(dict.fromkeys(classes, 0))
-    for done, (path, answer) in enumerate(answers, start=1):
+    """Pass each answer to ``rows`` or ``refuse`` and count them."""
+    asks = [] if rows.decision.error is None else [ASK]
+    summary = Summary(dict.fromkeys([*rows.classes, *asks], 0))
+    for done, (path, answer, typicality) in enumerate(answers, start=1):
         if isinstance(answer, UnreadableImageError):
             refuse(answer)
             summary.num_unreadable += 1
             if len(summary.unreadable) < SHOWN:
                 summary.unreadable.append(answer)
         else:
-            label = classes[int(decision.decide(answer))]
-            write(path, label, answer)
-            summary.predicted[label] += 1
+            row = Row(path, rows.decision.answer(answer, rows.classes), answer, typicality)
+            if rows.add(row):
+                summary.predicted[row.label] += 1
+            else:
+                summary.num_dropped += 1
         if progress is not None:
             progress(done, total)
     return summary
@@ -195,7 +322,7 @@ def consume(
 
 def check_any(summary: Summary) -> None:
     """Raise if no image was readable."""
-    if not summary.num_predicted and summary.num_unreadable:
+    if not summary.num_predicted and not summary.num_dropped and summary.num_unreadable:
         first = summary.unreadable[0]
         number = f"{summary.num_unreadable:,}"
         raise DataError(f"No image is readable: {number} failed, the first {first.path} ({first.reason}).")

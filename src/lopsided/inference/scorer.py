@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from lopsided.data.stored import ImagePath
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
+from lopsided.evaluation.typicality import Bank
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import Features, Shelf, cache_root
 from lopsided.inference.neighbours import Known
@@ -45,13 +46,22 @@ SIDE = 16
 _SMALL_BATCH = 256
 
 
+class Scored(NamedTuple):
+    """Probabilities (n, K), the inputs of the classifier (n, f), and typicality if the scorer has known images."""
+
+    probabilities: Floats
+    features: Features
+    typicality: Floats | None
+
+
 class Scorer:
     """Scores images with one model, whose encoder must not change meanwhile.
 
     The features of each view of an image are cached on their own, by the SHA-256 of the image, and an image is decoded
     once for all views that are missing. ``cached`` is "all", "begun" to use only what an earlier run began to cache, or
-    "none". ``small`` also keeps a small version of each image that is decoded. ``known`` are images to compare with.
-    With ``keep``, scores of files hold the features of the encoder.
+    "none". ``small`` also keeps a small version of each image that is decoded. ``known`` are images to compare with,
+    and ``bank`` those by which scores hold the typicality of an image. With ``keep``, scores of files hold the features
+    of the encoder.
     """
 
     def __init__(
@@ -64,12 +74,13 @@ class Scorer:
         cached: str = "all",
         small: SmallImages | None = None,
         known: Known | None = None,
+        bank: Bank | None = None,
         keep: bool = False,
         batch_size: int = BATCH,
         workers: int = 0,
     ) -> None:
         self.card, self.engine, self.ranks = card, engine or Engine(model, card.shape), ranks or Ranks()
-        self.small, self.known, self.keep, self.batch_size = small, known, keep, batch_size
+        self.small, self.known, self.bank, self.keep, self.batch_size = small, known, bank, keep, batch_size
         self.workers, self.width = workers or (os.cpu_count() or 1), card.features
         self._model, self._cached = model, cached if card.kind == "image" and cache_root() is not None else "none"
 
@@ -105,40 +116,50 @@ class Scorer:
         return f"{self.engine.name}, pillow {PIL.__version__}"
 
     def images(self, images: Images, *, progress: Counted | None = None) -> Floats:
-        """Return the probabilities (n, K) of images in the order of ``card.classes``.
+        """Return the probabilities (n, K) of images in the order of ``card.classes``, as ``judge`` does."""
+        return self.judge(images, progress=progress).probabilities
+
+    def judge(self, images: Images, *, progress: Counted | None = None) -> Scored:
+        """Score images. The probabilities are in the order of ``card.classes``.
 
         Images are loaded batch by batch. An unreadable image raises an error, and so do probabilities that are not
         finite.
         """
         digests = images.digest(np.arange(len(images))) if self.shelves else None
         inputs = inputs_of(images, self.card.image_size, self.card.channels, self.workers)
-        probabilities, _ = self.score(inputs, digests, progress)
-        check_finite(probabilities)
-        return probabilities
+        scored = self.score(inputs, digests, progress)
+        check_finite(scored.probabilities)
+        return scored
 
-    def score(
-        self, inputs: Inputs, digests: Sequence[str] | None = None, count: Counted | None = None
-    ) -> tuple[Floats, Features]:
-        """Return probabilities (n, K) and the inputs of the classifier (n, f). Ranks share the work; all get all rows.
+    def score(self, inputs: Inputs, digests: Sequence[str] | None = None, count: Counted | None = None) -> Scored:
+        """Score inputs. Ranks share the work; all get all rows.
 
         ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
         """
         if digests is not None:
-            adapted = self.engine.adapt(self.features(inputs, digests, count))
-            return self.engine.probabilities(adapted), adapted
+            return self._judged(self.features(inputs, digests, count))
         share, sizes = share_rows(len(inputs), self.ranks)
-        features = [np.empty((0, self.card.width), dtype=np.float32)]
-        probabilities = [np.empty((0, len(self.card.classes)))]
+        parts = [self._judged(np.empty((0, self.width), dtype=np.float32))]
         done = 0
         for rows, batch in inputs.batches(share[part] for part in row_batches(len(share), self.batch_size)):
             check_shape(batch, self.card)
-            features.append(self.engine.features(batch))
-            probabilities.append(self.engine.probabilities(features[-1]))
+            encoded = [self.engine.encode(look(batch, view)) for view in self.engine.views]
+            parts.append(self._judged(self.engine.average(encoded)))
             done += len(rows)
             if count is not None:
                 count(done, len(share))
-        parts = np.concatenate(probabilities), np.concatenate(features)
-        return gather_rows(parts[0], sizes, self.ranks), gather_rows(parts[1], sizes, self.ranks)
+        typicality = [part.typicality for part in parts if part.typicality is not None]
+        return Scored(
+            gather_rows(np.concatenate([part.probabilities for part in parts]), sizes, self.ranks),
+            gather_rows(np.concatenate([part.features for part in parts]), sizes, self.ranks),
+            gather_rows(np.concatenate(typicality), sizes, self.ranks) if typicality else None,
+        )
+
+    def _judged(self, features: Features) -> Scored:
+        """Score images, given the features of the encoder, (n, f)."""
+        adapted = self.engine.adapt(features)
+        typicality = None if self.bank is None else self.bank.typicality(self.engine.scale(features))
+        return Scored(self.engine.probabilities(adapted), adapted, typicality)
 
     def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
         """Return features of the encoder, (n, f), of inputs in order: the mean over the views of the model."""
@@ -268,10 +289,14 @@ class Scorer:
         done = np.array([row for row in range(num) if not reasons[row]], dtype=np.int64)
         probabilities = np.full((num, len(self.card.classes)), np.nan)
         nearness = None if self.known is None else np.full(num, np.nan)
+        typicality = None if self.bank is None else np.full(num, np.nan)
         if len(done):
             mean = self.engine.average(list(features[done].swapaxes(0, 1)))
-            probabilities[done] = self.engine.probabilities(self.engine.adapt(mean))
-            check_finite(probabilities[done])
+            scored = self._judged(mean)
+            check_finite(scored.probabilities)
+            probabilities[done] = scored.probabilities
+            if typicality is not None:
+                typicality[done] = scored.typicality
             if self.known is not None and nearness is not None:
                 nearness[done] = self.known.nearness(mean)
         features[[row for row in range(num) if reasons[row]]] = np.nan
@@ -283,6 +308,7 @@ class Scorer:
             nearness,
             features.reshape(num, -1) if self.keep else None,
             self.made_by,
+            typicality,
         )
 
     def split_views(self, features: Features) -> list[Features]:

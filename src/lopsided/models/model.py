@@ -95,6 +95,8 @@ class ModelCard(BaseModel):
     """The number of validation images that calibration is fitted to; 0: the probabilities are not calibrated."""
     decision: Decision = Decision()
     """How the model decides for a class."""
+    familiar: str = ""
+    """SHA-256 of the bank of known images (``inference.familiar``). Empty: it recognises no unfamiliar images."""
     sha256: str = ""
     """SHA-256 of the weights file. It detects a card and a weights file that do not belong together."""
 
@@ -219,11 +221,12 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
 def with_views(model: Model, card: ModelCard, views: Sequence[str]) -> ModelCard:
     """Let a model average its features over other views. Return its card with these views.
 
-    Calibration and decision rule stay as they are, although they were fitted to the scores of the old views.
+    Calibration and decision rule stay as they are, although they were fitted to the scores of the old views. The known
+    images of the model have features of the old views, so that it no longer recognises unfamiliar images.
     """
     check_views(views, card.kind, card.shape)
     model.views = tuple(views)
-    return card.model_copy(update={"views": model.views})
+    return card.model_copy(update={"views": model.views, "familiar": ""})
 
 
 def save_model(folder: Path, model: Model, card: ModelCard) -> ModelCard:

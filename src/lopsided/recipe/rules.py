@@ -11,6 +11,8 @@
     alarms:rare=100                the same, with a threshold that at most 100 of 10,000 images reach
     threshold:rare=0.013           the same, with this threshold
     tuned                          a weight per class and a temperature, fitted to held-back images
+    sets:0.95                      every class that the image may be of, so that each class is in its set with 95 %
+    abstain:0.02                   the most probable class where its expected error is below 2 %, otherwise "ask"
 
 Below its threshold, such a rule decides for the best other class by ``balanced``. ``alarms:100`` means the rarest
 class. The values of prevalence and cost can also be a JSON object, for class names that contain a comma or an equals
@@ -43,6 +45,8 @@ class Kind:
     """For a rule with a threshold for one class: what stands between the class and its number."""
     most: float = 1.0
     """The number is above 0 and below this."""
+    level: str = ""
+    """For a rule with one number alone: what it is."""
 
 
 KINDS = {
@@ -55,6 +59,8 @@ KINDS = {
     "alarms": Kind("alarms:rare=100", fitted=True, sign="<=", most=PER),
     "threshold": Kind("threshold:rare=0.013", sign="="),
     "tuned": Kind("tuned", fitted=True),
+    "sets": Kind("sets:0.95", fitted=True, level="a level"),
+    "abstain": Kind("abstain:0.02", level="an expected error"),
 }
 """The kinds of rules by name."""
 _SUM_TOLERANCE = 1e-3
@@ -73,10 +79,10 @@ class Rule:
     """The costs as a matrix with names: true class, then decided class."""
     target: str = ""
     bound: float = 0.0
-    """The class of a rule with a threshold, empty for the rarest class, and the number beside it."""
+    """The class of a rule with a threshold, empty for the rarest class, and the number beside it; or a level alone."""
 
     def __str__(self) -> str:
-        if self.has_threshold:
+        if self.bound:
             name = f"{self.target}{KINDS[self.kind].sign}" if self.target else ""
             return f"{self.kind}:{name}{_written(self.bound)}"
         if self.table:
@@ -115,8 +121,8 @@ def parse_rule(text: str) -> Rule:
         return Rule(name)
     if not rest.strip():
         raise InputError(f"The decision rule {name} needs values. Example: {KINDS[name].example}.")
-    if KINDS[name].sign:
-        return _with_threshold(name, text, rest)
+    if KINDS[name].sign or KINDS[name].level:
+        return (_with_threshold if KINDS[name].sign else _with_level)(name, text, rest)
     if rest.lstrip().startswith(("{", "[")):
         try:
             found = json.loads(rest, object_pairs_hook=_pairs)
@@ -147,6 +153,14 @@ def _with_threshold(name: str, text: str, rest: str) -> Rule:
         what = f"a number of images of {PER:,}" if name == "alarms" else f"a {name} between 0 and 1"
         raise InputError(f"A rule {name} must name a class and {what}, got {_shown(text)}. Example: {kind.example}.")
     return Rule(name, target=target.strip(), bound=bound)
+
+
+def _with_level(name: str, text: str, rest: str) -> Rule:
+    kind, level = KINDS[name], _number(rest.strip())
+    if level is None or not 0 < level < 1:
+        must = f"The decision rule {name} needs {kind.level} between 0 and 1"
+        raise InputError(f"{must}, got {_shown(text)}. Example: {kind.example}.")
+    return Rule(name, bound=level)
 
 
 def _values(name: str, rest: str, pairs: Sequence[tuple[str, object]]) -> dict[str, float]:

@@ -105,6 +105,11 @@ class Data(Section):
     group_from: Text | None = described(
         None, 'Pattern that takes the group from the name of an image, such as "{group}_*"; unset: data.group.'
     )
+    origin: Text | None = described(
+        None,
+        "Table column of the source of an image, such as its camera or clinic: the model is also tested on each source "
+        "without training on it.",
+    )
     test: Share = described(0.15, "Share of all images for the test, which is evaluated once, at the end.")
     val: Share = described(
         0.15,

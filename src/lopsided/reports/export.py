@@ -42,7 +42,10 @@ def export_run(
         raise InputError(f"--tta has no effect with --to {to}. Leave it out, or use --to onnx.")
     if to == "onnx":
         model, card = open_model(run, kinds=("image", "vector"))
-        return export_onnx(model, use_views(model, card, views, quiet=quiet), target, progress)
+        result = export_onnx(model, use_views(model, card, views, quiet=quiet), target, progress)
+        if not quiet:
+            Voice().say("The file has no output typicality: check elsewhere for images of another kind.")
+        return result
     open_finished(run)  # Before torch is imported, which takes seconds.
     if to == "card":
         return _export_card(run, target)

@@ -249,7 +249,9 @@ def _limits(facts: Facts) -> Iterator[str]:
         "The figures hold for images that are made and selected as the test images were. Test the model on images of "
         "your own before you rely on it: `lopsided evaluate RUN DATA`.",
         "An interval covers the chance of the draw of the test images, not another camera, place or time.",
-        "The model knows its classes only. It gives an image of anything else to one of them.",
+        "The model knows its classes only. It gives an image of anything else to one of them. `lopsided predict` marks "
+        "images of another kind, such as charts among photographs; a new kind of object on the same camera is often "
+        "not noticed: of seven kinds of skin lesions, a model of two marked about 1 % of the images of the other five.",
     ]
     items += [f"{_plain(caution.title)}: {_plain(caution.text)}" for caution in warnings(facts)]
     yield "\n".join(f"- {item}" for item in items)

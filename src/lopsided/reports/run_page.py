@@ -17,7 +17,9 @@ from lopsided.evaluation.decision import explain, threshold_of
 from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
+from lopsided.reports.doubt_section import doubt_section
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
+from lopsided.reports.heat import add_heat
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
@@ -97,6 +99,7 @@ def run_page(
         pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress)
         if metrics.folds is not None:
             seen["labels"] = _labels_section(folder, pictures)
+        add_heat(folder, data, [*seen["worst"], *((seen.get("labels") or {}).get("tiles") or [])])
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
             allowed = run.recipe.data.allow_outside and not allow_outside and not pictures.sheets
@@ -109,6 +112,21 @@ _OUTSIDE = (
     "There are no pictures: the run was fitted with images outside the folder of its table. If the run is yours, add "
     "--allow-outside."
 )
+
+
+def shown_images(folder: Path) -> list[tuple[str, str]]:
+    """Return the mistakes and doubtful labels that the page of a run shows, each with the predicted class."""
+    run, metrics = open_finished(folder)
+    judged = read_judged(run, metrics)
+    split = next((name for name in metrics.judged() if name in judged), None)
+    if split is None:
+        return []
+    first = in_order(judged[split], run.recipe.seed, MOST_IMAGES).first()
+    predicted = {name: metrics.classes[code] for name, code in zip(first.names, first.y_pred, strict=True)}
+    wrong = [name for name, is_wrong in zip(first.names, first.wrong, strict=True) if is_wrong][:WORST]
+    doubtful = [row["name"] for row in read_table(folder / LABELS, MAX_TABLE) if row.get("suspect") == "yes"]
+    names = dict.fromkeys([*wrong, *doubtful[:SHOWN_LABELS]])
+    return [(name, predicted[name]) for name in names if name in predicted]
 
 
 def _judgement(
@@ -163,6 +181,7 @@ def _judgement(
         "class_rows": _class_rows(facts, figures),
         "calibration_words": run_words.calibration_words(figures, judged),
         "calibration": run_figures.calibration_plot(judged),
+        "doubt": doubt_section(facts, judged, val),
         **threshold_context,
         **_map_context(facts, first, maps, colours),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe
-from lopsided.runs.folder import CARD, CHECKPOINT
+from lopsided.runs.folder import BANK, CARD, CHECKPOINT
 from lopsided.runs.keys import cell_key, coordinates, proportion
 from lopsided.runs.records import Record
 from lopsided.runs.run import run_recipe, settle
@@ -64,6 +64,6 @@ def train_cell(recipe: str, folder: str, threads: int) -> tuple[str, str]:
 def drop_model(folder: Path, *further: str) -> None:
     """Remove the model and the checkpoint of a cell, and further files. Its metrics and predictions stay."""
     shutil.rmtree(folder / CHECKPOINT, ignore_errors=True)
-    for name in ("model.safetensors", CARD, *further):
+    for name in ("model.safetensors", BANK, CARD, *further):
         with suppress(OSError):
             (folder / name).unlink()

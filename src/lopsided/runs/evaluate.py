@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from lopsided.data.sources.names import twins
 from lopsided.errors import InputError
 from lopsided.evaluation.decision import Decision
+from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
 from lopsided.progress import Counting
 from lopsided.recipe.views import parse_tta
-from lopsided.runs.reopen import open_model, open_own_split, open_use, trained_on, use_views
+from lopsided.runs.reopen import open_familiarity, open_model, open_own_split, open_use, trained_on, use_views
 
 if TYPE_CHECKING:
     from lopsided.data.sources import Source
@@ -51,6 +52,8 @@ class Evaluated:
     decision: Decision
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    """What there is to say about unfamiliar images."""
 
 
 def evaluate_run(
@@ -61,6 +64,7 @@ def evaluate_run(
     listing: Listing | None = None,
     decide: str | None = None,
     prevalence: str | None = None,
+    level: float | None = None,
     tta: str | None = None,
     batch_size: int = 64,
     device: str = "auto",
@@ -80,6 +84,7 @@ def evaluate_run(
         warnings += [str(fact) for fact in twins(source.names).cautions()]
     card = use_views(model, card, views, quiet=quiet)
     use = open_use(run, card, decide, prevalence)
+    familiarity = open_familiarity(run, card, level=level)
     if data is None and split == "val":
         warnings.append("the validation split selected the model, so the figures are too high.")
     elif split != "test" and (data is None or trained_on(run, data)):
@@ -90,9 +95,18 @@ def evaluate_run(
     own_val = data is None and split == "val"
     with counting("evaluating") as progress:
         result = evaluate_model(
-            model, card, source, batch_size=batch_size, seed=seed, use=use, fitted_to=own_val, progress=progress
+            model,
+            card,
+            source,
+            batch_size=batch_size,
+            seed=seed,
+            use=use,
+            familiarity=familiarity,
+            fitted_to=own_val,
+            progress=progress,
         )
-    return Evaluated({"run": str(run), **result}, use.decision, card.classes, tuple(warnings))
+    facts = [notes.no_bank()] if familiarity is None else list(familiarity.facts(source.groups))
+    return Evaluated({"run": str(run), **result}, use.decision, card.classes, tuple(warnings), tuple(facts))
 
 
 def _open_own(run: Path, split: str, device: str, counting: Counting) -> tuple[Source, Model, ModelCard, int]:

@@ -27,7 +27,7 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.model import ModelCard
 from lopsided.progress import Counting
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
-from lopsided.runs.reopen import open_model, open_use
+from lopsided.runs.reopen import open_familiarity, open_model, open_use
 
 CACHE_SHARE = 0.25
 """Features of a pool are cached if they fill at most this share of the cache. Larger pools would displace others."""
@@ -58,6 +58,8 @@ def find_in_pool(
     diverse: float = 0.0,
     like: Sequence[str] = (),
     prevalence: str | None = None,
+    unfamiliar: str | None = None,
+    level: float | None = None,
     patterns: Patterns | None = None,
     allow_outside: bool = False,
     device: str = "auto",
@@ -84,9 +86,12 @@ def find_in_pool(
     model, card = open_model(run, device)
     label = choose_class(card, label)
     use = open_use(run, card, None, prevalence)
+    if unfamiliar == "first":
+        raise InputError("find lists the most likely images first. Use --unfamiliar mark or drop.")
+    familiarity = open_familiarity(run, card, unfamiliar, level, usual="drop")
     with counting("reading the images of the run") as count:
         labelled = labelled_images(run, count)
-    scorer = Scorer(model, card)
+    scorer = Scorer(model, card, bank=None if familiarity is None else familiarity.bank)
     scorer.complete()
     known = None
     if by != "probability":
@@ -96,12 +101,15 @@ def find_in_pool(
     scorer.known = known
     if not is_cached(total, len(card.views), card.features):
         scorer.shelves = []
-    key = hashlib.sha256(f"{card.sha256} {label} {'' if known is None else known.key}".encode(errors="surrogateescape"))
+    key = hashlib.sha256(
+        f"{card.sha256} {card.familiar} {label} {'' if known is None else known.key}".encode(errors="surrogateescape")
+    )
     search = Search(
         Question(card.classes.index(label), by, top, diverse),
         named.union(labelled.digests),
         use if prevalence else None,
         key.hexdigest(),
+        familiarity,
     )
 
     def listed() -> Iterator[Path]:
@@ -121,7 +129,10 @@ def find_in_pool(
         nullcontext(here(count)) if elsewhere is None else elsewhere(known) as mapper,
     ):
         result = search.run(listed, total, out, mapper, features=features, progress=count)
-    return Found(result, card, label, known, tuple(_facts(question, labelled, known, result, twins, like)))
+    facts = list(_facts(question, labelled, known, result, twins, like))
+    if familiarity is None:
+        facts.append(notes.no_bank())
+    return Found(result, card, label, known, tuple(facts))
 
 
 def _within(count: Progress | None, total: int) -> Progress | None:
@@ -153,6 +164,8 @@ def _facts(
         yield cautions.unknown_images(labelled.problem)
     if result.known:
         yield notes.labelled_left_out(result.known, bool(like))
+    if result.unfamiliar:
+        yield notes.unfamiliar_left_out(result.unfamiliar)
     if known is not None:
         yield notes.known_images(len(known.wanted), len(known.others))
     if result.continued:

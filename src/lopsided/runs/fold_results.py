@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
+from lopsided.data.inputs import Part, inputs_of
 from lopsided.data.prepare import split_rule, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
@@ -25,6 +26,7 @@ from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
 from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
+from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe.views import AUTO
@@ -97,6 +99,8 @@ class FoldResults:
             features=repeats[0].features,
             decision=decision,
         )
+        for fact in self._by_source(model, repeats[0], p):
+            self.log.fact(fact)
         further = self._held_out(model, card)
         baseline, below = self._baseline(decided)
         for fact in below:
@@ -107,9 +111,10 @@ class FoldResults:
             "test": self._evaluated(repeats, settled),
             "held_out": None if further is None else results.figures_of(further, card, self.recipe.seed),
         }
+        from lopsided.inference.familiar import save_bank
         from lopsided.models.model import save_model
 
-        card = save_model(self.folder, model, card)
+        card = save_model(self.folder, model, save_bank(self.folder, self._familiar(model, card), card))
         parts = {"test": test, "held_out": further}
         results.write_tables(self.folder, parts, table, self.classes)
         mean = np.mean([each for each, _ in settled], axis=0)
@@ -228,6 +233,40 @@ class FoldResults:
             model, card = load_model(self.folder / self.plan.whole.path, device, fast=fast)
         num = 0 if self.kind == "none" else len(self.source)
         return model, recalibrate(model, card, self.prior, change, decision, num)
+
+    def _by_source(self, model: Model, scored: _Scored, p: Floats) -> list[Fact]:
+        """Return what models do on a source that they were not trained on, if the recipe names a column of sources."""
+        from lopsided.runs.origins import leave_out_sources
+
+        if self.recipe.data.origin is None or scored.features is None:
+            return []
+        whole = [] if self.plan.whole is None else self._run(self.plan.whole).facts()
+        strength = next((fact.values["strength"] for fact in whole if "strength" in fact.values), None)
+        importance = None if model.layout is None else model.layout.importance()
+        found = evaluate(
+            self.source.labels, p, p.argmax(axis=1), classes=self.classes, bootstrap=100, folds=scored.folds
+        )
+        by_folds = found.figures["auroc"].value
+        return leave_out_sources(self.recipe, self.source, scored.features, self.prior, importance, strength, by_folds)
+
+    def _familiar(self, model: Model, card: ModelCard) -> Bank | None:
+        """Return the images that the model knows: those of the model of all images, whose encoder it has."""
+        from lopsided.inference.familiar import known_images, load_bank
+        from lopsided.inference.scorer import Scorer
+
+        if self.plan.whole is not None:
+            return load_bank(self.folder / self.plan.whole.path, card)
+        if self.recipe.spec.trains_encoder:
+            self.log.fact(notes.no_typicality("no image is new to all encoders of the ensemble"))
+            return None
+        empty = np.empty(0, dtype=np.int64)
+        every, _ = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
+        inputs = inputs_of(every.images, card.image_size, card.channels, 0)
+        part = Part(inputs, every.labels, every.groups, tuple(self.trained_digests))
+        bank = known_images(Scorer(model, card), part, None, self.recipe.seed)
+        if bank is not None:
+            self.log.fact(notes.typicality(len(bank.scores), bank.is_guessed))
+        return bank
 
     def _held_out(self, model: Model, card: ModelCard) -> Any:
         from lopsided.inference.scorer import Scorer

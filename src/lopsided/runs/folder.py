@@ -1,8 +1,8 @@
 """Run folders: the names of their files, and an opened folder.
 
 A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
-``features.safetensors``, ``checkpoint/`` and ``metrics.json``. A run is finished when it has ``metrics.json``, which is
-written last. A run with folds has ``folds/`` instead of ``checkpoint/`` (see ``folds``).
+``familiar.safetensors``, ``features.safetensors``, ``checkpoint/`` and ``metrics.json``. A run is finished when it has
+``metrics.json``, which is written last. A run with folds has ``folds/`` instead of ``checkpoint/`` (see ``folds``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lopsided.recipe import Recipe, words
 FORMAT = 1
 """The format version of a run folder. It increases when an older version could misread a newer folder."""
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
-FEATURES, CHECKPOINT = "features.safetensors", "checkpoint"
+FEATURES, BANK, CHECKPOINT = "features.safetensors", "familiar.safetensors", "checkpoint"
 FOLDS, WHOLE = "folds", "all"
 """The folder of the folds of a run, and in it the folder of the model of all images."""
 COMPARISON = "comparison"

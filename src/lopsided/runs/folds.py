@@ -31,6 +31,7 @@ from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
 from lopsided.runs.keys import cell_key
+from lopsided.runs.origins import read_origins
 from lopsided.runs.plan import Plan
 from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
@@ -138,6 +139,8 @@ def train_folds(
     further = 0 if source.more is None else list(source.more.counts().values())
     prior = settled_prior(recipe, list(source.counts().values()), further)
     check_rule(recipe, source)
+    if recipe.data.origin is not None:
+        read_origins(recipe, source)
     log = Log(folder if first else None, reporter if first else None)
     plan = FoldPlan(folder, recipe)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from lopsided.data.sources.listing import Listing
 from lopsided.data.stored import ImagePath
+from lopsided.evaluation.typicality import Bank
 from lopsided.inference.pool import packs
 from lopsided.inference.predict import Answer, Use, answers_of, vector_answers
 from lopsided.inference.scorer import Scorer
@@ -25,13 +26,14 @@ def answering(
     batch_size: int,
     elsewhere: Elsewhere | None = None,
     tables: Sequence[Listing] = (),
+    bank: Bank | None = None,
 ) -> Iterator[Iterator[Answer]]:
-    """Give the answers of this machine, or those of a cluster."""
+    """Give the answers of this machine, or those of a cluster. ``bank`` adds the typicality of images."""
     if tables:
-        yield vector_answers(Scorer(model, card, batch_size=batch_size), tables, use)
+        yield vector_answers(Scorer(model, card, bank=bank, batch_size=batch_size), tables, use)
     elif elsewhere is None:
         cached = "begun" if is_cached(total, len(card.views), card.features) else "none"
-        yield answers_of(Scorer(model, card, cached=cached, batch_size=batch_size).stream(paths), use)
+        yield answers_of(Scorer(model, card, cached=cached, bank=bank, batch_size=batch_size).stream(paths), use)
     else:
         with elsewhere(None) as mapper:
             yield answers_of(mapper(packs(paths)), use)

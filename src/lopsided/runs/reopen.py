@@ -17,8 +17,10 @@ from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.stored import is_address
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.typicality import LEVEL, check_level
+from lopsided.facts import notes
 from lopsided.inference.feature_cache import ReadableImages
-from lopsided.inference.predict import PROBABILITY, Use, choose_use
+from lopsided.inference.predict import PROBABILITY, Familiarity, Use, choose_use
 from lopsided.progress import Voice
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule, read_rule
@@ -119,6 +121,27 @@ def open_use(
     if asked is None or not parse_rule(asked).fitted:
         return choose_use(card, rule, prevalence)
     return choose_use(card, rule, prevalence, held_back(Path(folder), card))
+
+
+def open_familiarity(
+    folder: str | os.PathLike[str],
+    card: ModelCard,
+    place: str | None = None,
+    level: float | None = None,
+    *,
+    usual: str = "mark",
+) -> Familiarity | None:
+    """Return how the model of a run recognises unfamiliar images, and what becomes of them; None if it does not.
+
+    That is an error if ``place`` or ``level`` asks for it.
+    """
+    from lopsided.inference.familiar import load_bank
+
+    level, asked = check_level(LEVEL if level is None else level), place is not None or level is not None
+    bank = load_bank(Path(folder), card)
+    if bank is None and asked:
+        raise InputError(f"{notes.no_bank()} Leave out --unfamiliar and --level to use it as it is.")
+    return None if bank is None else Familiarity(bank, level, place=place or usual)
 
 
 def held_back(folder: Path, card: ModelCard) -> HeldBack | None:

@@ -22,6 +22,7 @@ from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_metrics
 from lopsided.runs.metrics import check_metrics
+from lopsided.runs.origins import check_origin
 from lopsided.runs.results import write_results
 from lopsided.trackers import catalogue as trackers
 
@@ -106,6 +107,7 @@ def run_recipe(
 def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes before images are read and torch is imported, which takes long."""
     check_encoder(recipe.encoder.spec)
+    check_origin(recipe)
     if recipe.device not in ("auto", "cpu"):
         from lopsided.models.machine import pick_device
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from lopsided.data.cues import cue_rows, measure_cues
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import Part, Prepared
 from lopsided.data.sources import Source
 from lopsided.data.sources.names import name_cautions
 from lopsided.data.splits import Leaks
+from lopsided.data.vectors import Vectors
+from lopsided.evaluation.cues import telling_cues
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 
@@ -21,6 +24,8 @@ LARGE_SIDE = 512
 """Images that are not resized and have a longer side than this make training slow."""
 STEEP = 0.5
 """The loss falls steeply if it falls at least at this share of its mean rate over the stage."""
+_LEAST_CUES = 20
+"""With fewer images, cues are not compared."""
 _LEAST_FALL, _LEAST_LATE = 0.05, 0.01
 """The loss must fall by these shares of its first value, in the stage and at its end, to be more than noise."""
 
@@ -45,6 +50,22 @@ def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Ite
             yield cautions.first_pages(paged, len(headers))
     if recipe.data.image_size is None and max(shape[1:], default=0) > LARGE_SIDE:
         yield cautions.large_images(shape[2], shape[1])
+
+
+def cue_cautions(source: Source, recipe: Recipe) -> Iterator[Fact]:
+    """Yield a caution for each class that something simple, such as brightness, separates from the others.
+
+    A fold leaves this to the model of all images, and the images of a scenario are drawn from one collection.
+    """
+    is_drawn = recipe.data.fold is not None or recipe.data.scenario is not None
+    if is_drawn or len(source) < _LEAST_CUES or isinstance(source.images, Vectors):
+        return
+    rows = cue_rows(source.labels, recipe.seed)
+    groups = None if source.groups is None else source.groups[rows]
+    found = telling_cues(measure_cues(source.images, rows), source.labels[rows], len(source.classes), groups)
+    for label in dict.fromkeys(cue.label for cue in found):
+        named = {cue.name: round(cue.auroc.value, 3) for cue in found if cue.label == label}
+        yield cautions.cheap_cues(source.classes[label], named)
 
 
 def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:

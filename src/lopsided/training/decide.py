@@ -54,8 +54,8 @@ def settle(trainer: Trainer) -> None:
                 trainer.model, trainer.card, engine=plain, ranks=trainer.ranks, cached="none", batch_size=size
             )
         digests = None if recipe.spec.trains_encoder else prepared.val.digests
-        probabilities, _ = scorer.score(prepared.val.inputs, digests)
-        held = HeldBack(probabilities, prepared.val.labels, prepared.val.groups)
+        scored = scorer.score(prepared.val.inputs, digests)
+        held = HeldBack(scored.probabilities, prepared.val.labels, prepared.val.groups)
 
     def compute() -> dict[str, Any]:
         change, prior = Calibration(1.0, (0.0,) * len(prepared.classes)), carried

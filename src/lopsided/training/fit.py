@@ -49,15 +49,17 @@ from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts import Fact, notes
 from lopsided.files import make_folder, remove_leftovers
+from lopsided.inference.familiar import save_bank
 from lopsided.inference.scorer import Predictions, SmallImages
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe, check_classes
 from lopsided.training.baseline import classify_by_quick, compare, compare_answers, figures_of, is_quick
-from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
+from lopsided.training.cautions import cue_cautions, falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, settle
+from lopsided.training.familiar import familiar_images
 from lopsided.training.methods import Trainer, make_trainer
 from lopsided.training.reporter import Log, Reporter
 
@@ -156,7 +158,8 @@ def fit(
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         log.begin(source.classes, state.history)
         facts += [*trainer.notes(), *run_cautions(recipe, prepared, leaks)]
-        for fact in [*why, *facts, *source_cautions(source, recipe, prepared.shape)]:
+        own_cautions = [*source_cautions(source, recipe, prepared.shape), *cue_cautions(source, recipe)]
+        for fact in [*why, *facts, *own_cautions]:
             log.fact(fact)
         _complete(trainer, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
@@ -211,8 +214,9 @@ def _complete(trainer: Trainer, state: State, tensors: dict[str, torch.Tensor], 
         return
     trainer.run(state, tensors)
     settle(trainer)
+    bank = familiar_images(trainer)
     if folder is not None and ranks.first:
-        trainer.card = save_model(folder, trainer.model, trainer.card)
+        trainer.card = save_model(folder, trainer.model, save_bank(folder, bank, trainer.card))
     state.finished, state.chosen = True, None
     trainer.checkpoint.save(state, {})
 

@@ -130,6 +130,12 @@
     const place = i % (columns * rows);
     const made = element("span", `thumb s${Math.floor(i / (columns * rows))} x${place % columns} y${Math.floor(place / columns)}`);
     made.setAttribute("aria-hidden", "true");
+    if (data.heat && data.heat[i]) {
+      const heat = element("img", "heat");
+      heat.alt = "";
+      heat.src = data.heat[i];
+      made.append(heat);
+    }
     return made;
   }
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from lopsided import __version__
 from lopsided.errors import RunError
+from lopsided.inference.familiar import BANK_NAME, load_bank
 from lopsided.inference.neighbours import Known
 from lopsided.inference.pool import Mapper, Pack, Scores
 from lopsided.inference.scorer import Scorer
@@ -48,7 +49,8 @@ class RayMap:
             connect(self.address, closing)
             closing.enter_context(_quiet_data())
             ray = importlib.import_module("ray")
-            content = {name: (self.model / name).read_bytes() for name in (CARD_NAME, WEIGHTS_NAME)}
+            names = [name for name in (CARD_NAME, WEIGHTS_NAME, BANK_NAME) if (self.model / name).is_file()]
+            content = {name: (self.model / name).read_bytes() for name in names}
             images = None if known is None else (known.wanted, known.others)
             reference = ray.put((content, images, self.keep))  # Held as long as nodes may ask for it.
 
@@ -93,7 +95,7 @@ def _scores(pack: Pack, row: dict[str, Any]) -> Scores:
             do = "Images must be at the same path on every node, on storage that all nodes share."
             raise RunError(f"The node {row['host']} does not see {path}. {do}")
     num = len(pack.paths)
-    near = np.frombuffer(row["nearness"]).copy()
+    near, typical = (np.frombuffer(row[name]).copy() for name in ("nearness", "typicality"))
     features = np.frombuffer(row["features"], dtype=np.float32).copy()
     return Scores(
         pack,
@@ -103,6 +105,7 @@ def _scores(pack: Pack, row: dict[str, Any]) -> Scores:
         near if len(near) else None,
         features.reshape(num, -1) if len(features) else None,
         row["made_by"],
+        typical if len(typical) else None,
     )
 
 
@@ -118,7 +121,7 @@ def _portable_task() -> Any:
         host = socket.gethostname()
         content: dict[str, Any] = {"number": batch.column("number").to_pylist()[0], "host": host, "error": ""}
         content |= {"node": ray.get_runtime_context().get_node_id(), "made_by": "", "reasons": [], "digests": []}
-        content |= {"probabilities": b"", "nearness": b"", "features": b""}
+        content |= {"probabilities": b"", "nearness": b"", "typicality": b"", "features": b""}
         try:
             import lopsided
         except ImportError:
@@ -162,8 +165,9 @@ def make_scorer(content: dict[str, bytes], known: tuple[Any, Any] | None, keep: 
         for name, data in content.items():
             (Path(scratch) / name).write_bytes(data)
         model, card = load_model(scratch)
+        bank = load_bank(Path(scratch), card)
     near = None if known is None else Known(*known)
-    return Scorer(model, card, cached="none", known=near, keep=keep, workers=1)
+    return Scorer(model, card, cached="none", known=near, bank=bank, keep=keep, workers=1)
 
 
 def score_row(scorer: Scorer, paths: list[bytes]) -> dict[str, Any]:
@@ -179,6 +183,7 @@ def score_row(scorer: Scorer, paths: list[bytes]) -> dict[str, Any]:
         "digests": list(found.digests),
         "probabilities": found.probabilities.tobytes(),
         "nearness": b"" if found.nearness is None else found.nearness.tobytes(),
+        "typicality": b"" if found.typicality is None else found.typicality.tobytes(),
         "features": b"" if found.features is None else found.features.tobytes(),
         "made_by": found.made_by,
     }

@@ -294,7 +294,8 @@ class Trainer:
 
     def score(self, part: Part) -> tuple[Floats, Features]:
         """Return the probabilities and the features of images by the finished model."""
-        return self.scorer.score(part.inputs)
+        scored = self.scorer.score(part.inputs)
+        return scored.probabilities, scored.features
 
 
 class FeatureTrainer(Trainer):
