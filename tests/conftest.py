@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,16 +24,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             "LOPSIDED_CACHE", str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache")
         )
         patch.delenv("LOPSIDED_CACHE_GIB", raising=False)
-        yield
-
-
-@pytest.fixture(scope="session")
-def one_registry() -> Iterator[None]:
-    """Let torch's exporter collect its functions once, which takes half of the time of a small export."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", functools.cache(ONNXRegistry.from_torchlib))
         yield
 
 

@@ -262,7 +262,6 @@ def test_the_metadata_state_every_step_from_the_file_to_the_input(model: tuple, 
 @pytest.mark.parametrize(
     "decision",
     [
-        Decision(rule="balanced", offsets=(0.1, 2.3)),
         Decision(rule="tuned", scale=0.7, offsets=(0.4, 0.1)),
         Decision(rule="cost:cat=1,dog=4", costs=((0.0, 1.0), (4.0, 0.0))),
         Decision(rule="recall:dog>=0.9", offsets=(0.1, 2.3), target=1, threshold=0.3),

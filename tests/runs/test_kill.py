@@ -72,7 +72,7 @@ def test_a_run_with_folds_killed_before_a_write_ends_with_the_files_of_one_that_
     assert killed >= 3
 
 
-@pytest.mark.parametrize(("fast", "threads"), [(True, 1), (False, 1), (True, 2)])
+@pytest.mark.parametrize(("fast", "threads"), [(False, 1), (True, 2)])
 def test_a_run_is_the_same_whatever_its_process_did_before_fresh_and_resumed(
     photos: Path, tmp_path: Path, fast: bool, threads: int
 ) -> None:

@@ -108,26 +108,6 @@ def test_threads_must_fit_into_a_node(cluster: Any, tmp_path: Path) -> None:
         engine.open(tmp_path)
 
 
-@with_ray
-def test_a_node_that_does_not_see_the_folder_sends_the_run_back(cluster: Any, photos: Path, tmp_path: Path) -> None:
-    class Far(RayEngine):
-        def open(self, folder: Path, *, models: bool = False) -> None:
-            super().open(folder, models=models)
-            next(folder.glob(".seen-*")).unlink()
-
-    bad = tiny_recipe(photos, **{"data.scenario": "10:90,total=100"})
-    outcome = run_sweep([tiny_recipe(photos), bad], tmp_path / "sweep", engine=Far(cluster.address))
-    assert [record.seed for record in outcome.done] == [0]
-    assert [failure.error.split(",")[0] for failure in outcome.failed] == ["10:90"]
-    cell = outcome.done[0].cell
-    kept = ["features.safetensors", "log.jsonl", "metrics.json", "predictions.csv", "recipe.toml"]
-    assert names_below(tmp_path / "sweep" / "cells") == [f"{cell}/{name}" for name in kept]
-    assert Run.open(tmp_path / "sweep" / "cells" / cell).finished
-    again = run_sweep([tiny_recipe(photos, seed=1)], tmp_path / "models", engine=Far(cluster.address), keep_models=True)
-    folder = tmp_path / "models" / "cells" / again.done[0].cell
-    assert names_below(folder) == sorted([*kept, "model.json", "model.safetensors"])
-
-
 def worker_of(folder: Path) -> int | None:
     """The process that trains into a run folder, once there is a checkpoint."""
     lock = folder / files.LOCK_NAME
@@ -141,30 +121,6 @@ def parent_of(pid: int | None) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except FileNotFoundError:
         return None
-
-
-@with_ray
-def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_was_there(
-    cluster: Any, photos: Path, tmp_path: Path
-) -> None:
-    import ray
-
-    cell = Cell.of(tiny_recipe(photos, 100_000))
-    before = signal.getsignal(signal.SIGTERM)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        engine = RayEngine("somewhere:else")
-        engine.open(tmp_path)
-        engine.submit(cell)
-        pid = wait_until(lambda: worker_of(tmp_path / "cells" / cell.key))
-        assert engine.wait(0.1) == []
-        engine.close()
-        wait_until(lambda: not is_alive(pid))
-        assert list(tmp_path.glob(".seen-*")) == []
-        assert ray.is_initialized()
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, before)
 
 
 def results_of(folder: Path) -> tuple[bytes, bytes, dict[str, Any]]:
@@ -241,6 +197,44 @@ class TestCommands:
         steps = [*range(1, records[0].epochs[0] + 1)]
         assert [[step for step, _ in points["end-to-end/loss"]] for points in children.values()] == [steps, steps]
         assert scalars(boards / "CMP")["uwa/ce"] == [(0, pytest.approx(sum(uwas.values()) / 2, abs=1e-4))]
+
+    def test_a_node_that_does_not_see_the_folder_sends_the_run_back(
+        self, engine: tuple[str, ...], cluster: Any, photos: Path, tmp_path: Path
+    ) -> None:
+        class Far(RayEngine):
+            def open(self, folder: Path, *, models: bool = False) -> None:
+                super().open(folder, models=models)
+                next(folder.glob(".seen-*")).unlink()
+
+        bad = tiny_recipe(photos, **{"data.scenario": "10:90,total=100"})
+        outcome = run_sweep([tiny_recipe(photos), bad], tmp_path / "sweep", engine=Far(cluster.address))
+        assert [record.seed for record in outcome.done] == [0]
+        assert [failure.error.split(",")[0] for failure in outcome.failed] == ["10:90"]
+        cell = outcome.done[0].cell
+        kept = ["features.safetensors", "log.jsonl", "metrics.json", "predictions.csv", "recipe.toml"]
+        assert names_below(tmp_path / "sweep" / "cells") == [f"{cell}/{name}" for name in kept]
+        assert Run.open(tmp_path / "sweep" / "cells" / cell).finished
+        again = run_sweep(
+            [tiny_recipe(photos, seed=1)], tmp_path / "models", engine=Far(cluster.address), keep_models=True
+        )
+        folder = tmp_path / "models" / "cells" / again.done[0].cell
+        assert names_below(folder) == sorted([*kept, "model.json", "model.safetensors"])
+
+    def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_was_there(
+        self, engine: tuple[str, ...], photos: Path, tmp_path: Path
+    ) -> None:
+        import ray
+
+        cell = Cell.of(tiny_recipe(photos, 100_000))
+        far = RayEngine("somewhere:else")
+        far.open(tmp_path)
+        far.submit(cell)
+        pid = wait_until(lambda: worker_of(tmp_path / "cells" / cell.key))
+        assert far.wait(0.1) == []
+        far.close()
+        wait_until(lambda: not is_alive(pid))
+        assert list(tmp_path.glob(".seen-*")) == []
+        assert ray.is_initialized()
 
 
 @with_ray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,18 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         RayMap("auto", tmp_path)
 
 
+@pytest.fixture
+def connection(cluster: Any) -> Iterator[None]:
+    """Connect once: the commands share the workers, whose imports take seconds."""
+    import ray
+
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, before)
+
+
 @with_ray
 @pytest.mark.filterwarnings("ignore")  # Ray Data warns of its own deprecated settings and of a cluster that shrinks.
 def test_two_nodes_of_which_one_is_killed_give_the_answers_of_one_machine(
@@ -91,6 +104,7 @@ def test_two_nodes_of_which_one_is_killed_give_the_answers_of_one_machine(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    connection: None,
 ) -> None:
     local, far = tmp_path / "local.csv", tmp_path / "far.csv"
     assert run_command(["predict", str(model), str(pool), "--out", str(local), "--quiet"]) == 0
