@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image, ImageOps
 from lopsided.data.images import FileImages
 from lopsided.errors import MissingDependencyError, RunError
 from lopsided.evaluation.decision import Decision
+from lopsided.evaluation.typicality import codes_of, make_bank
 from lopsided.inference import export
 from lopsided.inference.predict import answers_of
 from lopsided.inference.scorer import Scorer
@@ -282,3 +284,30 @@ def test_the_file_decides_like_the_rule_of_the_model(model: tuple, tmp_path: Pat
     facts = {item.key: item.value for item in onnx.load(tmp_path / "model.onnx").metadata_props}
     assert facts["decision"] == decision.rule
     assert json.loads(facts["prior"]) == [0.9, 0.1]
+
+
+@pytest.mark.parametrize("num", [(30, 12), (80, 40)])
+def test_typicality_sets_and_questions_are_exported(model: tuple, tmp_path: Path, num: tuple[int, int]) -> None:
+    network, card = model
+    paths = sorted(write_photos(tmp_path, dict(zip(CLASSES, num, strict=True))).rglob("*.png"))
+    images = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
+    odd = np.stack([np.zeros((3, SIZE, SIZE), np.float32), np.ones((3, SIZE, SIZE), np.float32)])
+    engine = Scorer(network, card).engine
+    features = engine.features(torch.from_numpy(images))
+    codes = codes_of(None, features)
+    bank = make_bank(features, codes, features, codes, np.repeat([0, 1], num))
+    assert bank is not None
+    images = np.concatenate([images, odd])
+    expected = bank.typicality(engine.features(torch.from_numpy(images)))
+    for name, decision in (("set", {"sets": (0.6, 0.3)}), ("ask", {"error": 0.4})):
+        ruled = card.model_copy(update={"decision": Decision(rule=name, **decision)})
+        assert export.export_onnx(network, ruled, tmp_path / "model.onnx", bank=bank)["typicality"]
+        onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
+        session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+        typicality, doubt, p = session.run(["typicality", name, "probabilities"], {"images": images})
+        np.testing.assert_allclose(typicality, expected, atol=2.5 / len(paths))
+        assert ((typicality <= 0.01) == bank.is_unfamiliar(expected)).all()
+        said = ruled.decision.members(p) if name == "set" else ruled.decision.asks(p)
+        np.testing.assert_array_equal(doubt, said)
+    large = replace(bank, known=np.zeros((2000, 4001), np.float16))
+    assert not export.export_onnx(network, card, tmp_path / "model.onnx", bank=large)["typicality"]

@@ -191,7 +191,7 @@ def test_an_encoder_that_is_not_of_timm_is_refused_in_one_sentence(facts: dict[s
 
 
 def test_heads_and_members_of_an_ensemble_are_among_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopsided.inference.export.make_onnx", lambda *arguments: (b"onnx", 0.0))
+    monkeypatch.setattr("lopsided.inference.export.make_onnx", lambda *arguments: (b"onnx", 0.0, False))
     model, card = made(encoder="test_resnet", image_size=16, channels=1)
     other, _ = made(encoder="test_resnet", image_size=16, channels=1, seed=2)
     heads = AdapterCard(heads=2, hidden=4, out=3, keep=False)
@@ -214,7 +214,7 @@ def test_heads_and_members_of_an_ensemble_are_among_the_parts(tmp_path: Path, mo
 def test_the_encoder_of_a_part_that_timm_reads_otherwise_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lopsided.inference.export.make_onnx", lambda *arguments: (b"onnx", 0.0))
+    monkeypatch.setattr("lopsided.inference.export.make_onnx", lambda *arguments: (b"onnx", 0.0, False))
     model, card = made(**PARTS["grey"])
     kept = hub.config_of
     monkeypatch.setattr(hub, "config_of", lambda *a, mean=(), **b: kept(*a, mean=[value + 0.1 for value in mean], **b))

@@ -19,6 +19,7 @@ from lopsided.evaluation.decision import explain
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
+    from lopsided.evaluation.typicality import Bank
     from lopsided.models.model import Model, ModelCard
 
 TOLERANCE = 1e-4
@@ -34,8 +35,16 @@ INPUTS = {"image": "images", "vector": "vectors"}
 OUTPUTS = ("logits", "probabilities", "decision_scores", "label")
 
 
+MOST_BANK = 16_000_000
+"""Largest number of bytes of the known images in an exported file. A larger bank is left out."""
+
+
 def export_onnx(
-    model: Model, card: ModelCard, out: str | os.PathLike[str], progress: Progress | None = None
+    model: Model,
+    card: ModelCard,
+    out: str | os.PathLike[str],
+    progress: Progress | None = None,
+    bank: Bank | None = None,
 ) -> dict[str, Any]:
     """Write an ONNX file and return the result of its check.
 
@@ -45,17 +54,23 @@ def export_onnx(
     ``probabilities`` sum to 1. ``label`` is int64 (batch,): the index of the highest decision score, which is the class
     that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
     image file to the input (docs/onnx.md).
+
+    If the package writes the graph itself, a rule with sets or abstention adds ``set``, bool (batch, classes), or
+    ``ask``, bool (batch,), and a ``bank`` of known images ``typicality``, float32 (batch,), unless it is large.
     """
-    content, difference = make_onnx(model, card, progress=progress)
+    content, difference, has_typicality = make_onnx(model, card, progress=progress, bank=bank)
     target = Path(out)
     if not target.parent.is_dir():
         raise InputError(sentence("--out must be in an existing folder", f"{target}"))
     files.atomic_write(target, content)
-    return {"file": str(target), "bytes": len(content), "checked": list(CHECKED_SIZES), "difference": difference}
+    checked = {"checked": list(CHECKED_SIZES), "difference": difference, "typicality": has_typicality}
+    return {"file": str(target), "bytes": len(content), **checked}
 
 
-def make_onnx(model: Model, card: ModelCard, to: str = "onnx", progress: Progress | None = None) -> tuple[bytes, float]:
-    """Return the bytes of an ONNX file, and the largest difference of a probability that its check found.
+def make_onnx(
+    model: Model, card: ModelCard, to: str = "onnx", progress: Progress | None = None, bank: Bank | None = None
+) -> tuple[bytes, float, bool]:
+    """Return the bytes of an ONNX file, the largest difference of a probability, and whether it has typicality.
 
     Models of frozen encoders are written by the package itself, others by torch's exporter. ``progress`` receives the
     number of finished steps: the network is made ready, written and checked.
@@ -63,17 +78,18 @@ def make_onnx(model: Model, card: ModelCard, to: str = "onnx", progress: Progres
     done = progress or (lambda number, total: None)
     network = _network(model, card)
     done(1, STEPS)
-    written = _written(network, card)
+    small = bank if bank is not None and bank.known.nbytes <= MOST_BANK else None
+    written, has_typicality = _written(network, card, small), small is not None
     if written is None:
         _require(to, "onnxscript")
         content = _to_onnx(network, card)
         done(2, STEPS)
-        written = content, _check(network, content, card)
+        written, has_typicality = (content, _check(network, content, card)), False
     done(3, STEPS)
-    return written
+    return *written, has_typicality
 
 
-def _written(network: Any, card: ModelCard) -> tuple[bytes, float] | None:
+def _written(network: Any, card: ModelCard, bank: Bank | None) -> tuple[bytes, float] | None:
     """Return the file that the package writes itself, and the result of its check; None if it cannot write it."""
     from lopsided.models.graph import UntranslatableError
     from lopsided.models.whole_graph import model_to_onnx
@@ -82,7 +98,8 @@ def _written(network: Any, card: ModelCard) -> tuple[bytes, float] | None:
     if card.kind != "image":
         return None
     try:
-        content = _sealed(model_to_onnx(model, head, card.shape, INPUTS["image"], OUTPUTS), card)
+        names = card.shape, INPUTS["image"], OUTPUTS
+        content = _sealed(model_to_onnx(model, head, *names, card.decision, bank), card)
         return content, _check(network, content, card)
     except UntranslatableError:
         return None

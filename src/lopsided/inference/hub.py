@@ -144,7 +144,7 @@ def _write_parts(
 
     from lopsided.inference.export import make_onnx
 
-    content, onnx_difference = make_onnx(model, card, "hub-folder", progress)
+    content, onnx_difference, _ = make_onnx(model, card, "hub-folder", progress)
     (folder / ONNX).write_bytes(content)
     _write_json(folder / OWN, _own(card, content))
     rest = _state(model.classifier)

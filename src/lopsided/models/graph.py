@@ -182,7 +182,9 @@ class Graph:
         """Return the model with the given inputs and outputs."""
         make, names = self._helper, {value: name for name, value in outputs.items()}
         nodes = [
-            make.make_node(kind, [names.get(each, each) for each in values], [names.get(output, output)], **more)
+            make.make_node(
+                kind, [names.get(each, each) for each in values], _values(kind, names.get(output, output)), **more
+            )
             for kind, values, output, more in self.nodes
         ]
         constants = [self._arrays.from_array(array, name) for name, array in self.constants.items()]
@@ -192,6 +194,11 @@ class Graph:
     def _name(self, letter: str) -> str:
         self._number += 1
         return f"{letter}{self._number}"
+
+
+def _values(kind: str, name: str) -> list[str]:
+    """Return the names of the values of a node. Only the first is used; TopK also gives places."""
+    return [name, f"{name}_places"] if kind == "TopK" else [name]
 
 
 class _Translation:

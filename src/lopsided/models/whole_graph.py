@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from lopsided.evaluation.decision import Decision
+from lopsided.evaluation.typicality import GUARDED, NEAREST, TINY, Bank
 from lopsided.models.blocks.block import POWERS, Layout
 from lopsided.models.graph import Graph, UntranslatableError, write_encoder
 from lopsided.models.heads import ClassifierHead, DecisionHead
 from lopsided.models.machine import evaluating
 from lopsided.models.model import Model
 
-_FLOAT, _INT64 = 1, 7
+_FLOAT, _INT64, _BOOL = 1, 7, 9
+TYPICALITY = "typicality"
 _SHORTEST = 1e-12
 """The smallest length that features are divided by, as in torch."""
 _FLIPS = {"identity": (), "hflip": (3,), "vflip": (2,), "rot180": (2, 3), "rot90": (3,), "rot270": (2,)}
@@ -26,8 +29,19 @@ _FLIPS |= {"transpose": (), "transverse": (2, 3)}
 _SWAPPED = {"rot90", "rot270", "transpose", "transverse"}
 
 
-def model_to_onnx(model: Model, head: DecisionHead, shape: tuple[int, ...], image: str, outputs: Sequence[str]) -> Any:
-    """Return the ONNX model. ``outputs`` names the logits, probabilities, decision scores and label."""
+def model_to_onnx(
+    model: Model,
+    head: DecisionHead,
+    shape: tuple[int, ...],
+    image: str,
+    outputs: Sequence[str],
+    decision: Decision,
+    bank: Bank | None = None,
+) -> Any:
+    """Return the ONNX model. ``outputs`` names the logits, probabilities, decision scores and label.
+
+    A decision with sets adds the output ``set``, one that asks a person ``ask``, and a bank ``typicality``.
+    """
     if model.adapter is not None or type(model.classifier) is not ClassifierHead:
         raise UntranslatableError("heads between the encoder and a linear classifier")
     graph = Graph((shape[1], shape[2]))
@@ -43,10 +57,67 @@ def model_to_onnx(model: Model, head: DecisionHead, shape: tuple[int, ...], imag
         features = _scaled(graph, features, model, width)
         weight, bias = (each.detach().numpy() for each in (model.classifier.weight, model.classifier.bias))
         logits = graph.add("Gemm", [features, graph.constant(weight), graph.constant(bias)], transB=1)
-        values = _decision(graph, logits, head, len(bias))
+        values = dict(zip(outputs, _decision(graph, logits, head, len(bias)), strict=True))
+        doubts = _doubts(graph, values[outputs[1]], decision)
+        known = {} if bank is None else {TYPICALITY: _typicality(graph, features, bank)}
     info = graph.value_info
     infos = [info(name, _FLOAT, ["batch", len(bias)]) for name in outputs[:3]] + [info(outputs[3], _INT64, ["batch"])]
-    return graph.model([info(image, _FLOAT, ["batch", *shape])], infos, dict(zip(outputs, values, strict=True)))
+    infos += [info(name, _BOOL, ["batch", len(bias)] if name == "set" else ["batch"]) for name in doubts]
+    infos += [info(name, _FLOAT, ["batch"]) for name in known]
+    return graph.model([info(image, _FLOAT, ["batch", *shape])], infos, {**values, **doubts, **known})
+
+
+def _number(graph: Graph, value: float) -> str:
+    return graph.constant(np.array(value, dtype=np.float32))
+
+
+def _doubts(graph: Graph, probabilities: str, decision: Decision) -> dict[str, str]:
+    """Add the nodes of ``Decision.members`` and ``Decision.asks``, if the rule has them."""
+    if decision.sets:
+        limits = graph.constant(np.array(decision.sets, dtype=np.float32))
+        return {"set": graph.add("GreaterOrEqual", [probabilities, limits])}
+    if decision.error is None:
+        return {}
+    highest = graph.add("ReduceMax", [probabilities], axes=[1], keepdims=0)
+    return {"ask": graph.add("Less", [highest, _number(graph, 1 - decision.error)])}
+
+
+def _typicality(graph: Graph, features: str, bank: Bank) -> str:
+    """Add the nodes of ``Bank.typicality``."""
+    x = graph.add("Div", [graph.add("Sub", [features, graph.constant(bank.centre)]), graph.constant(bank.spread)])
+    known = bank.known.astype(np.float32)
+    product = graph.add("MatMul", [x, graph.constant(np.ascontiguousarray(-2 * known.T))])
+    own = graph.add("ReduceSumSquare", [x], axes=[1], keepdims=1)
+    squares = graph.add("Add", [graph.add("Add", [product, own]), graph.constant(np.square(known).sum(axis=1))])
+    lengths = graph.add("Sqrt", [graph.add("Max", [squares, _number(graph, 0.0)])])
+    number = min(NEAREST, len(known))
+    nearest = graph.add("TopK", [lengths, graph.constant(np.array([number]))], axis=1, largest=0)
+    score = graph.add("ReduceMean", [nearest], axes=[1], keepdims=1)
+    is_above = graph.add("Cast", [graph.add("GreaterOrEqual", [graph.constant(bank.scores), score])], to=_FLOAT)
+    above = graph.add("ReduceSum", [is_above, graph.constant(np.array([1]))], keepdims=1)
+    share = graph.add(
+        "Mul", [graph.add("Add", [above, _number(graph, 1.0)]), _number(graph, 1 / (len(bank.scores) + 1))]
+    )
+    if len(bank.limits):
+        share = _guarded(graph, share, score, above, bank)
+    return graph.add("Reshape", [share, graph.constant(np.array([-1]))])
+
+
+def _guarded(graph: Graph, share: str, score: str, above: str, bank: Bank) -> str:
+    """Add the nodes by which ``Bank.typicality`` changes low values."""
+    logs = graph.add("Log", [graph.add("Max", [score, _number(graph, TINY)])])
+    odds = graph.add("Div", [graph.add("Sub", [logs, graph.constant(bank.limits[:, 0].copy())]),
+                             graph.constant((np.sqrt(2) * bank.limits[:, 1]).astype(np.float32))])  # fmt: skip
+    chance = graph.add("Mul", [graph.add("Sub", [_number(graph, 1.0), graph.add("Erf", [odds])]), _number(graph, 0.5)])
+    highest = graph.add("ReduceMax", [chance], axes=[1], keepdims=1)
+    bounded = graph.add("Min", [highest, _number(graph, GUARDED)])
+    is_low = graph.add("LessOrEqual", [share, _number(graph, GUARDED)])
+    raised = graph.add("Where", [is_low, graph.add("Max", [share, bounded]), share])
+    if not bank.is_guessed:
+        return raised
+    beyond = graph.add("Less", [above, _number(graph, 0.5)])
+    guessed = graph.add("Max", [graph.add("Min", [bounded, share]), _number(graph, TINY)])
+    return graph.add("Where", [beyond, guessed, raised])
 
 
 def _view(graph: Graph, image: str, view: str) -> str:

@@ -9,6 +9,7 @@ from lopsided import files
 from lopsided.data.images import Progress
 from lopsided.errors import InputError, sentence
 from lopsided.inference.export import export_onnx
+from lopsided.inference.familiar import load_bank
 from lopsided.inference.hub import README, base_model, beyond_timm, check_folder, check_hub, export_hub, part_names
 from lopsided.progress import Voice
 from lopsided.recipe.views import parse_tta
@@ -42,8 +43,9 @@ def export_run(
         raise InputError(f"--tta has no effect with --to {to}. Leave it out, or use --to onnx.")
     if to == "onnx":
         model, card = open_model(run, kinds=("image", "vector"))
-        result = export_onnx(model, use_views(model, card, views, quiet=quiet), target, progress)
-        if not quiet:
+        card = use_views(model, card, views, quiet=quiet)
+        result = export_onnx(model, card, target, progress, load_bank(run, card))
+        if not quiet and not result["typicality"]:
             Voice().say("The file has no output typicality: check elsewhere for images of another kind.")
         return result
     open_finished(run)  # Before torch is imported, which takes seconds.
