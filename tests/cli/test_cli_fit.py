@@ -19,6 +19,7 @@ from tiny_command import SMALL, Call, command_here, names_below, start
 
 FILES = [
     "checkpoint/state.safetensors",
+    "familiar.safetensors",
     "features.safetensors",
     "log.jsonl",
     "metrics.json",

@@ -121,7 +121,7 @@ def evaluate_model(
         decided = decided_unseen(use.decision.rule, card.classes, prior, held, seed)
     evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
-    rule = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
+    rule: dict[str, Any] = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
     rule |= measure_doubt(use.decision, p, source.labels, card.classes, source.groups)
     if use.decision.error is not None:
         moved = None if use.shares is None else (use.shares, use.shares)

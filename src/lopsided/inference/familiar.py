@@ -41,10 +41,10 @@ def known_images(scorer: Scorer, trained: Part, apart: Part | None, seed: int) -
         others = known if len(rows) == len(judged) == len(chosen) else features[compared]
         return make_bank(known, codes[bank], others, codes[compared], trained.labels[judged])
     _, judged = sample_rows(apart.labels, derive_seed(seed, "calibration images"))
-    known, others = _features(scorer, trained.take(rows)), apart.take(judged)
-    features = _features(scorer, others)
-    codes = codes_of(others.groups, features)
-    return make_bank(known, np.full((len(known), codes.shape[1]), -1), features, codes, others.labels)
+    known, calibrating = _features(scorer, trained.take(rows)), apart.take(judged)
+    features = _features(scorer, calibrating)
+    codes = codes_of(calibrating.groups, features)
+    return make_bank(known, np.full((len(known), codes.shape[1]), -1), features, codes, calibrating.labels)
 
 
 def _features(scorer: Scorer, part: Part) -> Features:

@@ -98,7 +98,7 @@ def _features(encoder: nn.Module, x: Tensor) -> Tensor:
     if not hasattr(encoder, "forward_features") or not hasattr(encoder, "forward_head"):
         raise InputError("The features of this encoder have no positions in the image, so there are no maps of it.")
     with torch.no_grad():
-        found: Tensor = encoder.forward_features(x)
+        found: Tensor = encoder.forward_features(x)  # type: ignore[operator]
     return found
 
 

@@ -40,7 +40,7 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None) -> dict[str,
     stated = _stated(facts)
     for share in sorted({*SHARES, *([] if stated is None else [stated])}):
         wanted = np.where(np.arange(len(own)) == rare, share, own * (1 - share) / max(1 - own[rare], 1e-9))
-        moved = trade_off(p, judged.y_true, groups, (own, wanted)) if _is_known(own) else None
+        moved = trade_off(p, judged.y_true, groups, (own.tolist(), wanted.tolist())) if _is_known(own) else None
         if moved is not None:
             rows.append({"share": _share(share), "points": _cells(moved)})
     held = HeldBack(p, judged.y_true, groups, "out-of-fold" if facts.metrics.folds is not None else judged.split)
