@@ -259,7 +259,7 @@ def test_without_validation_no_threshold_is_favoured_and_the_page_says_so(tmp_pa
     assert page.is_hidden("#t-chosen")
     assert page.is_hidden("#t-mark")
     assert page.is_visible("#t-no-choice")
-    assert "There was no validation split" in page.inner_text(".warnings")
+    assert "There is no validation split" in page.inner_text(".warnings")
     assert page.locator("#roc-chosen").get_attribute("class") == "chosen away"
 
 

@@ -297,10 +297,7 @@ def test_byte_identical_images_in_two_folds_are_reported(tmp_path: Path) -> None
     }  # fmt: skip
     (fact,) = [fact for fact in run.facts() if fact.kind == "shared_images"]
     assert fact.values["unit"] == "fold"
-    page = run_page(run.folder)
-    assert "in two folds" in page
-    assert "in two splits" not in page
-    assert str(fact) not in page
+    assert str(fact) in run_page(run.folder)
 
 
 def test_a_record_and_a_page_take_a_run_with_folds_as_any_run(trained: Run) -> None:

@@ -21,10 +21,8 @@ from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
-_SAID = frozenset(
-    {"no_test_split", "few_test_images", "few_images", "no_validation_split", "shared_groups", "shared_images"}
-)
-"""Kinds of cautions that the page explains with its own words."""
+_SAID = frozenset({"no_test_split", "few_test_images", "few_images"})
+"""Kinds of cautions for which the page has its own words, because it may show other images than the test split."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,9 @@ def fold_words(folds: FoldFacts, facts: Facts) -> str:
 
 
 def warnings(facts: Facts) -> list[Caution]:
-    """Return the warnings about the figures, the most serious first."""
-    found = [*_of_recipe(facts), *_of_leaks(facts.metrics), *_of_test(facts), *_of_vote(facts), *_of_validation(facts)]
-    found += [Caution("Warning of the run", clean(fact.text)) for fact in facts.metrics.facts if fact.kind not in _SAID]
+    """Return the warnings about the figures."""
+    of_run = [Caution("Warning of the run", clean(fact.text)) for fact in facts.metrics.facts if fact.kind not in _SAID]
+    found = [*_of_recipe(facts), *of_run, *_of_test(facts), *_of_vote(facts)]
     unreadable = len(facts.metrics.unreadable)
     if unreadable:
         found.append(
@@ -171,25 +169,6 @@ def _of_recipe(facts: Facts) -> Iterator[Caution]:
             "The recipe cannot be checked",
             f"lopsided {clean(facts.metrics.lopsided)}, which trained the run, computed the hash of the recipe "
             "differently. The recipe.toml in this folder may not be the recipe of the run.",
-        )
-
-
-def _of_leaks(metrics: Metrics) -> Iterator[Caution]:
-    groups, duplicates = metrics.leaks.groups, metrics.leaks.duplicates
-    unit, split = ("split", "Split") if metrics.folds is None else ("fold", "Use folds")
-    if groups:
-        yield Caution(
-            f"{amount(len(groups), 'group')} {'is' if len(groups) == 1 else 'are'} in more than one {unit}",
-            f"For example {listed([clean(group) for group in groups])}. The model saw other images of these groups "
-            f"in training, so the figures may be too high. {split} by group "
-            '(data.split = "group").',
-        )
-    if duplicates:
-        first, where, other, there = (clean(part) for part in duplicates[0])
-        yield Caution(
-            f"{amount(len(duplicates), 'image')} {'is' if len(duplicates) == 1 else 'are'} in two {unit}s",
-            f"The files are byte-identical, for example {other} in {there} and {first} in {where}. "
-            "The figures may be too high. Remove the copies.",
         )
 
 
@@ -270,15 +249,6 @@ def val_role(recipe: Recipe) -> str:
 def has_kind(facts: Facts, kind: str) -> bool:
     """Return whether the run has a caution of a kind."""
     return any(fact.kind == kind for fact in facts.metrics.facts)
-
-
-def _of_validation(facts: Facts) -> Iterator[Caution]:
-    if has_kind(facts, "no_validation_split"):
-        yield Caution(
-            "There was no validation split",
-            "The run kept the weights of the last epoch, not of the best one. Without validation images, a threshold "
-            "can only be chosen on the evaluated images.",
-        )
 
 
 def confusion_words(facts: Facts, judged: Judged) -> str:
