@@ -266,7 +266,7 @@ def trim(root: Path, limit: int) -> int:
 def list_cache(root: Path) -> list[dict[str, Any]]:
     """Describe the content of the cache: encoder, engine, number of images and bytes of each space."""
     found = []
-    for folder in _folders(root):
+    for folder in _plain_folders(root / f"features-{FORMAT}"):
         number, size = 0, 0
         about: dict[str, Any] = {}
         for path in _packs(folder):
@@ -337,10 +337,6 @@ def _plain_folders(folder: Path) -> list[Path]:
     return sorted(
         path for path in folder.glob("*") if _OWN_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )
-
-
-def _folders(root: Path) -> list[Path]:
-    return _plain_folders(root / f"features-{FORMAT}")
 
 
 def _packs(folder: Path) -> list[Path]:

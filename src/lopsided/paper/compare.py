@@ -247,7 +247,8 @@ def compare(
     own = source_of(records)
     if source is None:
         source = paper.SOURCES[table][0] if own is None else own
-    is_of_paper = _is_of_paper(table, source, records)
+    # As far as the records show.
+    is_of_paper = source in paper.SOURCES[table] and {record.classes for record in records} <= {paper.CLASSES[table]}
     values = _values(records)
     there = {key[:2] for key in values}
     if scenarios is None:
@@ -275,11 +276,6 @@ def compare(
         if len(scenarios) == 1
         else None,
     )
-
-
-def _is_of_paper(table: str, source: str, records: Iterable[Record]) -> bool:
-    """Return whether runs use the data of the paper's table, as far as their records show."""
-    return source in paper.SOURCES[table] and {record.classes for record in records} <= {paper.CLASSES[table]}
 
 
 def _entry(values: Values, table: str | None, key: Key) -> Entry:

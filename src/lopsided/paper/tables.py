@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lopsided.paper.claims import BLIND, RULE, Verdict
+from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
 from lopsided.reports.wording import clean
@@ -239,8 +239,7 @@ def verdicts_to_markdown(comparison: Comparison) -> str:
 def verdict_rows(comparison: Comparison) -> list[list[str]]:
     """Return claim, figure and images, verdict and reason of each verdict, for a table."""
     return [
-        [verdict.text, verdict.where, _marked(verdict, f"**{verdict.decision}**"), verdict.reason()]
-        for verdict in comparison.verdicts
+        [v.text, v.where, f"**{v.decision}**" if v.decides else v.decision, v.reason()] for v in comparison.verdicts
     ]
 
 
@@ -256,11 +255,6 @@ def _verdict_lines(comparison: Comparison) -> list[str]:
         "",
         *(f"- {sentence}" for sentence in RULE),
     ]
-
-
-def _marked(verdict: Verdict, bold: str) -> str:
-    """Return the bold text for the verdict that decides the claim, and plain text otherwise."""
-    return bold if verdict.decides else verdict.decision
 
 
 def to_csv(comparison: Comparison) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from lopsided.evaluation.intervals import UNDEFINED, Figure
 from lopsided.evaluation.resampled import MOST_TIMES, cheapest_near_best, images_needed, repeats_needed, standard_error
 from lopsided.recipe.words import listed
-from lopsided.runs.comparison import SECONDS, WORDS, Comparison, Entry
+from lopsided.runs.comparison import SECONDS, WORDS, Comparison
 
 FIGURE = "uwa"
 """The figure that decides."""
@@ -145,7 +145,7 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
     level = comparison.level(len(found) * (len(found) - 1) // 2)
     gaps = {arm: found[best].less(entry, level) for arm, entry in found.items() if arm != best}
     lower = tuple(arm for arm, gap in gaps.items() if gap is not None and gap.differs)
-    values = {arm: _differences(found[best], found[arm]) for arm in gaps}
+    values = {arm: [own - other for own, other in found[best].pairs(found[arm])] for arm in gaps}
     errors = {arm: standard_error(each, found[best].overlap) if folds and each else 0.0 for arm, each in values.items()}
     below = {arm: found[best].mean.value - found[arm].mean.value for arm in gaps}
     close = tuple(
@@ -182,10 +182,6 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         pairs = zip(comparison.scenarios, answers, strict=True)
         found["answers"] = [{"scenario": scenario, **each.to_dict()} for scenario, each in pairs]
     return found
-
-
-def _differences(first: Entry, second: Entry) -> list[float]:
-    return [own - other for own, other in first.pairs(second)]
 
 
 def time_text(seconds: float) -> str:

@@ -107,7 +107,7 @@ def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
         content = json.loads(files.read_whole(path / SWEEP))
         written = content["format"]
     except FileNotFoundError:
-        if _is_empty(path):
+        if not path.exists() or all(item.name.startswith(".") for item in path.iterdir()):
             return {}
         if (path / SWEEP).exists():  # Another process has just created it.
             return about_sweep(path)
@@ -122,10 +122,6 @@ def about_sweep(folder: str | os.PathLike[str]) -> dict[str, Any]:
         got = f"format {shown(written)} in {path}"
         raise RunError(sentence(f"a sweep must have format {FORMAT}", got, do))
     return dict(content)
-
-
-def _is_empty(path: Path) -> bool:
-    return not path.exists() or all(item.name.startswith(".") for item in path.iterdir())
 
 
 def record_missing(folder: str | os.PathLike[str], *, but: Collection[str] = ()) -> int:

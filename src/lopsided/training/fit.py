@@ -140,7 +140,8 @@ def fit(
         check_trainable(prepared)
         check_classes(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
-        facts = [split_note(recipe, source), *_left_out(source), *source.facts, *facts, *_unused(source, splits)]
+        left_out = [notes.left_out(source.left_out)] if source.left_out else []
+        facts = [split_note(recipe, source), *left_out, *source.facts, *facts, *_unused(source, splits)]
         state = _new_state(recipe, fingerprint(source, splits, digests), num_threads, ranks)
         trainer = make_trainer(recipe, prepared, device, log, checkpoint, ranks)
         if saved is not None:
@@ -258,10 +259,6 @@ def _check_resumable(state: State, saved: State) -> list[Fact]:
 def _unused(source: Source, splits: Splits) -> list[Fact]:
     number = len(source) - sum(len(rows) for _, rows in splits.parts())
     return [notes.unused_validation(number)] if number else []
-
-
-def _left_out(source: Source) -> list[Fact]:
-    return [notes.left_out(source.left_out)] if source.left_out else []
 
 
 def _baseline(

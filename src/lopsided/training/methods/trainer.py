@@ -246,7 +246,8 @@ class Trainer:
         parts = [torch.empty(0, self.card.features, device=self.device)]
         with evaluating(self.model):
             batches = inputs.batches(own[part] for part in row_batches(len(own), size))
-            parts += [self.model.features(_plain(x.to(self.device))) for _, x in batches]
+            plain = (x.to(self.device) for _, x in batches)
+            parts += [self.model.features(to_float(x) if x.ndim == 4 else x) for x in plain]
         return self.ranks.gather(torch.cat(parts), sizes)
 
     def judged(self, logits: Tensor, labels: Indices) -> Judged:
@@ -336,10 +337,6 @@ def make_trainer(
     except (ImportError, AttributeError) as error:
         raise InputError(f'The trainer of method "{recipe.method}", {place}, cannot be imported ({error}).') from error
     return kind(recipe, prepared, device, log, checkpoint, *arguments)
-
-
-def _plain(x: Tensor) -> Tensor:
-    return to_float(x) if x.ndim == 4 else x
 
 
 def unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
