@@ -61,7 +61,7 @@ if source is not None:
         model = LopsidedClassifier(recipe="quick", folds=5, random_state=0).fit(images, labels, given)
         found[name] = model.oof_figures_["figures"]["uwa"]
         value = found[name]
-        print(f"{name:10} unweighted accuracy {value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]")
+        print(f"{name:10} balanced accuracy {value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]")
 
 # %%
 # By image, each photograph counts as independent, and the interval is too narrow. One draw of the folds does not show
@@ -72,6 +72,6 @@ if source is not None:
     for place, figure in enumerate(found.values()):
         axis.plot([figure["low"], figure["high"]], [place, place], color="#0072B2", linewidth=3)
         axis.plot(figure["value"], place, "o", color="#D55E00")
-    axis.set(yticks=range(len(found)), yticklabels=list(found), ylim=(-0.6, 1.6), xlabel="unweighted accuracy")
+    axis.set(yticks=range(len(found)), yticklabels=list(found), ylim=(-0.6, 1.6), xlabel="balanced accuracy")
     fig.tight_layout()
     plt.show()

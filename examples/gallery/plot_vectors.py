@@ -64,7 +64,7 @@ fig.tight_layout()
 # %%
 # Any setting in a grid search
 # ----------------------------
-# ``score`` is the unweighted accuracy, which ``GridSearchCV`` maximises here over two strengths and two rules.
+# ``score`` is the balanced accuracy, which ``GridSearchCV`` maximises here over two strengths and two rules.
 search = GridSearchCV(
     make_pipeline(SimpleImputer(), LopsidedClassifier(random_state=0)),
     {
@@ -83,5 +83,5 @@ for settings, score in zip(search.cv_results_["params"], search.cv_results_["mea
 # ``folds=5`` tests every sample inside ``fit`` and calibrates the probabilities on these scores.
 model = LopsidedClassifier(folds=5, random_state=0).fit(SimpleImputer().fit_transform(X), y)
 uwa = model.oof_figures_["figures"]["uwa"]
-print(f"unweighted accuracy {uwa['value']:.3f} [{uwa['low']:.3f}, {uwa['high']:.3f}]")
+print(f"balanced accuracy {uwa['value']:.3f} [{uwa['low']:.3f}, {uwa['high']:.3f}]")
 plt.show()

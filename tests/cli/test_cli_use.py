@@ -13,7 +13,7 @@ import pytest
 
 from lopsided.data.images import FileImages
 from tiny import SIZE, write_photos
-from tiny_command import SMALL, Call, command, command_here, names_below
+from tiny_command import SMALL, Call, command_here, names_below
 
 
 def test_evaluate_gives_figures_with_intervals_on_other_images(call: Call, finished: Path, other_photos: Path) -> None:
@@ -21,7 +21,7 @@ def test_evaluate_gives_figures_with_intervals_on_other_images(call: Call, finis
     assert ended.code == 0
     assert ended.err == ""
     assert ended.out.startswith("others: 15 images\n")
-    uwa = next(line for line in ended.out.splitlines() if line.startswith("unweighted accuracy"))
+    uwa = next(line for line in ended.out.splitlines() if line.startswith("balanced accuracy"))
     assert uwa.count("[") == 1
     assert uwa.split()[-1] == "0.500"
     assert "always cat" in ended.out
@@ -130,7 +130,7 @@ def test_evaluate_leaves_unreadable_images_out_when_asked(call: Call, finished: 
 def test_predict_writes_the_readable_and_lists_the_rest(finished: Path, other_photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_text("no image")
     out = tmp_path / "answers.csv"
-    ended = command("predict", finished, other_photos, tmp_path / "broken.jpg", "--out", out)
+    ended = command_here("predict", finished, other_photos, tmp_path / "broken.jpg", "--out", out)
     assert ended.code == 0
     assert "broken.jpg (not an image of a supported format)" in ended.err
     assert ended.out.startswith("15 images predicted (")

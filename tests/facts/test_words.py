@@ -468,13 +468,13 @@ WORDS = [
     ),
     (
         cautions.below_baseline("validation", "small-images", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
-        "On the validation images, the unweighted accuracy of the model (0.400) is below that of a simple baseline, a "
+        "On the validation images, the balanced accuracy of the model (0.400) is below that of a simple baseline, a "
         "linear classifier on images of 16 x 16 pixels (0.900). The 95 % interval of the difference is [-0.600, "
         "-0.400]. Try another loss.",
     ),
     (
         cautions.below_baseline("test", "quick", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
-        "On the test images, the unweighted accuracy of the model (0.400) is below that of the recipe quick, which "
+        "On the test images, the balanced accuracy of the model (0.400) is below that of the recipe quick, which "
         "takes seconds (0.900). The 95 % interval of the difference is [-0.600, -0.400]. Do not tune the model on test "
         "images: hold out validation images (val=0.15) to compare settings.",
     ),

@@ -66,7 +66,7 @@ def _demo_words(summary: Mapping[str, Any], out: Path) -> str:
     return "\n\n".join(
         [
             f"Trained on {train}; tested on {test}.",
-            table(["loss or recipe", "unweighted accuracy [95 %]", "accuracy [95 %]", "time"], rows),
+            table(["loss or recipe", "balanced accuracy [95 %]", "accuracy [95 %]", "time"], rows),
             f"Written to {out}: one run folder per row, and summary.json. See the mistakes of quick with "
             f"lopsided report {shlex.quote(str(out / 'quick'))}.",
         ]

@@ -218,7 +218,7 @@ def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     found = baseline["splits"].get(split)
     if found is None:
         return []
-    words = f"The recipe {baseline['recipe']} on the same split: unweighted accuracy {interval(found['uwa'])}."
+    words = f"The recipe {baseline['recipe']} on the same split: balanced accuracy {interval(found['uwa'])}."
     change = found["difference"]
     if not change["low"] <= 0 <= change["high"]:
         side = "above" if change["value"] > 0 else "below"
@@ -229,7 +229,7 @@ def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
 def fold_words(folds: Mapping[str, Any]) -> str:
     """Return the spread of the UWA over the folds, and what the model of a run with folds is."""
     values = sorted(row["uwa"] for row in folds["per_fold"])
-    spread = f"By fold, the unweighted accuracy is {values[0]:.3f} to {values[-1]:.3f}."
+    spread = f"By fold, the balanced accuracy is {values[0]:.3f} to {values[-1]:.3f}."
     if folds["final"] == "refit":
         return f"{spread} The model is trained on all images ({folds['parameters'] / 1e6:.1f} million parameters)."
     times = f"{folds['members']} times " if folds["members"] > 1 else ""
@@ -249,5 +249,5 @@ def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     rules = metrics[split].get("rules", {})
     found = rules.get(other)
     if found is not None and found != rules.get(decision.rule):
-        words += f" By the rule {other}, the unweighted accuracy would be {found['uwa']:.3f}."
+        words += f" By the rule {other}, the balanced accuracy would be {found['uwa']:.3f}."
     return [words]

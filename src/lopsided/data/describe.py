@@ -124,7 +124,7 @@ def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
         share = 100 * counts[largest] / len(source)
         notes = [
             f"{largest} has {counts[largest] / counts[smallest]:.1f} times as many images as {smallest}. Always "
-            f"answering {largest} gives {share:.1f} % accuracy and an unweighted accuracy of {1 / len(counts):.3f}."
+            f"answering {largest} gives {share:.1f} % accuracy and a balanced accuracy of {1 / len(counts):.3f}."
         ]
     alone = [name for name, number in counts.items() if number < 2]
     if alone:

@@ -216,7 +216,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         return self._predict(X)[1]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the unweighted accuracy: the mean recall over the classes in ``y``."""
+        """Return the balanced accuracy: the mean recall over the classes in ``y``."""
         predicted = self.predict(X)
         y = column_or_1d(on_cpu(y))
         labels, codes = np.unique(np.concatenate([y, predicted]), return_inverse=True)

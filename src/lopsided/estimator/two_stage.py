@@ -18,8 +18,8 @@ class TwoStageClassifier(Classifier):
 
     ``X`` is a list or series of paths, of Pillow images or of arrays, of any sizes; a data frame with the column path;
     an array or tensor of images, (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or floats in [0, 1]; or a matrix of
-    vectors, (n, d). The estimator standardises the columns of vectors. ``score`` is the unweighted accuracy
-    (balanced accuracy). ``transform`` returns the encoder's features. Probabilities and features are float32.
+    vectors, (n, d). The estimator standardises the columns of vectors. ``score`` is the balanced accuracy.
+    ``transform`` returns the encoder's features. Probabilities and features are float32.
 
     Args:
         loss: Name of a loss in the catalogue, or a mapping with its ``name`` and parameters; None: the recipe's loss. A
@@ -57,7 +57,7 @@ class TwoStageClassifier(Classifier):
         oof_pred_: The class that the rule decides for each sample.
         oof_fold_: The fold of each sample, from 0.
         oof_figures_: The figures of all samples with intervals, as in the ``metrics.json`` of a run.
-        cv_results_: One entry per fold: ``fold``, ``num_samples`` and ``test_score``, the unweighted accuracy.
+        cv_results_: One entry per fold: ``fold``, ``num_samples`` and ``test_score``, the balanced accuracy.
 
     >>> from sklearn.datasets import make_classification
     >>> X, y = make_classification(200, weights=[0.9], class_sep=3.0, random_state=0)

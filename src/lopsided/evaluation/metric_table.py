@@ -36,7 +36,7 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric(
-            "uwa", "unweighted accuracy", "mean of the recalls of all classes, also called balanced accuracy",
+            "uwa", "balanced accuracy", "mean of the recalls of all classes; the paper's unweighted accuracy (UWA)",
             "Price and Bonett", "balanced_accuracy", "UWA",
         ),
         Metric("accuracy", "accuracy", "share of correct predictions", "Wilson", "accuracy"),

@@ -175,7 +175,7 @@ def below_baseline(
     if split == "test":
         advice = "Do not tune the model on test images: hold out validation images (val=0.15) to compare settings."
     return (
-        f"On the {split} images, the unweighted accuracy of the model ({model_uwa:.3f}) is below that of {what} "
+        f"On the {split} images, the balanced accuracy of the model ({model_uwa:.3f}) is below that of {what} "
         f"({baseline_uwa:.3f}). The {100 * level:g} % interval of the difference is [{low:.3f}, {high:.3f}]. {advice}"
     )
 

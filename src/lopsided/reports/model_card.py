@@ -207,7 +207,7 @@ def _results(facts: Facts) -> Iterator[str]:
     if baseline is not None:
         gap = baseline.difference
         yield (
-            f"The recipe `quick` of lopsided has an unweighted accuracy of {figure_value(baseline.uwa)} "
+            f"The recipe `quick` of lopsided has a balanced accuracy of {figure_value(baseline.uwa)} "
             f"{interval(baseline.uwa)} on the same images; the difference of this model to it is "
             f"{figure_value(gap)} {interval(gap)}."
         )

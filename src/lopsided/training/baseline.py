@@ -51,7 +51,7 @@ _SHRINKAGE = 0.1
 
 @dataclass(frozen=True)
 class Compared:
-    """The unweighted accuracy of the model and of the baseline on the same ``number`` images.
+    """The balanced accuracy of the model and of the baseline on the same ``number`` images.
 
     ``difference`` is model - baseline with a paired interval. ``enough`` is False if there are too few images for a
     warning.
