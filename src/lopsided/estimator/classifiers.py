@@ -81,8 +81,8 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters; with ``deep`` also the fields in ``settings``, such as ``regression__strength``."""
         parameters = dict(super().get_params(deep))
-        if deep:
-            parameters |= {name.replace(".", "__"): value for name, value in (self.settings or {}).items()}
+        if deep and isinstance(self.settings, Mapping):  # ``fit`` refuses anything else.
+            parameters |= {name.replace(".", "__"): value for name, value in self.settings.items()}
         return parameters
 
     def set_params(self, **parameters: Any) -> Self:

@@ -167,7 +167,9 @@ def checked_weights(sample_weight: Any, num: int) -> npt.NDArray[np.float64] | N
         must = f"sample_weight must have one number for each of the {num} inputs"
         raise InputError(sentence(must, f"the shape {weights.shape}"))
     if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() <= 0:
-        raise InputError(sentence("sample_weight must hold numbers >= 0, not all 0", f"{weights.min()} among them"))
+        raise InputError(
+            sentence("sample_weight must hold numbers >= 0, not all zero", f"{weights.min()} to {weights.max()}")
+        )
     return weights
 
 
