@@ -664,12 +664,16 @@ def test_a_terminal_gets_no_control_characters_from_predict(
         assert ("\x1b" in capsys.readouterr().out) == (not terminal)
 
 
+ZHE = "\N{CYRILLIC CAPITAL LETTER ZHE} ".encode() + b"\xff\n"
+"""What a program reads that compares names with those of files."""
+
+
 @pytest.mark.parametrize(
     ("encoding", "expected"),
     [
         ("cp1252", b"\\u0416 \\udcff\n"),
-        ("ascii", b"\\u0416 \\udcff\n"),
-        ("utf-8", "\N{CYRILLIC CAPITAL LETTER ZHE} ".encode() + b"\xff\n"),
+        ("ascii", ZHE),
+        ("utf-8", ZHE),
     ],
 )
 def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
@@ -687,7 +691,7 @@ def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
     monkeypatch.setattr("lopsided.cli.doctor.examine", examine)
     assert run(["doctor", "--json"]) == 0
     assert out.getvalue() == expected + b"[]\n"
-    assert err.getvalue() == expected.replace(b"\xff", b"\\udcff")
+    assert err.getvalue() == (expected.replace(b"\xff", b"\\udcff") if encoding == "utf-8" else b"\\u0416 \\udcff\n")
 
 
 def test_a_stem_and_a_scenario_of_any_text_are_harmless_in_latex() -> None:

@@ -162,8 +162,8 @@ def _open_streams() -> None:
     """Set up stdout and stderr so that any text can be printed.
 
     A closed stream is replaced by the null device; otherwise the next opened file would get its descriptor. Characters
-    that the encoding lacks are written as escape sequences. On stdout, which other programs read, they are written as
-    the bytes that they have in names of files, so that a name matches its file in any locale.
+    that the encoding lacks are written as escape sequences. On a stdout of UTF-8 or ASCII, which the C locale has, they
+    are written as the bytes that they have in names of files: other programs read it, and a name must match its file.
     """
     codecs.register_error("lopsided-names", _name_bytes)
     for name in ("stdout", "stderr"):
@@ -171,7 +171,8 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  It stays open until the process ends.
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="lopsided-names" if name == "stdout" else "backslashreplace")
+            exact = name == "stdout" and codecs.lookup(stream.encoding).name in ("utf-8", "ascii")
+            stream.reconfigure(errors="lopsided-names" if exact else "backslashreplace")
 
 
 def _name_bytes(error: UnicodeError) -> tuple[bytes | str, int]:

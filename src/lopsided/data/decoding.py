@@ -250,11 +250,12 @@ def _image(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[Image.Image
 
 def _check_scans(path: str | os.PathLike[str], pixels: int, file: BinaryIO) -> None:
     most = min(MAX_SCANS, MAX_SCANNED // max(pixels, 1))
+    content: bytes | mmap.mmap
     if isinstance(file, io.BytesIO):
-        content: bytes | mmap.mmap = file.getvalue()
         # Most files need no closer look: there are no more scans than bytes that may begin one.
-        if content.count(_SCAN) <= most:
+        if file.getvalue().count(_SCAN) <= most:
             return
+        content = file.getvalue()
     else:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     scans = sum(1 for _ in islice(_scans(content), most + 1))

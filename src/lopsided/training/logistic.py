@@ -97,7 +97,8 @@ class Regressions:
         size = shares.size
         rows = len(x) if len(x) * size <= _MANY else max(_PART // size, 1)
         self._parts = [slice(begin, begin + rows) for begin in range(0, len(x), rows)]
-        self._threads, self._pool = min(threads, len(self._parts)), None
+        self._threads = min(threads, len(self._parts))
+        self._pool: ThreadPoolExecutor | None = None
         self.logits = self._products(self.weights)
 
     def solve(self, strength: float, tolerance: float) -> None:
