@@ -284,18 +284,3 @@ def test_names_of_files_are_printed_as_bytes_where_the_encoding_lacks_their_lett
     stream.write(f"ä.png {os.fsdecode(bytes([0xE4]))}.png")
     stream.flush()
     assert content.getvalue() == "ä.png ".encode() + b"\xe4.png"
-
-
-@pytest.mark.parametrize(("given", "kept"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
-def test_threads_sleep_while_they_wait_unless_the_user_chose(
-    given: dict[str, str], kept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lopsided.cli import app
-
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    app._let_threads_sleep()
-    assert os.environ["OMP_WAIT_POLICY"] == kept
-    monkeypatch.delenv("OMP_WAIT_POLICY")

@@ -94,7 +94,6 @@ def main(arguments: list[str] | None = None) -> None:
     exits with code 143.
     """
     signal.signal(signal.SIGTERM, _terminate)
-    _let_threads_sleep()
     code = run(arguments, process_age())
     if code and _is_joined():
         # After an error the process group is still initialized. A normal exit was seen to end a rank with SIGABRT,
@@ -104,16 +103,6 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _let_threads_sleep() -> None:
-    """Let the threads of torch wait by sleeping, unless the user chose otherwise. Must be called before torch is read.
-
-    By default they spin for milliseconds. If other programs need the cores, each step waits for threads that spin, and
-    training takes many times as long.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 _terminations: list[int] = []
