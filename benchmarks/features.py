@@ -1,10 +1,12 @@
 """How fast are features of the embedded encoder, and how much memory do they need?
 
-    python benchmarks/features.py [speed] [predict] [memory] [--record FILE.json]
+    python benchmarks/features.py [speed] [recipes] [predict] [memory] [--record FILE.json]
     python benchmarks/features.py folder --photos FOLDER [--peer SRC]
 
 speed     images per second at 224 px from JPEG files of 600 x 450 pixels, with decoding: lopsided against timm's model
           in plain torch. Both decode in the same way, so that the ratio is that of the encoders. Also without decoding.
+recipes   images per second of the features of ``quick`` and ``thorough``, of ``thorough`` as it was without stages
+          (three encoders), and of timm's model at 224 px in plain torch; from the same JPEG files.
 predict   images per second of a ResNet-18 at 64 px through the engine of ``lopsided predict``, against torch with the
           fast paths and memory layout of training, and against timm's model as it is, channels-last. Decoded images.
           ``products`` are as many multiplications as the network has, as matrix products of 1,024 x 1,024: what the
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,8 @@ from lopsided.models.heads import ClassifierHead
 from lopsided.models.machine import arrange, evaluating
 from lopsided.models.model import Model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+from lopsided.recipe import named_recipe
+from lopsided.recipe.views import PLAIN, computed_views
 
 RECORD = Path(__file__).parent / "records" / "features_speed.json"
 NUM, SIZE, BATCH, ROUNDS = 256, 224, 64, 3
@@ -70,11 +74,11 @@ def write_photos(folder: Path, number: int) -> list[Path]:
     return paths
 
 
-def make_model(name: str, weights: str, size: int) -> Model:
+def make_model(name: str, weights: str, size: int, views: Sequence[str] = PLAIN) -> Model:
     """Return a model in eval mode."""
     encoder, width = build_encoder(name, channels=3, image_size=size, weights=weights)
-    pixels = preprocessing_of(EMBEDDED_ENCODER, "embedded")
-    return Model(encoder, ClassifierHead(width, 2), pixels.mean, pixels.std).eval()
+    pixels = preprocessing_of(name if weights == "embedded" else EMBEDDED_ENCODER, "embedded")
+    return Model(encoder, ClassifierHead(width, 2), pixels.mean, pixels.std, views=views).eval()
 
 
 def in_turns(variants: dict[str, Callable[[], int]]) -> dict[str, float]:
@@ -128,6 +132,40 @@ def speed() -> dict[str, Any]:
     for rates in found.values():
         rates["ratio"] = round(rates["lopsided"] / rates["timm"], 2)
     return {**found, "seconds to build the engine": round(built, 2)}
+
+
+BEFORE = "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"
+"""The encoders of ``thorough`` before it had stages."""
+
+
+def recipes() -> dict[str, Any]:
+    """Compare the features of recipes with timm's model, from files."""
+    plain = make_model(EMBEDDED_ENCODER, "embedded", SIZE)
+    with tempfile.TemporaryDirectory() as folder:
+        images = FileImages(write_photos(Path(folder), BATCH // 2), 3)
+
+        def variant(side: int, compute: Callable[[torch.Tensor], object]) -> Callable[[], int]:
+            def run() -> int:
+                batches = StreamedInputs(images, side, 3, torch.get_num_threads()).batches(
+                    row_batches(len(images), BATCH)
+                )
+                for _, batch in batches:
+                    compute(batch)
+                return len(images)
+
+            return run
+
+        variants = {"timm": variant(SIZE, lambda batch: by_torch(plain, batch))}
+        named = {"quick": ("quick", None), "thorough": ("thorough", None), "thorough before": ("thorough", BEFORE)}
+        for label, (name, encoder) in named.items():
+            section, side = named_recipe(name).encoder, named_recipe(name).data.image_size or SIZE
+            model = make_model(encoder or section.name, "embedded", side, computed_views(section.views))
+            variants[label] = variant(side, Engine(model, (3, side, side)).features)
+        rates = in_turns(variants)
+    for label in named:
+        rates[f"{label}, ratio to timm"] = round(rates[label] / rates["timm"], 2)
+    rates["thorough, ratio to before"] = round(rates["thorough"] / rates["thorough before"], 2)
+    return rates
 
 
 def multiplications(model: Model, image: torch.Tensor) -> int:
@@ -250,7 +288,7 @@ def child(number: int, photos: Path) -> None:
 def main() -> None:
     """Answer the questions and add the answers to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", choices=["speed", "predict", "memory", "folder", []])
+    parser.add_argument("questions", nargs="*", choices=["speed", "recipes", "predict", "memory", "folder", []])
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--child", type=int)
     parser.add_argument("--photos", type=Path)
@@ -272,7 +310,7 @@ def main() -> None:
                 parser.error("folder needs --photos FOLDER")
             record[about] = folder(arguments.photos.resolve(), arguments.peer)
         else:
-            record[about] = {"speed": speed, "predict": predict, "memory": memory}[question]()
+            record[about] = {"speed": speed, "recipes": recipes, "predict": predict, "memory": memory}[question]()
         print(about, json.dumps(record[about], indent=2), flush=True)
         arguments.record.write_text(json.dumps(record, indent=2) + "\n")
 

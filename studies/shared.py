@@ -228,9 +228,13 @@ def frozen_model(
 def importance(encoder: str, width: int) -> Floats | None:
     """Return how much a regression weighs each of the features of an encoder; None: all the same."""
     from lopsided.models.blocks.block import Columns, Layout
+    from lopsided.models.encoders import embedded_state
     from lopsided.recipe.blocks import FINAL
     from lopsided.recipe.encoder_spec import EncoderSpec
 
+    known = embedded_state(EncoderSpec.parse(encoder, "embedded"))
+    if known is not None:
+        return known[1].importance()
     groups = [Columns(block, one) for block in EncoderSpec.parse(encoder).blocks for one in block.load()().widths]
     return Layout((Columns(FINAL, width - sum(group.width for group in groups)), *groups)).importance()
 

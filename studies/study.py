@@ -14,10 +14,12 @@ isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five fol
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No record has it yet.
 
-Arms: ``quick`` and ``thorough`` are the recipes, and ``... without pixels`` the same without colours and contrast of
-regions (the block ``pixels``). ``plain features`` is ``quick without pixels`` without the scaling of features,
-and ``thorough with root`` is ``thorough without pixels`` with the scaling of ``quick``. All of ``thorough`` take the
-views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the tops and on ISIC (studies/views.py).
+Arms: ``quick`` and ``thorough`` are the recipes as they were before the block ``stages`` (``studies/layers.py``): the
+final layer of one encoder at 224 pixels, or of three at 260 pixels and four views, with the block ``pixels``. ``...
+without pixels`` is the same without colours and contrast of regions. ``plain features`` is ``quick without pixels``
+without the scaling of features, and ``thorough with root`` is ``thorough without pixels`` with the scaling of
+``quick``. All of ``thorough`` take the views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the
+tops and on ISIC (studies/views.py).
 ``resnet50`` is ``quick without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
 pixels`` is ``quick`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
 ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` without pixels; ``+`` is their average with the regression
@@ -66,8 +68,9 @@ FEW = (10, 20, 40, 80)
 TAIL, TAIL_TOTAL, TAIL_TEST = 100, 2000, 2500
 """Factor of the long tail, its number of training images, and how many test images are evaluated, from the first."""
 VIEWS = parse_views("flips")
-EMBEDDED = tuple(named_recipe("thorough").encoder.spec.names)
-SMALL, LARGE = 224, named_recipe("thorough").data.image_size
+EMBEDDED = ("tf_efficientnet_lite0", "tf_efficientnet_lite1", "tf_efficientnet_lite2")
+SCALINGS = {"quick": "root", "thorough": "cube-root"}
+SMALL, LARGE = 224, 260
 """Sides of the images for ``quick`` and for ``thorough``."""
 RESNET = "resnet50"
 BASE = "quick"
@@ -153,8 +156,8 @@ class Features:
         views = VIEWS if arm.startswith("thorough") else VIEWS[:1]
         parts = [np.mean([self._files[key][view] for view in views], axis=0) for key in keys]
         features = np.concatenate(parts, axis=1)
-        recipe = named_recipe("thorough" if arm.startswith("thorough") else "quick")
-        how = {"plain features": "none", "thorough with root": "root"}.get(arm, recipe.encoder.scaling)
+        usual = SCALINGS["thorough" if arm.startswith("thorough") else "quick"]
+        how = {"plain features": "none", "thorough with root": "root"}.get(arm, usual)
         found = scaled(torch.from_numpy(features), how).numpy()
         return np.concatenate([found, self._pixels], axis=1) if arm in COLOURED else found
 
@@ -199,7 +202,7 @@ def fit_arm(
         with threadpool_limits(1):
             found = np.log(np.maximum(peer(arm, seed).fit(x, labels).predict_proba(inputs), 1e-12))
         return {arm: (found, np.full(num, 1 / num))}
-    weights = shared.importance(named_recipe("quick").encoder.name, x.shape[1]) if arm in COLOURED else None
+    weights = shared.importance(f"{EMBEDDED[0]}+pixels", x.shape[1]) if arm in COLOURED else None
     fitted = fit_regression(x, labels, num, groups=groups, seed=seed, importance=weights)
     return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
 

@@ -23,9 +23,9 @@ WORDS = [
     ),
     (
         notes.thorough_by_size(40, 0.2),
-        "Recipe: thorough, because no recipe was named: 40 images through three pretrained encoders, which takes less "
-        "than a minute for new images and less if their features are cached. Use --recipe quick for one encoder. "
-        f"{OTHERS}",
+        "Recipe: thorough, because no recipe was named: four views of 40 images through a pretrained encoder, which "
+        "takes less than a minute for new images and less if their features are cached. Use --recipe quick for one "
+        f"view. {OTHERS}",
     ),
     (
         notes.alike_images(3, "near.csv"),

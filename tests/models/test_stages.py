@@ -130,3 +130,13 @@ def test_a_model_with_stages_is_found_in_the_cache_without_its_layers(
 def test_an_encoder_without_named_stages_is_one_sentence() -> None:
     with pytest.raises(InputError, match=r"^timm does not name the stages of Identity\. Leave out \+stages\.$"):
         stages_of(nn.Identity())
+
+
+def test_images_are_compared_without_stages() -> None:
+    model, card = model_of("test_resnet+stages+pixels", 32)
+    engine = Engine(model, card.shape)
+    features, layout = engine.encode(batch(2, 32)), model.layout
+    assert layout is not None
+    expected = features[:, layout.columns("final", "pixels")]
+    assert np.array_equal(engine.compared(features), expected)
+    assert len(layout.columns("stages")) == features.shape[1] - expected.shape[1] > 0

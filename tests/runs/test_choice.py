@@ -54,17 +54,21 @@ def test_many_images_get_the_default_because_of_the_time(photographs: Path, monk
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
-        (["test=0.3", "--seed", "3"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
-        (["--recipe", "default"], "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"),
-        (["--recipe", "quick"], "tf_efficientnet_lite0+pixels"),
-        (["image_size=64"], "tf_efficientnet_lite0+pixels"),
-        (["tta=flip"], "tf_efficientnet_lite0+pixels"),
-        (["--encoder", "tf_efficientnet_lite1", "weights=embedded"], "tf_efficientnet_lite1"),
+        ([], (260, "auto")),
+        (["test=0.3", "--seed", "3"], (260, "auto")),
+        (["--recipe", "default"], (260, "auto")),
+        (["--recipe", "quick"], (None, "none")),
+        (["image_size=64"], (64, "none")),
+        (["tta=flip"], (None, "flip")),
+        (["--encoder", "tf_efficientnet_lite1", "weights=embedded"], (None, "none")),
     ],
 )
 def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
-    flags: list[str], expected: str, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    expected: tuple[int | None, str],
+    photographs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[Recipe] = []
 
@@ -72,9 +76,11 @@ def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
         taken.append(recipe)
         raise InputError("Enough.")
 
-    monkeypatch.setattr(run, "run_recipe", take)
+    monkeypatch.setattr("lopsided.runs.fitting.run_recipe", take)
     assert cli.run(["fit", str(photographs), "--out", str(tmp_path / "run"), "--quiet", *flags]) == 2
-    assert taken[0].encoder.name == expected
+    assert (taken[0].data.image_size, taken[0].encoder.views) == expected
+    named = "tf_efficientnet_lite1" if "--encoder" in flags else named_recipe("quick").encoder.name
+    assert taken[0].encoder.name == named
     assert taken[0].data.test == (0.3 if "test=0.3" in flags else 0.15)
 
 
@@ -89,6 +95,6 @@ def test_a_resumed_run_keeps_its_recipe(photographs: Path, tmp_path: Path, monke
         taken.append(recipe)
         raise InputError("Enough.")
 
-    monkeypatch.setattr(run, "run_recipe", take)
+    monkeypatch.setattr("lopsided.runs.fitting.run_recipe", take)
     assert cli.run(["fit", "--out", str(out), "--resume", "--quiet"]) == 2
     assert taken[0].encoder == named_recipe("quick").encoder

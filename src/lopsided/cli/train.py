@@ -59,12 +59,12 @@ def fit(
 ) -> None:
     """Train a classifier and evaluate it.
 
-    By default, pretrained encoders turn each image into features, and a
+    By default, a pretrained encoder turns each image into features, and a
     logistic regression on the features is fitted, in seconds to minutes and
-    without a network: three encoders for up to 3,000 images (the recipe
-    thorough), one for more (quick). If a class has fewer than 200 images,
-    every image is tested once, in five folds. Without --out, the run is in
-    runs/1, runs/2 and so on.
+    without a network: four views of each of up to 3,000 images (the recipe
+    thorough), one view of more (quick). If a class has fewer than 200
+    images, every image is tested once, in five folds. Without --out, the
+    run is in runs/1, runs/2 and so on.
 
     With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
     sets any field of the recipe. `lopsided recipes NAME` shows them all.

@@ -44,9 +44,9 @@ def quick_for_vectors(width: int) -> str:
 def thorough_by_size(images: int, minutes: float) -> str:
     """The recipe thorough was taken, because there are few images."""
     return (
-        f"Recipe: thorough, because no recipe was named: {images:,} images through three pretrained encoders, which "
-        f"takes {_minutes(minutes)} for new images and less if their features are cached. Use --recipe quick for one "
-        f"encoder. {_OTHER_RECIPES}"
+        f"Recipe: thorough, because no recipe was named: four views of {images:,} images through a pretrained encoder, "
+        f"which takes {_minutes(minutes)} for new images and less if their features are cached. Use --recipe quick for "
+        f"one view. {_OTHER_RECIPES}"
     )
 
 

@@ -298,7 +298,7 @@ class Scorer:
             if typicality is not None:
                 typicality[done] = scored.typicality
             if self.known is not None and nearness is not None:
-                nearness[done] = self.known.nearness(mean)
+                nearness[done] = self.known.nearness(self.engine.compared(mean))
         features[[row for row in range(num) if reasons[row]]] = np.nan
         return Scores(
             Pack(0, tuple(path for path, _, _ in batch)),

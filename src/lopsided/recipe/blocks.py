@@ -121,6 +121,7 @@ STAGES = Block(
     "encoder",
     "the stages before its final layer",
     scaling="apart",
+    share=0.3,
     program=_STAGES_PROGRAM,
 )
 BLOCKS: Entries[Block] = Entries(

@@ -14,7 +14,7 @@ from lopsided.runs.folds import USUAL_FOLDS, fold_seconds
 QUICK, THOROUGH = "quick", "thorough"
 MANY = 3000
 """With more images, ``thorough`` takes too long to be started without a question."""
-SECONDS = 0.3
+SECONDS = 0.13
 """Seconds of one core for the features of an image by ``thorough`` and by ``quick``, which is trained for comparison,
 as a rough guide."""
 

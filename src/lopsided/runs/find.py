@@ -119,7 +119,8 @@ def find_in_pool(
     def features(paths: Sequence[Path]) -> Features:
         scorer.keep = True
         kept = [each.features for each in scorer.stream(paths) if each.features is not None]
-        return np.concatenate([scorer.engine.average(scorer.split_views(each)) for each in kept])
+        means = [scorer.engine.average(scorer.split_views(each)) for each in kept]
+        return scorer.engine.compared(np.concatenate(means))
 
     def here(count: Progress | None) -> Mapper:
         return partial(scorer.map, count=_within(count, total))

@@ -101,4 +101,4 @@ def _features(scorer: Scorer, images: FileImages, progress: Progress | None) -> 
     broken = {index for index, _ in images.unreadable(workers=os.cpu_count() or 1)}
     images = images.take(np.array([row for row in range(len(images)) if row not in broken], dtype=np.int64))
     inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels, scorer.workers)
-    return scorer.features(inputs, images.digest(np.arange(len(images))), progress)
+    return scorer.engine.compared(scorer.features(inputs, images.digest(np.arange(len(images))), progress))

@@ -57,6 +57,14 @@ class Layout:
         """The number of all columns."""
         return sum(group.width for group in self.groups)
 
+    def columns(self, *names: str) -> npt.NDArray[np.int64]:
+        """Return the places of the columns of blocks of these names.
+
+        >>> Layout((Columns(FINAL, 2), Columns(Block("stages", "", "encoder", ""), 3))).columns("stages").tolist()
+        [2, 3, 4]
+        """
+        return np.flatnonzero([group.block.name in names for group in self.groups for _ in range(group.width)])
+
     def final_of(self, features: Tensor) -> Tensor:
         """Return the columns of final layers."""
         parts = zip(self.groups, self._parts(features), strict=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lopsided.facts import cautions, notes
+from lopsided.recipe import named_recipe
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
 from lopsided.training.checkpoint import State
 from lopsided.training.methods.trainer import Features, FeatureTrainer, Trainer
@@ -119,8 +120,9 @@ def _check_views(trainer: Trainer, fitted: Regression, alone: Features) -> None:
         return
     losses = [_best(fitted), _best(_fit(trainer, alone))]
     if choose_views(losses):
-        # With encoder.views alone, fit takes quick.
-        recipe = "--recipe thorough " if len(trainer.recipe.encoder.spec.parts) > 1 else ""
+        # With encoder.views alone, fit takes quick, which has another size.
+        large = trainer.recipe.data.image_size == named_recipe("thorough").data.image_size
+        recipe = "--recipe thorough " if large else ""
         advice = f"{recipe}tta={AUTO if trainer.recipe.spec.chooses_views else 'none'}"
         trainer.log.fact(cautions.directed_classes(losses[1], losses[0], advice))
 
