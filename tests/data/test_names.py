@@ -151,13 +151,13 @@ def test_a_label_that_is_no_class_of_the_model_gets_the_nearest_class(make_folde
 def test_describe_names_typos_small_classes_and_pairs(make_folder: MakeFolder) -> None:
     folder = masked(make_folder({"cat": 12, "Cat": 1, "cow": 1, "dog": 2}))
     facts = describe(folder)
-    assert "Cat and cow each have only one image and cannot be split." in facts["notes"]
+    assert "Cat and cow each have only one image and cannot be tested." in facts["notes"]
     assert any(note.startswith("Classes with similar names: Cat (1 image) and cat (24).") for note in facts["notes"])
     assert any(note.startswith("12 pairs of images differ only in the suffix") for note in facts["notes"])
     facts = describe(folder, exclude=["*.bmp", "Cat/*"])
     assert facts["left_out"] == 13
     assert facts["classes"] == {"cat": 12, "cow": 1, "dog": 2}
-    assert facts["notes"][1:] == ["cow has only one image and cannot be split."]
+    assert facts["notes"][1:] == ["cow has only one image and cannot be tested."]
 
 
 @pytest.mark.parametrize(

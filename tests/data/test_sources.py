@@ -18,6 +18,7 @@ from lopsided.data.images import ordered_map
 from lopsided.data.sources import Source, check_splits, name_of, open_source, source_from_arrays
 from lopsided.errors import DataError, InputError, MissingDependencyError
 from lopsided.inference.pool import find_images
+from lopsided.recipe.sections import Data
 from tiny import write_photos
 
 MakeFolder = Callable[..., Path]
@@ -114,10 +115,25 @@ def test_an_empty_folder_and_loose_images_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a folder of images must hold one sub-folder per class, got none in "):
         open_source(tmp_path)
     Image.new("L", (4, 4)).save(tmp_path / "loose.png")
+    with pytest.raises(DataError, match="a source must hold at least 2 classes, got 1 "):
+        open_source(tmp_path)
+    (tmp_path / "cat").mkdir()
     with pytest.raises(
         DataError, match=r"images must be in one sub-folder per class, got 1 directly in .*, the first loose\.png"
     ):
         open_source(tmp_path)
+
+
+def test_images_directly_in_a_folder_are_one_class(tmp_path: Path) -> None:
+    folder = tmp_path / "good"
+    folder.mkdir()
+    Image.new("L", (4, 4)).save(folder / "a.png")
+    source = Source.open(Data(source=str(folder)))
+    assert source.classes == ("good", "unusual")
+    assert source.counts() == {"good": 1, "unusual": 0}
+    folder.rename(tmp_path / "unusual")
+    with pytest.raises(DataError, match="The only class of unusual is called unusual"):
+        Source.open(Data(source=str(tmp_path / "unusual")))
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:

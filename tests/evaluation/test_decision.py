@@ -29,6 +29,7 @@ RULES = (
     "cost:a=1,b=2,c=9",
     "cost:[[0, 1, 2], [3, 0, 1], [8, 5, 0]]",
     "recall:c>=0.8",
+    "false-alarms:c<=0.2",
     "precision:c>=0.4",
     "alarms:c<=300",
     "alarms:300",
@@ -374,3 +375,32 @@ def test_rules_with_a_threshold_are_read_as_they_are_written(text: str) -> None:
 def test_rules_with_a_threshold_need_a_class_and_a_number(text: str) -> None:
     with pytest.raises(InputError, match="must name a class and"):
         parse_rule(text)
+
+
+@pytest.mark.parametrize(("num", "share"), [(19, 0.05), (30, 0.1), (200, 0.05)])
+def test_a_threshold_gives_as_many_false_alarms_as_the_rule_allows(num: int, share: float) -> None:
+    rng = np.random.default_rng(num)
+    rates = []
+    for _ in range(2000):  # The false-alarm rate of uniform scores is 1 minus the threshold.
+        scores = rng.random(num)
+        p = np.stack([1 - scores, scores], axis=1)
+        found = resolve(f"false-alarms:r<={share}", ("c", "r"), (1.0, 0.0), HeldBack(p, np.zeros(num, dtype=np.int64)))
+        assert found.threshold is not None
+        rates.append(1 - found.threshold)
+    assert share - 1 / (num + 1) - 0.005 <= np.mean(rates) <= share + 0.005
+
+
+def test_false_alarms_count_groups_and_need_enough_images() -> None:
+    scores = np.repeat(np.linspace(0.01, 0.5, 25), 2)
+    scores[1::2] *= 0.5
+    p, labels = np.stack([1 - scores, scores], axis=1), np.zeros(50, dtype=np.int64)
+    groups = np.repeat([f"g{i}" for i in range(25)], 2)
+    found = resolve("false-alarms:r=5%", ("c", "r"), (0.9, 0.1), HeldBack(p, labels, groups))
+    assert found.rule == "false-alarms:r<=0.05"
+    assert found.threshold == pytest.approx(scores[0::2][24], rel=1e-4)  # The 25th of ceil(26 x 0.95) = 25 scores.
+    assert found.decide(p).sum() == 0
+    few = resolve("false-alarms:r=0.01", ("c", "r"), (0.9, 0.1), HeldBack(p, labels))
+    assert few.decide([[1e-9, 1 - 1e-9]]) == 0
+    assert "At least 99 are needed." in few.notes[0]
+    with pytest.raises(InputError, match="that are not r, but there are none"):
+        resolve("false-alarms:r=0.05", ("c", "r"), (0.9, 0.1), HeldBack(p, labels + 1))

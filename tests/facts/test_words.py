@@ -42,6 +42,35 @@ WORDS = [
         "2 of 5 images are TIFFs of several pages. Only the first page of each is used. If the others matter, save "
         "each page as an image.",
     ),
+    (
+        notes.few_by_counts(0),
+        "Recipe: few, because no recipe was named and there is one class only: the distance from the frequent class, "
+        "which needs no rare images, and a regression on those that there are.",
+    ),
+    (
+        notes.few_by_counts(7),
+        "Recipe: few, because no recipe was named and there are 7 images of the rarer class: the distance from the "
+        "frequent class, which needs no rare images, and a regression on those that there are.",
+    ),
+    (notes.one_class("good"), "All images are of one class, good. Other images will be called unusual."),
+    (
+        notes.folds_for_alarms(5),
+        "5 folds, because images that no model was trained on must say how many false alarms a threshold gives.",
+    ),
+    (
+        notes.distance("good", 0, 1.0),
+        "There is no image of another class than good: the score is the distance from good alone.",
+    ),
+    (
+        notes.distance("good", 3, 0.84),
+        "The score is a regression on 3 images of other classes and the distance from good, which adds 0.84 to the log "
+        "odds per deviation.",
+    ),
+    (
+        cautions.unmeasured_classes(["fox"]),
+        "fox has one image: no image is left to train with while it is tested. So recall, precision and AUROC of it "
+        "cannot be given, and means over classes leave it out. The model knows it.",
+    ),
     (notes.recipe_by_field("fine-tune", "fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
     (
         notes.from_scratch_by_field("augment.crop"),

@@ -24,7 +24,7 @@ from lopsided.recipe import (
 from lopsided.recipe.words import leaves
 
 LOSS = "encoder_training.loss"
-NAMES = ["adapter", "fine-tune", "from-scratch", "paper-fmnist", "paper-isic", "quick", "thorough"]
+NAMES = ["adapter", "few", "fine-tune", "from-scratch", "paper-fmnist", "paper-isic", "quick", "thorough"]
 TEXTS = st.text(min_size=1).filter(lambda text: "\0" not in text)
 
 
@@ -283,7 +283,8 @@ def test_a_recipe_cannot_be_changed_in_place():
         ("data = 3", "data must be a table, got 3."),
         (
             'method = "both"',
-            'method must be one of "two-stage", "end-to-end", "frozen", "adapter", "fine-tune", got \'both\'.',
+            'method must be one of "two-stage", "end-to-end", "frozen", "distance", "adapter", "fine-tune", '
+            "got 'both'.",
         ),
         ('device = ""', "device must be a string that is not empty, got ''."),
         (
@@ -369,8 +370,8 @@ def test_a_field_that_cannot_be_used_is_named_in_one_sentence(toml, message):
             {"data.test": 0.5, "data.val": 0.5},
             "data.test + data.val must be < 1, got 0.5 + 0.5. The remaining images are for training.",
         ),
-        ({"data.classes": ["a", "a"]}, "data.classes must be at least two different names, got ['a', 'a']."),
-        ({"data.classes": ["a"]}, "data.classes must be at least two different names, got ['a']."),
+        ({"data.classes": ["a", "a"]}, "data.classes must be different names, got ['a', 'a']."),
+        ({"data.classes": []}, "data.classes must be different names, got []."),
         (
             {LOSS: "ce", "method": "two-stage"},
             'encoder_training.loss cannot be ce with method "two-stage". Use one of cl, fcl, acl, afcl',

@@ -385,7 +385,7 @@ def test_folds_are_the_default_for_few_rare_images_and_a_frozen_encoder(photos: 
     assert default_folds(recipe.override(**{"data.split": "random"})) == (None, [])
 
 
-@pytest.mark.parametrize(("rare", "folds"), [(1, None), (2, 2), (4, 4), (6, 5), (199, 5), (200, None)])
+@pytest.mark.parametrize(("rare", "folds"), [(1, 5), (2, 2), (4, 4), (6, 5), (199, 5), (200, None)])
 def test_the_number_of_folds_follows_from_the_rarest_class(tmp_path: Path, rare: int, folds: int | None) -> None:
     lines = [f"{label}{i}.png,{label}" for label, number in (("a", 300), ("b", rare)) for i in range(number)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))

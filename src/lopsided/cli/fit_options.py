@@ -23,6 +23,7 @@ FIELDS = {
     "data.origin": "source",
     "data.folds": "folds",
     "data.more": "more",
+    "data.classes": "normal",
     "decision.rule": "decide",
     "track": "track",
 }
@@ -39,9 +40,14 @@ def complete_loss(incomplete: str) -> list[str]:
 def fields_of(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return the option and its value, or None, for each field that an option sets."""
     return {
-        field: (f"--{name.replace('_', '-')}", None if given[name] == [] else given[name])
+        field: (f"--{name.replace('_', '-')}", None if given[name] == [] else _value(name, given[name]))
         for field, name in FIELDS.items()
     }
+
+
+def _value(name: str, given: Any) -> Any:
+    """Return the value of a field: the classes of --normal are one class."""
+    return [given] if name == "normal" and given is not None else given
 
 
 Words = Annotated[
@@ -110,6 +116,10 @@ More = Annotated[
         "--more",
         metavar="TABLE",
     ),
+]
+Normal = Annotated[
+    str | None,
+    option(TRAIN, "Train with the images of this class alone: what is unlike them is unusual.", metavar="CLASS"),
 ]
 Seed = Annotated[int | None, option(RUN, "Seed of all random numbers.")]
 Device = Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")]

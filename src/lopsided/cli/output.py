@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from lopsided.progress import printable
 
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins
+    from lopsided.runs.folder import Run
 
 WIDEST, LONGEST = 60, 390
 """Maximum characters of a class name in a table, and of a note. JSON and files contain the full text."""
@@ -251,3 +253,25 @@ def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     if found is not None and found != rules.get(decision.rule):
         words += f" By the rule {other}, the balanced accuracy would be {found['uwa']:.3f}."
     return [words]
+
+
+FIND_BELOW = 20
+"""With fewer images of a class, the next step is to find more of them."""
+
+
+def next_words(run: Run) -> list[str]:
+    """Return the next step after a fit with few images of a class: find more of them, mark them, and fit again."""
+    metrics = run.metrics or {}
+    counts = metrics["counts"]["train"]
+    rarest = min(counts, key=lambda name: counts[name])
+    if counts[rarest] >= FIND_BELOW or metrics["test"] is None:
+        return []
+    folder, name = shlex.quote(str(run.folder)), shlex.quote(rarest)
+    data = shlex.quote(str(metrics["source"]))
+    number = counts[rarest]
+    held = f"is {'no' if number == 0 else number} image" if number < 2 else f"are {number} images"
+    return [
+        f"There {held} of {rarest}. Next, find more among other images, mark them on the page, and fit again:\n"
+        f"  lopsided find {folder} POOL --class {name} --out found.csv\n"
+        f"  lopsided fit {data} --more marks.csv --out {folder}-2"
+    ]

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 HELP = (
     "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A=0.95, "
-    "precision:A=0.5, alarms:A=100 (of 10,000 images), threshold:A=0.013, prevalence:A=0.02,B=0.98, "
-    "sets:0.95 (every class that an image may be of), or abstain:0.02 (ask a person unless the expected error is below "
-    "2 %)."
+    "precision:A=0.5, alarms:A=100 (of 10,000 images), false-alarms:A=0.05, threshold:A=0.013, "
+    "prevalence:A=0.02,B=0.98, sets:0.95 (every class that an image may be of), or abstain:0.02 (ask a person unless "
+    "the expected error is below 2 %)."
 )
 
 

@@ -20,6 +20,7 @@ from lopsided.cli.output import (
     figures_table,
     fold_words,
     interval,
+    next_words,
     say,
     shortened,
     show,
@@ -47,6 +48,7 @@ def fit(
     decide: options.Decide = None,
     auto: options.Auto = False,
     more: options.More = None,
+    normal: options.Normal = None,
     seed: options.Seed = None,
     device: options.Device = None,
     resume: options.Resume = False,
@@ -63,8 +65,9 @@ def fit(
     logistic regression on the features is fitted, in seconds to minutes and
     without a network: four views of each of up to 3,000 images (the recipe
     thorough), one view of more (quick). If a class has fewer than 200
-    images, every image is tested once, in five folds. Without --out, the
-    run is in runs/1, runs/2 and so on.
+    images, every image is tested once, in five folds. With one class, or
+    fewer than 10 images of the rarer of two, the distance from normal joins
+    (few). Without --out, the run is in runs/1, runs/2 and so on.
 
     With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
     sets any field of the recipe. `lopsided recipes NAME` shows them all.
@@ -83,6 +86,7 @@ def fit(
     Examples:
       lopsided fit photos
       lopsided fit photos --out run --auto minutes=30
+      lopsided fit photos --normal good --out run
       lopsided fit lesions.csv --group patient --out run
       lopsided fit photos --group-from '{group}_*' --out run
       lopsided fit photos --out run --recipe from-scratch image_size=64
@@ -187,6 +191,7 @@ def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
         others = f"{training:.0f} s of training; the rest is start-up, reading images and evaluation"
         parts.append(f"Written to {run.folder} in {max(elapsed(), training):.0f} s ({others}).")
     parts[-1] += f"\nSee the mistakes: lopsided report {folder} --open"
+    parts += next_words(run)
     show("\n\n".join(parts))
 
 

@@ -118,7 +118,7 @@ def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
     counts = source.counts()
     smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
-        return [f"There is only one class, {smallest}; training needs at least two."]
+        return [f"There is only one class, {smallest}: a model of it calls unusual what is unlike its images."]
     notes = ["All classes have the same number of images."]
     if counts[smallest] < counts[largest]:
         share = 100 * counts[largest] / len(source)
@@ -129,7 +129,7 @@ def _notes(source: Source, duplicates: list[dict[str, Any]]) -> list[str]:
     alone = [name for name, number in counts.items() if number < 2]
     if alone:
         verb = "has" if len(alone) == 1 else "each have"
-        notes.append(f"{listed(alone)} {verb} only one image and cannot be split.")
+        notes.append(f"{listed(alone)} {verb} only one image and cannot be tested.")
     notes += map(str, name_cautions(counts, source.names))
     conflicts = [item for item in duplicates if len(item["labels"]) > 1]
     if conflicts:

@@ -369,9 +369,13 @@ def _for_channels(values: tuple[float, float, float], channels: int) -> tuple[fl
     return values if channels == 3 else (sum(values) / 3,)
 
 
-def check_trainable(prepared: Prepared) -> None:
-    """Raise unless the training split holds at least two classes."""
+_ONE_CLASS = "Use --recipe few, which needs one class only."
+
+
+def check_trainable(prepared: Prepared, least: int = 2) -> None:
+    """Raise unless the training split holds so many classes."""
     counts = prepared.counts()
     held = int((counts > 0).sum())
-    if held < 2:
-        raise DataError(sentence("train must hold at least 2 classes", f"{held} with {len(prepared.train)} samples"))
+    if held < least:
+        got = f"{held} with {len(prepared.train)} samples"
+        raise DataError(sentence("train must hold at least 2 classes", got, _ONE_CLASS))

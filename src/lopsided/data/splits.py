@@ -259,7 +259,15 @@ def most_folds(source: Source, how: How) -> int:
     >>> most_folds(source_from_arrays(np.zeros((5, 2, 2), np.uint8), [0, 0, 0, 1, 1]), "stratified")
     2
     """
-    return min(_units(source, how).values())
+    return min(_splittable(_units(source, how)).values())
+
+
+def _splittable(units: dict[str, int]) -> dict[str, int]:
+    """Return the numbers of the classes that folds can divide, or of all classes if there are none.
+
+    A class of one image is tested by a model that knows no image of the class, and is trained on by all others.
+    """
+    return {name: number for name, number in units.items() if number > 1} or units
 
 
 def fold_numbers(source: Source, *, how: How, folds: int, seed: int, repeat: int = 0) -> Indices:
@@ -330,7 +338,8 @@ def fold_splits(source: Source, *, how: How, folds: int, fold: int, val: float, 
     numbers = fold_numbers(source, how=how, folds=folds, seed=seed, repeat=repeat)
     test, rest = np.flatnonzero(numbers == number), np.flatnonzero(numbers != number)
     remaining = source.subset(rest)
-    short = [name for name, units in _units(remaining, how).items() if units < (2 if val else 1)]
+    least, whole = (2 if val else 1), _units(source, how)
+    short = [name for name, units in _units(remaining, how).items() if units < least and whole[name] > 1]
     if short:
         what = "groups" if how == "group" else "images"
         need = "training and validation" if val else "training"
@@ -352,7 +361,7 @@ def _units(source: Source, how: How) -> dict[str, int]:
 
 
 def _check_number(source: Source, how: How, folds: int) -> None:
-    units = _units(source, how)
+    units = _splittable(_units(source, how))
     fewest = min(units, key=lambda name: units[name])
     what = "groups" if how == "group" else "images"
     if how == "random":
@@ -383,4 +392,5 @@ def _lacking(source: Source, numbers: Indices, folds: int) -> list[tuple[int, st
     """Return each fold and class without an image of that class in that fold."""
     held = np.zeros((folds, len(source.classes)), dtype=np.int64)
     np.add.at(held, (numbers, source.labels), 1)
-    return [(int(fold), source.classes[label]) for fold, label in np.argwhere(held == 0)]
+    divided = np.bincount(source.labels, minlength=len(source.classes)) > 1
+    return [(int(fold), source.classes[label]) for fold, label in np.argwhere((held == 0) & divided)]

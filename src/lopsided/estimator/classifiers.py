@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from lopsided.data.images import Images
 from lopsided.data.inputs import Inputs, MemoryInputs, StreamedInputs
+from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.splits import whole_recipe
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.estimator.fitting import (
@@ -114,7 +115,10 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         used = np.arange(len(y)) if weights is None else np.flatnonzero(weights)  # No weight is as if left out.
         classes, codes = np.unique(y[used], return_inverse=True)
         if len(classes) < 2:
-            raise InputError(sentence("y must hold at least 2 classes", "1 class"))
+            if recipe.spec.needs_rare or classes.dtype.kind not in "UO":
+                do = 'Use recipe="few" with labels that are strings.'
+                raise InputError(sentence("y must hold at least 2 classes", "1 class", do))
+            classes = np.array([*classes.tolist(), UNUSUAL])
         names, codes = tuple(str(label) for label in classes), codes.astype(np.int64)
         rows = X.take(used) if is_image else X[used]
         if weights is not None:

@@ -77,6 +77,8 @@ def fit_calibration(held: HeldBack, prior: Sequence[float], *, biases: bool = Tr
     keeps both finite if all images are classified correctly, and keeps the bias of a class without images at 0.
     """
     num_classes = held.probabilities.shape[1]
+    if np.count_nonzero(held.counts()) < 2:  # Nothing says how far to go.
+        return Calibration(1.0, (0.0,) * num_classes)
     weights = class_weights(held, np.asarray(prior, dtype=np.float64))
     free = held.counts() > 0 if biases else np.zeros(num_classes, dtype=bool)
     spreads = np.where(free, BIAS_SPREAD, 0.0)

@@ -7,7 +7,7 @@ weights of its loss. The rules use both.
     balanced     argmax p_c / pi_c, which maximises the mean of the recalls if p is calibrated
     prevalence   argmax p_c q_c / pi_c for expected shares q
     cost         argmin over k of sum_c p_c C[c, k]
-    recall, precision, alarms, threshold
+    recall, precision, alarms, false-alarms, threshold
                  the target class if p_target >= t, otherwise the best other class by ``balanced``
     tuned        argmax a log p_c + b_c, with a and b fitted to held-back images
     sets         every class with p_c >= t_c (``evaluation.sets``); the best of them is that of ``balanced``
@@ -204,9 +204,10 @@ def _fitted(rule: Rule, classes: Sequence[str], prior: Sequence[float], held: He
                 f"{', '.join(absent)}. Hold back more images (val), or use balanced."
             )
         return _tuned(text, balance, held)
-    if not held.counts()[target]:
+    if not (held.labels != target if rule.by_others else held.labels == target).any():
+        of = f"that are not {classes[target]}" if rule.by_others else f"of {classes[target]}"
         raise InputError(
-            f"The decision rule {text} needs validation images of {classes[target]}, but there are none. "
+            f"The decision rule {text} needs validation images {of}, but there are none. "
             "Hold back more images (val), or use balanced."
         )
     threshold, note = fit_threshold(rule, Scored(held, target, _short(classes[target], 40), prior))
@@ -335,9 +336,8 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
         return f"An image is called the class with the least expected cost: {_cost_words(decision.costs, classes)}."
     more = f" and {len(classes) - 6} more" if len(classes) > 6 else ""
     if decision.rule == "balanced":
-        shares = ", ".join(
-            f"{name} {_chance(math.exp(-o))}" for name, o in zip(classes[:6], decision.offsets, strict=False)
-        )
+        priors = [0.0 if offset <= NEVER else math.exp(-offset) for offset in decision.offsets]
+        shares = ", ".join(f"{name} {_chance(p)}" for name, p in zip(classes[:6], priors, strict=False))
         return (
             "An image is called the class whose probability is highest beside its share in training (balanced): "
             f"{shares}{more}."
@@ -386,6 +386,8 @@ def _chance(p: float) -> str:
     ('2.0 %', '50 %', '0.013 %', '99.9960 %')
     """
     near = min(p, 1 - p)
+    if not near:
+        return f"{100 * p:.0f} %"
     digits = 0 if near >= 0.0995 else max(1, 1 - math.floor(math.log10(max(100 * near, 1e-10))))
     return f"{100 * p:.{digits}f} %"
 

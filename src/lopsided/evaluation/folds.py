@@ -64,8 +64,10 @@ def crossed(rule: str, classes: Sequence[str], prior: Sequence[float], held: Hel
     names = np.arange(len(held.labels)) if held.groups is None else held.groups
     _, groups = np.unique(names, return_inverse=True)
     target = target_of(parsed, classes, prior)
-    needed = list(range(len(classes))) if target is None else [target]
-    fewest = min(len(np.unique(groups[held.labels == c])) for c in needed)
+    needed = [held.labels == c for c in (range(len(classes)) if target is None else [target])]
+    if parsed.by_others:
+        needed = [~needed[0]]
+    fewest = min(len(np.unique(groups[rows])) for rows in needed)
     if fewest < 2:
         return None
     fold_of = np.full(groups.max() + 1, -1)

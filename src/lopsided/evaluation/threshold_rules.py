@@ -1,4 +1,4 @@
-"""The thresholds of the rules ``recall``, ``precision`` and ``alarms``, fitted to held-back images.
+"""The thresholds of the rules ``recall``, ``precision``, ``alarms`` and ``false-alarms``, fitted to held-back images.
 
 Each rule decides for one class from a threshold of its probability on. What precision and alarms count depends on how
 frequent the classes are, so each image is weighted as if the classes had the given shares.
@@ -125,10 +125,42 @@ def _alarms(rule: Rule, scored: Scored) -> tuple[float, str]:
     return threshold, note
 
 
+def _false_alarms(rule: Rule, scored: Scored) -> tuple[float, str]:
+    """Take the lowest threshold that a new image of another class reaches with at most the probability of the rule.
+
+    This is split conformal prediction: among n held-back images of other classes and a new one, each is equally likely
+    to have the k-th lowest score. So a new one is above the k-th lowest of the n, k = ceil((n + 1) (1 - share)), with a
+    probability of at most the share, and of at least the share minus 1 / (n + 1) if no scores are equal.
+    """
+    held, others = scored.held, ~scored.positive
+    scores, units = scored.scores[others], "images"
+    if held.groups is not None:  # Images of one group are not independent, so that its highest score counts.
+        _, places = np.unique(held.groups[others], return_inverse=True)
+        highest = np.zeros(places.max() + 1)
+        np.maximum.at(highest, places, scores)
+        scores, units = highest, "groups"
+    num, rank = len(scores), math.ceil((len(scores) + 1) * (1 - rule.bound) - 1e-9)
+    if rank > num:
+        note = (
+            f"{num:,} {held.kind} {units} that are not {scored.name} are too few for {_percent(rule.bound)} false "
+            f"alarms, so that there are no alarms. At least {math.ceil(1 / rule.bound - 1e-9) - 1:,} are needed."
+        )
+        return 1 / (1 - 1e-6), note
+    last = float(np.clip(np.sort(scores)[rank - 1], TINY, 1 - 1e-12))
+    # Above the last score without an alarm, by more than rounding in another program.
+    threshold = 1 / (1 + math.exp(-(math.log(last) - math.log1p(-last) + 1e-5)))
+    note = (
+        f"The threshold {threshold:.3g} comes from {num:,} {held.kind} {units} that are not {scored.name}: a new one "
+        f"of them is called {scored.name} with a probability of at most {_percent(rule.bound)}."
+    )
+    return threshold / (1 - 1e-6), note
+
+
 _FITS: dict[str, Callable[[Rule, Scored], tuple[float, str]]] = {
     "recall": _recall,
     "precision": _precision,
     "alarms": _alarms,
+    "false-alarms": _false_alarms,
 }
 
 

@@ -26,6 +26,18 @@ def few_images(counts: Mapping[str, int], least: int) -> str:
     return f"The data hold fewer than {least} images of {_classes(counts)}: check how wide the intervals are."
 
 
+@caution("run")
+def unmeasured_classes(classes: Sequence[str]) -> str:
+    """Classes have one image each, so that no metric can be given for them."""
+    names = ", ".join(classes)
+    has = "has one image" if len(classes) == 1 else "have one image each"
+    return (
+        f"{names} {has}: no image is left to train with while it is tested. So recall, precision and AUROC of "
+        f"{'it' if len(classes) == 1 else 'them'} cannot be given, and means over classes leave "
+        f"{'it' if len(classes) == 1 else 'them'} out. The model knows {'it' if len(classes) == 1 else 'them'}."
+    )
+
+
 @caution("counted")
 def no_validation_split() -> None:
     """There is no validation split: the run keeps the weights of the last epoch, not of the best one."""

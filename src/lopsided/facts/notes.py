@@ -51,6 +51,16 @@ def thorough_by_size(images: int, minutes: float) -> str:
 
 
 @note("run")
+def few_by_counts(rare: int) -> str:
+    """The recipe few was taken, because there are no or few images of a second class."""
+    images = _some(rare, "only 1 image of the rarer class", "images of the rarer class") if rare else "one class only"
+    return (
+        f"Recipe: few, because no recipe was named and there {'is' if rare < 2 else 'are'} {images}: the distance from "
+        "the frequent class, which needs no rare images, and a regression on those that there are."
+    )
+
+
+@note("run")
 def recipe_by_field(recipe: str, field: str) -> None:
     """Recipe: {recipe}, because {field} is set."""
 
@@ -79,10 +89,16 @@ def chosen_by_comparison(chosen: str, sentences: Sequence[str]) -> str:
 @note("run")
 def folds_by_default(folds: int, rarest: str, images: int, test: float, seconds: float) -> str:
     """There are folds, because a class is rare."""
+    number = _some(images, "1 image", "images")
     return (
-        f"{folds} folds, because {rarest!r} has only {images:,} images: so all of them are tested, not only "
+        f"{folds} folds, because {rarest!r} has only {number}: so all of them are tested, not only "
         f"{test:.0%}. This takes about {_about(seconds)} longer than one split, which --folds 1 gives."
     )
+
+
+@note("run")
+def folds_for_alarms(folds: int) -> None:
+    """{folds} folds, because images that no model was trained on must say how many false alarms a threshold gives."""
 
 
 @note("run")
@@ -437,6 +453,23 @@ def given_strength(strength: float) -> None:
 @note("counted")
 def usual_strength(strength: float) -> None:
     """A class has too few images for inner folds: the regression has the strength C = {strength:g}."""
+
+
+@note("once")
+def one_class(normal: str) -> None:
+    """All images are of one class, {normal}. Other images will be called unusual."""
+
+
+@note("model")
+def distance(normal: str, rare: int, pull: float) -> str:
+    """How the score of the method distance is made up."""
+    if not rare:
+        return f"There is no image of another class than {normal}: the score is the distance from {normal} alone."
+    images = "1 image of another class" if rare == 1 else f"{rare:,} images of other classes"
+    return (
+        f"The score is a regression on {images} and the distance from {normal}, which adds {pull:.2g} to the log odds "
+        f"per deviation."
+    )
 
 
 # The finished model

@@ -11,6 +11,9 @@ from torch.nn.functional import linear, normalize, relu
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.decision import Decision
 
+LEAST_DISTANCE = 1e-12
+"""A squared distance is at least this, so that it has a logarithm."""
+
 
 class ProjectionHead(nn.Sequential):
     """Two linear layers with ReLU between them: features to hidden to out, 512-512-128 in the paper.
@@ -53,8 +56,45 @@ class CosineHead(ClassifierHead):
         return self.scale * cosines + self.bias
 
 
-def build_head(kind: str, features: int, num_classes: int, scale: float = 1.0) -> ClassifierHead:
-    """Return a classifier of a kind: "linear", or "cosine" with this scale."""
+class DistanceHead(ClassifierHead):
+    """A linear classifier with one more column: how far an image is from those of the frequent class.
+
+    The distance is that of Mahalanobis with a shrunk covariance: with z = ``scale`` (x - ``centre``), it is
+    |z|^2 + sum over axes of ``gains`` (axis . z)^2. The column is the logarithm of the distance, minus its mean and
+    divided by its deviation among images of the frequent class (``level``). Its weight for each class is ``pull``.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    axes: Tensor
+    gains: Tensor
+    level: Tensor
+
+    def __init__(self, features: int, num_classes: int, axes: int) -> None:
+        super().__init__(features, num_classes)
+        self.pull = nn.Parameter(torch.zeros(num_classes))
+        self.register_buffer("centre", torch.zeros(features))
+        self.register_buffer("scale", torch.ones(features))
+        self.register_buffer("axes", torch.zeros(axes, features))
+        self.register_buffer("gains", torch.zeros(axes))
+        self.register_buffer("level", torch.tensor([0.0, 1.0]))
+
+    def column(self, x: Tensor) -> Tensor:
+        """Return the standardised log distance (n, 1) of features (n, f)."""
+        z = (x - self.centre) * self.scale
+        along = z @ self.axes.T
+        distance = z.square().sum(dim=1, keepdim=True) + along.square() @ self.gains[:, None]
+        return (distance.clamp(min=LEAST_DISTANCE).log() - self.level[0]) / self.level[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, K) of features (n, f)."""
+        return linear(x, self.weight, self.bias) + self.column(x) * self.pull
+
+
+def build_head(kind: str, features: int, num_classes: int, scale: float = 1.0, axes: int = 0) -> ClassifierHead:
+    """Return a classifier of a kind: "linear", "cosine" with this scale, or "distance" with this number of axes."""
+    if kind == "distance":
+        return DistanceHead(features, num_classes, axes)
     return CosineHead(features, num_classes, scale) if kind == "cosine" else ClassifierHead(features, num_classes)
 
 

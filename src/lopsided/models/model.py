@@ -74,8 +74,11 @@ class ModelCard(BaseModel):
     """The names of the columns of a vector, if its table has names."""
     features: int
     """The number of features of the encoder."""
-    head: Literal["linear", "cosine"] = "linear"
-    """The classifier: one linear layer, or scaled cosines of features and class weights plus a bias."""
+    head: Literal["linear", "cosine", "distance"] = "linear"
+    """The classifier: one linear layer, scaled cosines of features and class weights plus a bias, or one linear layer
+    with the distance from the frequent class as a further column."""
+    axes: int = Field(default=0, ge=0, le=2**12)
+    """The number of axes of the distance."""
     scaling: Scaling = "none"
     """How the features are scaled before the heads and the classifier get them."""
     adapter: AdapterCard | None = None
@@ -212,7 +215,7 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
         encoder, features = Ensemble([encoder, *rest], card.channels), features * card.members
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
-    classifier = build_head(card.head, width, len(card.classes))
+    classifier = build_head(card.head, width, len(card.classes), axes=card.axes)
     return Model(
         encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members
     )  # fmt: skip

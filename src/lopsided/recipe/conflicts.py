@@ -33,8 +33,8 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
     if data.test + data.val >= 1:
         got = f"{data.test} + {data.val}"
         yield sentence("data.test + data.val must be < 1", got, "The remaining images are for training.")
-    if data.classes is not None and (len(data.classes) < 2 or len(set(data.classes)) < len(data.classes)):
-        yield sentence("data.classes must be at least two different names", list(data.classes))
+    if data.classes is not None and not 0 < len(data.classes) == len(set(data.classes)):
+        yield sentence("data.classes must be different names", list(data.classes))
     if data.held_out and data.scenario is None:
         do = "Set data.scenario, or remove data.held_out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)

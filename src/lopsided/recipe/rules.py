@@ -9,6 +9,7 @@
     recall:rare=0.95               this class, where its probability reaches a threshold that finds 95 % of it
     precision:rare=0.5             the same, with a threshold from which on half of the images are of this class
     alarms:rare=100                the same, with a threshold that at most 100 of 10,000 images reach
+    false-alarms:rare=0.05         the same, with a threshold that at most 5 % of the images of other classes reach
     threshold:rare=0.013           the same, with this threshold
     tuned                          a weight per class and a temperature, fitted to held-back images
     sets:0.95                      every class that the image may be of, so that each class is in its set with 95 %
@@ -47,6 +48,8 @@ class Kind:
     """The number is above 0 and below this."""
     level: str = ""
     """For a rule with one number alone: what it is."""
+    by_others: bool = False
+    """Whether the threshold is fitted to images of the other classes, so that it needs none of the class."""
 
 
 KINDS = {
@@ -57,12 +60,14 @@ KINDS = {
     "recall": Kind("recall:rare=0.95", fitted=True, sign=">="),
     "precision": Kind("precision:rare=0.5", fitted=True, sign=">="),
     "alarms": Kind("alarms:rare=100", fitted=True, sign="<=", most=PER),
+    "false-alarms": Kind("false-alarms:rare=0.05", fitted=True, sign="<=", by_others=True),
     "threshold": Kind("threshold:rare=0.013", sign="="),
     "tuned": Kind("tuned", fitted=True),
     "sets": Kind("sets:0.95", fitted=True, level="a level"),
     "abstain": Kind("abstain:0.02", level="an expected error"),
 }
 """The kinds of rules by name."""
+_SHARES = {"false-alarms": "share of false alarms"}
 _SUM_TOLERANCE = 1e-3
 
 
@@ -99,6 +104,11 @@ class Rule:
     def fitted(self) -> bool:
         """Whether the rule must be fitted to held-back images."""
         return KINDS[self.kind].fitted
+
+    @property
+    def by_others(self) -> bool:
+        """Whether a threshold is fitted to images of the other classes."""
+        return KINDS[self.kind].by_others
 
     @property
     def has_threshold(self) -> bool:
@@ -150,7 +160,7 @@ def _with_threshold(name: str, text: str, rest: str) -> Rule:
     bound = _number(written)
     is_rarest = name == "alarms" and not sign
     if bound is None or not 0 < bound < kind.most or not (target.strip() or is_rarest):
-        what = f"a number of images of {PER:,}" if name == "alarms" else f"a {name} between 0 and 1"
+        what = f"a number of images of {PER:,}" if name == "alarms" else f"a {_SHARES.get(name, name)} between 0 and 1"
         raise InputError(f"A rule {name} must name a class and {what}, got {_shown(text)}. Example: {kind.example}.")
     return Rule(name, target=target.strip(), bound=bound)
 

@@ -497,7 +497,8 @@ def _labels_section(folder: Path, pictures: Thumbnails) -> dict[str, Any] | None
     rows = read_table(folder / LABELS, MAX_TABLE)
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
-    suspects = [row for row in rows if row["suspect"] == "yes"]  # The table has the most doubtful label first.
+    is_alone = len({row["label"] for row in rows}) == 1
+    suspects = [row for row in rows if is_alone or row["suspect"] == "yes"]  # The most doubtful label comes first.
     tiles = list(islice((tile for row in suspects if (tile := _label_tile(row, pictures))), SHOWN_LABELS))
     pairs = read_table(folder / NEAR_DUPLICATES, MAX_TABLE)
     wanted = {"similarity", "across", "name", "label", "other_name", "other_label"}
@@ -506,7 +507,9 @@ def _labels_section(folder: Path, pictures: Thumbnails) -> dict[str, Any] | None
     words = (
         f"About {amount(len(suspects), 'label')} of {amount(len(rows), 'image')} may be wrong, by models that did not "
         f"see the image. Shown: {len(tiles):,} of {len(suspects):,}, the most doubtful first."
-        if suspects
+        if suspects and not is_alone
+        else f"The {len(tiles):,} most unusual of {amount(len(rows), 'image')}, by models that did not see the image."
+        if is_alone
         else f"No label of {amount(len(rows), 'image')} is in doubt, by models that did not see the image."
     )
     return {

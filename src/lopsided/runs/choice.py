@@ -1,17 +1,25 @@
-"""Which recipe ``lopsided fit`` takes if none is named: ``thorough``, or ``quick`` if there are many images."""
+"""Which recipe ``lopsided fit`` takes if none is named: ``thorough``, or ``quick`` if there are many images.
+
+With one class, or with few images of the second one, it is ``few``.
+"""
 
 from __future__ import annotations
 
 import os
 
 from lopsided.data.prepare import Sources
+from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.vectors import Vectors
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
 from lopsided.runs.folds import USUAL_FOLDS, fold_seconds
 
-QUICK, THOROUGH = "quick", "thorough"
+QUICK, THOROUGH, FEW = "quick", "thorough", "few"
+FEW_RARE = 10
+"""With two classes and fewer images of one of them, the distance from the other one helps (docs/few.md)."""
+USUAL_ALARMS = 0.05
+"""The share of false alarms of a model of one class."""
 MANY = 3000
 """With more images, ``thorough`` takes too long to be started without a question."""
 SECONDS = 0.13
@@ -28,7 +36,9 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     source = (sources or Sources()).drawn(runs.settle(base, data))
     if isinstance(source.images, Vectors):
         return QUICK, [notes.quick_for_vectors(source.images.width)]
-    num = len(source)
+    num, counts = len(source), sorted(source.counts().values())
+    if len(counts) == 2 and counts[0] < min(FEW_RARE, counts[1]):
+        return FEW, [notes.few_by_counts(counts[0])]
     trained = 2 * (USUAL_FOLDS + 1) * fold_seconds(num, len(source.classes))
     minutes = (SECONDS * num / (os.cpu_count() or 1) + trained) / 60
     if usual_recipe(num) == QUICK:
@@ -39,3 +49,9 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
 def usual_recipe(num: int) -> str:
     """Return the name of the recipe for this number of images."""
     return QUICK if num > MANY else THOROUGH
+
+
+def one_class_rule(recipe: Recipe, data: str | None = None, sources: Sources | None = None) -> str | None:
+    """Return the rule for images of one class: a share of false alarms. None if there are two classes or more."""
+    counts = (sources or Sources()).drawn(runs.settle(recipe, data)).counts()
+    return f"false-alarms:{UNUSUAL}={USUAL_ALARMS:g}" if counts.get(UNUSUAL) == 0 else None

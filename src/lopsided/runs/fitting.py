@@ -74,7 +74,8 @@ def train_recipe(
     if recipe is None and not continues and chosen.spec.folds_by_default and not any(map(_names_encoder, changes)):
         name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
         chosen = named_recipe(name).override(**changes)
-    if recipe in (None, "quick", "thorough") and not continues:
+    if recipe in (None, "quick", "thorough", "few") and not continues:
+        chosen = _with_alarms(chosen, data, changes, ranks, sources)
         chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
     if engine is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
@@ -118,6 +119,18 @@ def _with_folds(
         return recipe, why
     folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data, sources))
     return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
+
+
+def _with_alarms(
+    recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None, sources: Sources
+) -> Recipe:
+    """Return a recipe that decides by false alarms if there is one class, because no other rule can be used."""
+    if recipe.spec.needs_rare or "decision.rule" in changes:
+        return recipe
+    from lopsided.runs.choice import one_class_rule
+
+    rule = _told(ranks, lambda: one_class_rule(recipe, data, sources))
+    return recipe if rule is None else recipe.override(**{"decision.rule": rule})
 
 
 def _with_reasons(ranks: Ranks | None, make: Callable[[], tuple[V, list[Fact]]]) -> tuple[V, list[Fact]]:

@@ -175,7 +175,8 @@ class FoldResults:
         from lopsided.models.machine import pick_device
         from lopsided.training.baseline import Answers, classify_by_quick, compare_answers, figures_of, is_quick
 
-        if not self.recipe.compare_quick or is_quick(self.recipe):
+        lacks = min(self.source.counts().values()) < 2  # A fold would have one class.
+        if not self.recipe.compare_quick or is_quick(self.recipe) or lacks:
             return None, []
         found: list[tuple[Codes, Answers]] = []
         begin = perf_counter()
@@ -280,13 +281,15 @@ class FoldResults:
 
     def _evaluated(self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:
         """Return the figures of all images, as means over the repeats."""
-        labels = self.source.labels
+        rows = np.flatnonzero(~np.isin(self.source.labels, self._unmeasured()))
+        labels, seed = self.source.labels[rows], self.recipe.seed
+        groups = None if self.source.groups is None else self.source.groups[rows]
         found, rules = [], []
         for part, (p, decided) in zip(repeats, settled, strict=True):
-            groups, seed = self.source.groups, self.recipe.seed
-            own = evaluate(labels, p, decided, classes=self.classes, seed=seed, groups=groups, folds=part.folds)
+            folds, ours = part.folds[rows], (labels, p[rows], decided[rows])
+            own = evaluate(*ours, classes=self.classes, seed=seed, groups=groups, folds=folds)
             found.append(own.to_dict())
-            rules.append(figures_by_rule(("plain", "balanced"), self.classes, self.prior, p, labels))
+            rules.append(figures_by_rule(("plain", "balanced"), self.classes, self.prior, p[rows], labels))
         mean = mean_evaluation(found)
         mean["notes"] = [*mean["notes"], RANKS_NOTE]
         if len(settled) > 1:
@@ -294,6 +297,12 @@ class FoldResults:
             mean["notes"] = [*mean["notes"], text]
         names = [name for name in rules[0] if all(name in each for each in rules)]
         return {**mean, "rules": {name: _mean_rule([each[name] for each in rules]) for name in names}}
+
+    def _unmeasured(self) -> list[int]:
+        """Return the classes of one image, which is tested by a model that knows no image of the class."""
+        if not self.recipe.spec.needs_rare:
+            return []
+        return [label for label, number in enumerate(self.source.counts().values()) if number == 1]
 
     def _facts(
         self, model: Model, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]
@@ -379,6 +388,8 @@ class FoldResults:
         few = few_classes(self.source.counts(), FEW_TEST)
         if few:
             yield cautions.few_images(few, FEW_TEST)
+        if alone := self._unmeasured():
+            yield cautions.unmeasured_classes([self.classes[label] for label in alone])
         yield from leak_cautions(leaks, "fold")
 
 

@@ -60,21 +60,23 @@ def default_folds(
 ) -> tuple[int | None, list[Fact]]:
     """Return the default number of folds for a recipe, None for one split, and the reason.
 
-    Folds are the default if the encoder is frozen, a class has fewer than ``RARE`` images, and the data define no
-    splits. The images are listed, not read.
+    Folds are the default if the encoder is frozen, a class has fewer than ``RARE`` images or there is only one class,
+    and the data define no splits. The images are listed, not read.
     """
     if not recipe.spec.folds_by_default or has_folds(recipe):
         return None, []
     recipe = settle(recipe, data)
     source = (sources or Sources()).drawn(recipe)
-    how, counts = split_rule(recipe, source), source.counts()
-    rarest = min(counts, key=lambda name: counts[name])
+    how, counts = split_rule(recipe, source), {name: number for name, number in source.counts().items() if number}
+    rarest, is_alone = min(counts, key=lambda name: counts[name]), len(counts) == 1
     folds = 0 if how in ("given", "random") else min(USUAL_FOLDS, most_folds(source, how))
-    if counts[rarest] >= RARE or folds < 2:
+    if (counts[rarest] >= RARE and not is_alone) or folds < 2:
         return None, []
     seconds = folds * fold_seconds(len(source), len(counts))
     if cache_root() is None:  # Each fold computes all features again.
         seconds += folds * FEATURE_SECONDS * recipe.encoder.spec.passes * len(source)
+    if is_alone:  # The threshold of false alarms needs images that the model was not trained on.
+        return folds, [notes.folds_for_alarms(folds)]
     if seconds > CHEAP_SECONDS:
         return None, [notes.split_by_default(rarest, counts[rarest], seconds)]
     return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]

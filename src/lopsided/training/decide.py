@@ -62,7 +62,7 @@ def settle(trainer: Trainer) -> None:
         if kind != "none":
             if held is not None:
                 change = fit_calibration(held, carried, biases=kind == "affine")
-            prior = prior_of(prepared.own_counts())
+            prior = prior_of(recipe.spec.counted(prepared.own_counts().tolist()))
             change = replace(change, bias=tuple(np.add(change.bias, bias_between(carried, prior)).tolist()))
         decision = _decision(recipe, prepared, carried, prior, held, change)
         found = {"temperature": change.temperature, "bias": list(change.bias)}

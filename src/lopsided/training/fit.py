@@ -137,7 +137,7 @@ def fit(
         prepared, facts = prepare(
             recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests, own=len(own.train)
         )
-        check_trainable(prepared)
+        check_trainable(prepared, 2 if recipe.spec.needs_rare else 1)
         check_classes(recipe, len(prepared.classes))
         check_rule(recipe, prepared)
         left_out = [notes.left_out(source.left_out)] if source.left_out else []
@@ -275,7 +275,7 @@ def _baseline(
     The caution is about validation images, or about test images if there are too few validation images. The recipe
     ``quick`` itself has a baseline of small images, without figures.
     """
-    if not recipe.compare_quick or prepared.kind == "vector":  # There are no images to compare with.
+    if not recipe.compare_quick or prepared.kind == "vector" or (prepared.counts() == 0).any():  # Nothing to compare.
         return None, []
     if is_quick(recipe):
         return None, _below_pixels(recipe, prepared, fitted, trainer.small)

@@ -68,9 +68,10 @@ class Principal:
 class Regressions:
     """B regressions on rows ``x`` (n, p), each with its own row weights ``c`` (n, B), in the precision of ``dtype``.
 
-    ``labels`` are 0 to K - 1, and each regression must give weight to every class. ``weights`` (B, K, p + 1) holds the
-    solution, with the bias as the last column, and ``logits`` (n, B, K) its logits for all rows. ``start`` are weights
-    to begin with, and ``threads`` is the number of threads for large problems.
+    ``labels`` are 0 to K - 1, and each regression must give weight to every class. ``offset`` (n, K) is a known part of
+    the logits. ``weights`` (B, K, p + 1) holds the solution, with the bias as the last column, and ``logits`` (n, B, K)
+    its logits for all rows. ``start`` are weights to begin with, and ``threads`` is the number of threads for large
+    problems.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Regressions:
         *,
         start: Floats | None = None,
         threads: int = 1,
+        offset: Floats | None = None,
     ) -> None:
         self._x = np.concatenate([x, np.ones((len(x), 1))], axis=1).astype(dtype)
         self._labels = labels
@@ -100,6 +102,8 @@ class Regressions:
         self._threads = min(threads, len(self._parts))
         self._pool: ThreadPoolExecutor | None = None
         self.logits = self._products(self.weights)
+        if offset is not None:
+            self.logits = self.logits + offset[:, None].astype(dtype)
 
     def solve(self, strength: float, tolerance: float) -> None:
         """Solve all regressions with this strength, from the present weights on.

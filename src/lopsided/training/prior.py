@@ -67,7 +67,7 @@ def regression_prior(recipe: Recipe, counts: npt.ArrayLike) -> tuple[float, ...]
 
     It uses each training image once.
     """
-    numbers = np.asarray(counts, dtype=np.int64)
+    numbers = np.asarray(recipe.spec.counted(np.asarray(counts).tolist()), dtype=np.int64)
     return _through_loss(recipe.classifier.loss, numbers.astype(np.float64), numbers)
 
 
@@ -86,4 +86,4 @@ def settled_prior(recipe: Recipe, counts: npt.ArrayLike, further: npt.ArrayLike 
     """
     if recipe.decision.calibration == "none":
         return carried_prior(recipe, np.asarray(counts) + np.asarray(further))
-    return prior_of(counts)
+    return prior_of(recipe.spec.counted(np.asarray(counts).tolist()))

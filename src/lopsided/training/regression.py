@@ -77,9 +77,11 @@ def fit_regression(
     seed: int = 0,
     importance: Floats | None = None,
     weights: Floats | None = None,
+    offset: Floats | None = None,
 ) -> Regression:
     """Fit the regression. ``weighted`` gives each class the same weight instead of each row.
 
+    ``offset`` (n, classes) is a known part of the logits, which the weights do not contain.
     ``importance`` multiplies each standardised column, so that the penalty bears less on some; None: all the same.
     ``strength`` is the value of C; None: inner folds choose it. With ``scored``, inner folds also score a given value.
     ``folds`` is reduced if a class has fewer rows or groups. ``weights`` are those of the rows, all above 0: a row of
@@ -89,7 +91,7 @@ def fit_regression(
     with threadpool_limits(1, "blas"):
         x = np.asarray(features, dtype=np.float64)
         tried = STRENGTHS if strength is None else (strength,) if scored else ()
-        return _fit(x, labels, num_classes, groups, weighted, strength, tried, folds, seed, importance, weights)
+        return _fit(x, labels, num_classes, groups, weighted, strength, tried, folds, seed, importance, weights, offset)
 
 
 def _fit(
@@ -104,6 +106,7 @@ def _fit(
     seed: int,
     importance: Floats | None,
     weights: Floats | None,
+    offset: Floats | None,
 ) -> Regression:
     mean, scale = standardisation(x, weights)
     row_weights = np.ones(len(x)) if weights is None else weights
@@ -111,6 +114,7 @@ def _fit(
         scale = scale / importance
     present, own = np.unique(labels, return_inverse=True)
     turned = Principal((x - mean) / scale)
+    known = None if offset is None else offset[:, present]
     rows = _some_rows(own, seed)
     some = own[rows], None if groups is None else groups[rows]
     fewest = rarest(*some)
@@ -121,11 +125,12 @@ def _fit(
         pairs = [pair for each in seeds for pair in inner_folds(*some, folds, each)]
         if len(present) * len(own) > _MANY:
             pairs = pairs[: max(_SCORED * _MANY // (len(present) * len(rows)), 1)]
-        losses = tuple(_scores(turned.x[rows], own[rows], pairs, weighted, tried, row_weights[rows]))
+        part = None if known is None else known[rows]
+        losses = tuple(_scores(turned.x[rows], own[rows], pairs, weighted, tried, row_weights[rows], part))
         strength = min(losses, key=lambda pair: pair[1])[0]
     elif strength is None:
         strength, folds = USUAL, 0
-    weight, bias = _solution(turned, own, weighted, strength, row_weights)
+    weight, bias = _solution(turned, own, weighted, strength, row_weights, known)
     biases = np.full(num_classes, bias.min() - _ABSENT)
     weights = np.zeros((num_classes, x.shape[1]))
     weights[present] = weight / scale
@@ -185,6 +190,7 @@ def _scores(
     weighted: bool,
     tried: Sequence[float],
     weights: Floats,
+    offset: Floats | None,
 ) -> Iterator[tuple[float, float]]:
     """Yield each value of C that is tried with its loss over the rows of all folds.
 
@@ -199,7 +205,7 @@ def _scores(
         rows = np.stack([_row_weights(labels, train, weighted, weights) for train, _ in own], axis=1)
         share = np.stack([_sums(labels, train, weights) / weights[train].sum() for train, _ in own])
         prior = np.zeros_like(share) if weighted else np.log(share)
-        solved = Regressions(x, labels, rows, np.float32, threads=torch.get_num_threads())
+        solved = Regressions(x, labels, rows, np.float32, threads=torch.get_num_threads(), offset=offset)
         best, worse = np.full(len(own), np.inf), np.zeros(len(own), dtype=np.int64)
         for place, strength in enumerate(strengths):
             solved.solve(_halved(strength, num_classes), _ROUGH)
@@ -265,7 +271,7 @@ def _mean_loss(sums: Floats, counts: Floats) -> float:
 
 
 def _solution(
-    turned: Principal, labels: Indices, weighted: bool, strength: float, weights: Floats
+    turned: Principal, labels: Indices, weighted: bool, strength: float, weights: Floats, offset: Floats | None
 ) -> tuple[Floats, Floats]:
     """Return weight (K, d) and bias (K,) of the regression on all rows. Both sum to zero over the classes."""
     num_classes = int(labels.max()) + 1
@@ -273,10 +279,10 @@ def _solution(
     halved, threads, start = _halved(strength, num_classes), torch.get_num_threads(), None
     is_large = num_classes * len(labels) > _MANY
     if is_large:  # Single precision leads most of the way, in half the time.
-        rough = Regressions(turned.x, labels, rows[:, None], np.float32, threads=threads)
+        rough = Regressions(turned.x, labels, rows[:, None], np.float32, threads=threads, offset=offset)
         rough.solve(halved, _ROUGH)
         start = rough.weights
-    solved = Regressions(turned.x, labels, rows[:, None], start=start, threads=threads)
+    solved = Regressions(turned.x, labels, rows[:, None], start=start, threads=threads, offset=offset)
     solved.solve(halved, _ENOUGH if is_large else _EXACT)
     found = solved.weights[0] - solved.weights[0].mean(axis=0)
     return turned.back(found[:, :-1]).astype(np.float64), found[:, -1].astype(np.float64)

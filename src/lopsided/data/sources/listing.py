@@ -1,7 +1,7 @@
 """The images of a folder, a table or a known data set, before classes are chosen and checked.
 
-A folder has one sub-folder per class, or the class folders under train/, val/ and test/. A CSV or Parquet table has the
-columns path and label, and optionally group and split.
+A folder has one sub-folder per class, or the class folders under train/, val/ and test/,
+or images of one class. A CSV or Parquet table has the columns path and label, and optionally group and split.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def list_folder(folder: Path) -> Listing:
     Otherwise they are classes.
     """
     below = _folders(folder)
+    if not below and (loose := _loose(folder)):  # One class, named like the folder.
+        return _listing(folder, [(folder / name, folder.resolve().name) for name in loose], None)
     splits = {child: SPLIT_NAMES[child.name.lower()] for child in below if child.name.lower() in SPLIT_NAMES}
     trains = "train" in splits.values() and (len(splits) > 1 or len(below) == 1)
     if not trains and not (splits and len(splits) == len(below) and all(_holds_folders(child) for child in splits)):

@@ -25,8 +25,11 @@ from lopsided.data.sources.remote import holds_images, list_remote
 from lopsided.data.sources.vectors import is_vectors, list_vectors
 from lopsided.data.stored import Place, is_address
 from lopsided.errors import DataError, InputError, sentence
-from lopsided.facts import Fact
+from lopsided.facts import Fact, notes
 from lopsided.recipe.sections import Data
+
+UNUSUAL = "unusual"
+"""The second class of a source of one class. It has no images; a model of such a source calls unusual images so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +59,11 @@ class Source:
 
     @classmethod
     def open(cls, data: Data, *, download: bool = True) -> Source:
-        """List the images of the section ``data`` of a recipe. Nothing is read, and missing files are not noticed."""
-        return open_source(
+        """List the images of the section ``data`` of a recipe. Nothing is read, and missing files are not noticed.
+
+        A single class gets a second one without images, ``UNUSUAL``.
+        """
+        source = open_source(
             data.source or "",
             classes=data.classes,
             group=data.group,
@@ -66,10 +72,17 @@ class Source:
             label_column=data.label_column,
             missing_ok=True,
             allow_outside=data.allow_outside,
+            min_classes=1,
             download=download,
             include=data.include,
             exclude=data.exclude,
         )
+        if len(source.classes) > 1:
+            return source
+        (normal,) = source.classes
+        if normal == UNUSUAL:
+            raise DataError(f"The only class of {source.name} is called {UNUSUAL}, as what is unlike it. Rename it.")
+        return replace(source, classes=(normal, UNUSUAL), facts=(*source.facts, notes.one_class(normal)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -95,7 +108,9 @@ class Source:
         """Return the source with labels as indices into ``classes``, for example the classes of a trained model."""
         places = {name: i for i, name in enumerate(classes)}
         unknown = [name for name, number in self.counts().items() if number and name not in places]
-        if unknown:
+        if unknown and UNUSUAL in places and set(places) & set(self.classes) - {UNUSUAL}:  # All that is not normal.
+            places |= dict.fromkeys(unknown, places[UNUSUAL])
+        elif unknown:
             must = f"labels must be classes of the model ({', '.join(classes)})"
             raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}", suggest_names(unknown, classes)))
         table = np.array([places.get(name, -1) for name in self.classes] + [-1], dtype=np.int64)

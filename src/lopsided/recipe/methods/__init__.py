@@ -18,6 +18,7 @@ METHODS: Entries[MethodSpec] = Entries(
         "two-stage": "lopsided.recipe.methods.two_stage:TWO_STAGE",
         "end-to-end": "lopsided.recipe.methods.end_to_end:END_TO_END",
         "frozen": "lopsided.recipe.methods.frozen:FROZEN",
+        "distance": "lopsided.recipe.methods.distance:DISTANCE",
         "adapter": "lopsided.recipe.methods.adapter:ADAPTER",
         "fine-tune": "lopsided.recipe.methods.fine_tune:FINE_TUNE",
     },

@@ -6,7 +6,7 @@ A method is a spec and a trainer. The spec is an object of a class derived from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from lopsided.recipe.conflicts import batch_conflicts, training_conflicts
@@ -54,6 +54,8 @@ class MethodSpec:
     """Whether the encoder must have pretrained weights."""
     no_weights: str = ": random features are of no use."
     """Why the encoder must have them."""
+    needs_rare: bool = True
+    """Whether training needs images of at least two classes."""
     chooses_views: bool = False
     """Whether inner folds can choose the views of an image (``encoder.views`` is auto)."""
     selects_epochs: bool = True
@@ -106,6 +108,10 @@ class MethodSpec:
     def scored_by(self, recipe: Recipe) -> Section:
         """Return what trained the classifier of the finished model, which decides the prior of its probabilities."""
         return "classifier" if recipe.finisher.has_stage else "encoder_training"
+
+    def counted(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of images of which the prior has the shares, given those of the training images."""
+        return tuple(map(int, counts))
 
     # Epochs and cost.
 

@@ -1,0 +1,264 @@
+"""How well are rare images found with 0, 1, 2, ... 50 of them in training, beside tools that need none or many?
+
+    python studies/few.py features DATA --images FOLDER --features OUT   # once per data set: minutes
+    python studies/few.py run --features OUT [--repeats 10]              # adds what records/few.jsonl lacks
+    python studies/few.py patchcore --features OUT [--repeats 3]         # the same for PatchCore: minutes per repeat
+    python studies/few.py summary                                        # print the tables of the record
+
+DATA is ``cells``, with the folder ``elpv_dataset/data`` of the PyPI package elpv-dataset 1.0.0.post1 as FOLDER: label 0
+against label 1, both types, or ``isic`` with the folder ISIC2018 of the official layout: melanoma against
+dermatofibroma. ``cells`` gives three sets: all, mono and poly.
+
+In each repeat, two thirds of the frequent images are for training, with the first k of the shuffled rare images; all
+others are for testing. Every arm gets the same features, those of the recipe few without pixels. AUROC and the recall
+at 5 % false alarms among the test images are in per cent.
+
+    few               what the recipe few does
+    distance          its distance alone, the same for every k
+    regression        its regression alone, what the recipe quick does
+    one-class SVM, isolation forest    of scikit-learn, on the standardised columns that the distance reads
+    PatchCore         a bank of positions (``--maps`` of ``features``), as anomalib defines it: maps of two middle
+                      stages, each averaged over 3 x 3 positions and joined, a coreset of them by greedy k-centres in
+                      random projections, and the distance of the farthest position from its nearest one in the bank
+    few, 2 % rare     the recipe few without labelled rare images, with unlabelled ones among the frequent ones
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shared
+from lopsided.training.distance import fit_distance, fit_mixed
+from lopsided.training.regression import fit_regression
+from shared import Floats, Line
+
+RECORD = shared.RECORDS / "few.jsonl"
+RARE, ALARMS, CONTAMINATION = (0, 1, 2, 3, 5, 10, 20, 50), 0.05, 0.02
+SETS = {"cells": ("cells", ""), "mono": ("cells", "mono"), "poly": ("cells", "poly"), "isic": ("isic", "")}
+ENCODER, SIDE = "tf_efficientnet_lite0+stages", 224
+LATE = 2
+"""The stages that the distance reads, the last ones, as in ``lopsided.training.methods.distance``."""
+BANK, POSITIONS = 2_000, 40_000
+MAPS = ("blocks.2", "blocks.4")
+
+
+def listed(data: str, folder: Path) -> tuple[list[Path], list[int], list[str]]:
+    """Return the images of a data set, whether each is rare, and its type."""
+    if data == "cells":
+        rows = [line.split() for line in (folder / "labels.csv").read_text().splitlines()]
+        rows = [row for row in rows if float(row[1]) in (0.0, 1.0)]
+        return [folder / row[0] for row in rows], [int(float(row[1])) for row in rows], [row[2] for row in rows]
+    from lopsided.data.images import FileImages
+    from lopsided.data.sources import open_source
+
+    source = open_source(folder, classes=["MEL", "DF"])
+    assert isinstance(source.images, FileImages)
+    return list(source.images.paths), source.labels.tolist(), [""] * len(source)
+
+
+def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
+    """Write the features of all images of a data set, scaled as in the recipe few, and the maps of two stages."""
+    import torch
+    from torch.nn.functional import avg_pool2d, interpolate
+
+    from lopsided.data.decoding import decode_image
+    from lopsided.models.blocks.block import Tapped
+    from lopsided.models.encoders import Ensemble
+
+    paths, labels, kinds = listed(data, folder)
+    model, _ = shared.frozen_model(ENCODER, "embedded", SIDE)
+    model.complete()
+    assert isinstance(model.encoder, Ensemble)
+    tapped = model.encoder.members[0]
+    assert isinstance(tapped, Tapped)
+    layers: dict[str, torch.Tensor] = {}
+    for name in MAPS if maps else ():
+        layer = tapped.encoder.get_submodule(name)
+        layer.register_forward_hook(lambda _, __, output, name=name: layers.update({name: output}))
+    rows, positions = [], []
+    layout = model.layout
+    assert layout is not None
+    with torch.inference_mode():
+        for start in range(0, len(paths), 32):
+            pixels = [decode_image(path, SIDE, 3) for path in paths[start : start + 32]]
+            x = torch.from_numpy(np.stack(pixels)).float() / 255
+            rows.append(layout.scaled(model.encode(x), "root").numpy())
+            if maps:
+                means = [avg_pool2d(layers[name], 3, 1, 1) for name in MAPS]
+                fine = interpolate(means[0], means[1].shape[2:], mode="bilinear")
+                positions.append(torch.cat([fine, means[1]], dim=1).half().numpy())
+    widths = [group.width for group in layout.groups]
+    importance = layout.importance()
+    content = {"x": np.concatenate(rows), "rare": labels, "kind": kinds, "widths": widths, "importance": importance}
+    np.savez(out / f"{data}.npz", **content)
+    if maps:
+        np.savez(out / f"{data}-maps.npz", maps=np.concatenate(positions))
+
+
+class Images:
+    """The features of one set of images."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        data, kind = SETS[name]
+        content = np.load(folder / f"{data}.npz")
+        rows = np.flatnonzero((content["kind"] == kind) | (not kind))
+        self.x, self.rare = content["x"][rows], content["rare"][rows].astype(np.int64)
+        self.importance = content["importance"]
+        widths = content["widths"]
+        self.read = np.repeat(np.arange(len(widths)) >= len(widths) - LATE, widths)
+        path = folder / f"{data}-maps.npz"
+        self.maps = np.load(path)["maps"][rows] if path.exists() else None
+
+    def split(self, seed: int, num_rare: int) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return frequent and rare images for training, and frequent and rare ones for testing."""
+        rng = np.random.default_rng(seed)
+        frequent, rare = (rng.permutation(np.flatnonzero(self.rare == label)) for label in (0, 1))
+        middle = 2 * len(frequent) // 3
+        return frequent[:middle], rare[:num_rare], frequent[middle:], rare[num_rare:]
+
+
+def figures(normal: Floats, rare: Floats) -> dict[str, float]:
+    """Return AUROC and the recall at 5 % false alarms of the scores of test images, in per cent."""
+    from sklearn.metrics import roc_auc_score
+
+    truth = np.repeat([0, 1], [len(normal), len(rare)])
+    area = roc_auc_score(truth, np.concatenate([normal, rare]))
+    found = np.mean(rare > np.quantile(normal, 1 - ALARMS))
+    return {"auroc": round(100 * float(area), 2), "recall": round(100 * float(found), 2)}
+
+
+def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
+    """Return the figures of all arms in one repeat."""
+    train, seen, normal, rare = images.split(seed, num_rare)
+    x, tested = images.x, np.concatenate([normal, rare])
+    scores = _ours(images, train, seen, tested)
+    if num_rare == 0:
+        scores |= _peers(images, train, tested, seed)
+        hidden = rare[: round(CONTAMINATION * len(train))]
+        left = np.concatenate([normal, rare[len(hidden) :]])
+        dirty = fit_distance(x[np.concatenate([train, hidden])], images.read).column(x[left])
+        other = {"few, 2 % rare": figures(dirty[: len(normal)], dirty[len(normal) :])}
+    else:
+        rows = np.concatenate([train, seen])
+        labels = np.repeat([0, 1], [len(train), num_rare])
+        fitted = fit_regression(x[rows], labels, 2, importance=images.importance, seed=seed)
+        scores["regression"] = x[tested] @ (fitted.weight[1] - fitted.weight[0])
+        other = {}
+    cut = len(normal)
+    return {"arms": {name: figures(s[:cut], s[cut:]) for name, s in scores.items()} | other}
+
+
+def _ours(images: Images, train: Floats, seen: Floats, tested: Floats) -> dict[str, Floats]:
+    """Return the scores of the recipe few, and of its distance alone."""
+    x, rows = images.x, np.concatenate([train, seen])
+    distance = fit_distance(x[train], images.read)
+    column = np.concatenate([distance.left_out, distance.column(x[seen])])
+    labels = np.repeat([0, 1], [len(train), len(seen)])
+    mixed = fit_mixed(x[rows], column, labels, 0, 2, importance=images.importance)
+    far = distance.column(x[tested])
+    score = x[tested] @ (mixed.weight[1] - mixed.weight[0]) + far * (mixed.pull[1] - mixed.pull[0])
+    return {"few": score, "distance": far}
+
+
+def _peers(images: Images, train: Floats, tested: Floats, seed: int) -> dict[str, Floats]:
+    """Return the scores of tools that need no rare images."""
+    from sklearn.ensemble import IsolationForest
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import OneClassSVM
+
+    x = images.x[:, images.read]
+    svm = make_pipeline(StandardScaler(), OneClassSVM()).fit(x[train])
+    forest = IsolationForest(random_state=seed).fit(x[train])
+    return {"one-class SVM": -svm.decision_function(x[tested]), "isolation forest": -forest.score_samples(x[tested])}
+
+
+def compute_patchcore(images: Images, seed: int) -> dict[str, Any]:
+    """Return the figures of PatchCore in one repeat."""
+    assert images.maps is not None, "Compute features with --maps first."
+    train, _, normal, rare = images.split(seed, 0)
+    scores = _patchcore(images.maps, train, np.concatenate([normal, rare]), seed)
+    return {"arms": {"PatchCore": figures(scores[: len(normal)], scores[len(normal) :])}}
+
+
+def _patchcore(maps: Floats, train: Floats, tested: Floats, seed: int) -> Floats:
+    """Return the distance of the farthest position of each tested image from a bank of positions."""
+    rng = np.random.default_rng(seed)
+
+    def positions(rows: Floats) -> Floats:
+        part = maps[rows].astype(np.float32)
+        return part.transpose(0, 2, 3, 1).reshape(-1, part.shape[1])
+
+    known = positions(train)
+    known = known[rng.permutation(len(known))[:POSITIONS]]
+    flat = known @ rng.standard_normal((known.shape[1], 32)).astype(np.float32)
+    chosen = [int(rng.integers(len(flat)))]
+    nearest = np.square(flat - flat[chosen[0]]).sum(axis=1)
+    while len(chosen) < min(BANK, len(flat)):
+        chosen.append(int(nearest.argmax()))
+        nearest = np.minimum(nearest, np.square(flat - flat[chosen[-1]]).sum(axis=1))
+    bank = known[chosen]
+    squares, scores = np.square(bank).sum(axis=1), []
+    for start in range(0, len(tested), 16):
+        part = positions(tested[start : start + 16])
+        distance = (np.square(part).sum(axis=1, keepdims=True) + squares - 2 * part @ bank.T).min(axis=1)
+        scores.append(distance.reshape(-1, maps.shape[2] * maps.shape[3]).max(axis=1))
+    return np.concatenate(scores)
+
+
+def cells(repeats: int, name: str) -> Iterator[Line]:
+    """Yield the cells of one set of images, without those of PatchCore."""
+    for repeat in range(repeats):
+        for num_rare in RARE:
+            yield {"data": name, "rare": num_rare, "repeat": repeat, "bank": 0}
+
+
+def table(lines: list[Line], data: str, figure: str) -> str:
+    """Return the means of a figure over the repeats as a table, one row per arm."""
+    own = [line for line in lines if line["data"] == data]
+    arms = dict.fromkeys(arm for line in own for arm in line["arms"])
+    rows = []
+    for arm in arms:
+        row = [arm]
+        for num in RARE:
+            values = [line["arms"][arm][figure] for line in own if line["rare"] == num and arm in line["arms"]]
+            row.append(f"{np.mean(values):.1f}" if values else "")
+        rows.append(row)
+    return shared.table(" | ".join([f"{data}: {figure}", *map(str, RARE)]), rows)
+
+
+def main() -> None:
+    """Compute features or what the record lacks, or print the tables."""
+    parser = shared.parser(__doc__)
+    parser.add_argument("what", choices=["features", "run", "patchcore", "summary"])
+    parser.add_argument("data", nargs="?", choices=["cells", "isic"])
+    parser.add_argument("--images", type=Path, help="the folder of the images")
+    parser.add_argument("--features", type=Path, default=Path(), help="the folder of the features")
+    parser.add_argument("--maps", action="store_true", help="also write the maps for PatchCore")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if given.what == "features":
+        compute_features(given.data, given.images, given.features, maps=given.maps)
+    for name in given.sets if given.what in ("run", "patchcore") else ():
+        images = Images(name, given.features)
+        if given.what == "run":
+            shared.compute_missing(
+                RECORD, cells(given.repeats, name), lambda cell, of=images: compute(of, cell["rare"], cell["repeat"])
+            )
+        else:
+            asked = ({"data": name, "rare": 0, "repeat": repeat, "bank": BANK} for repeat in range(given.repeats))
+            shared.compute_missing(RECORD, asked, lambda cell, of=images: compute_patchcore(of, cell["repeat"]))
+    lines = shared.read(RECORD)
+    for name in dict.fromkeys(line["data"] for line in lines):
+        print(table(lines, name, "auroc"), table(lines, name, "recall"), sep="\n\n", end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

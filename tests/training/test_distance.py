@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import mahalanobis
+
+from lopsided.models.heads import DistanceHead
+from lopsided.training.distance import PULL, SHRINKAGE, fit_distance, fit_mixed
+from lopsided.training.methods.distance import _state
+
+ALL = np.ones(8, dtype=np.bool_)
+
+
+def images(num: int, seed: int = 0, shift: float = 0.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    mixed = rng.standard_normal((num, 8)) @ np.random.default_rng(9).standard_normal((8, 8))
+    return (mixed + shift).astype(np.float32)
+
+
+def test_the_distance_is_that_of_mahalanobis_with_a_shrunk_covariance() -> None:
+    x = images(200)
+    found = fit_distance(x, ALL)
+    z = (x - x.mean(axis=0)) / x.std(axis=0)
+    covariance = (1 - SHRINKAGE) * np.cov(z.T, bias=True) + SHRINKAGE * np.eye(8)
+    inverse = np.linalg.inv(covariance)
+    expected = np.array([mahalanobis(row, np.zeros(8), inverse) ** 2 for row in z])
+    logs = found.column(x) * found.level[1] + found.level[0]
+    np.testing.assert_allclose(np.exp(logs), expected, rtol=1e-4)
+
+
+def test_the_distance_of_a_training_image_is_about_that_of_a_model_without_it() -> None:
+    x = images(40)
+    found = fit_distance(x, ALL)
+    inside, without = np.exp(found.left_out * found.level[1] + found.level[0]), []
+    for row in range(len(x)):
+        other = fit_distance(np.delete(x, row, axis=0), ALL)
+        without.append(np.exp(other.column(x[[row]])[0] * other.level[1] + other.level[0]))
+    assert np.corrcoef(np.log(inside), np.log(without))[0, 1] > 0.95
+    assert abs(np.log(inside).mean() - np.log(without).mean()) < 0.1
+
+
+def test_the_classifier_computes_the_same_column_as_the_fit() -> None:
+    x = images(60)
+    columns = np.arange(8) < 5
+    found = fit_distance(x, columns)
+    assert found.column(x)[:3] == pytest.approx(found.column(np.where(columns, x, 1e3))[:3])
+    mixed = fit_mixed(x, found.left_out, np.zeros(60, dtype=np.int64), 0, 2)
+    head = DistanceHead(8, 2, 8)
+    head.load_state_dict(_state(found, mixed, 8))
+    with torch.no_grad():
+        np.testing.assert_allclose(head.column(torch.from_numpy(x))[:, 0].numpy(), found.column(x), atol=1e-3)
+
+
+def test_rare_images_among_the_normal_ones_do_little_harm() -> None:
+    normal, far = images(300), images(50, seed=1, shift=6.0)
+    clean = fit_distance(normal, ALL)
+    mixed = fit_distance(np.concatenate([normal, far[:6]]), ALL)
+    new = images(300, seed=2)
+    for found in (clean, mixed):
+        ranks = np.searchsorted(np.sort(found.column(new)), found.column(far[6:]))
+        assert ranks.mean() / 300 > 0.98
+
+
+@pytest.mark.parametrize("x", [np.zeros((1, 8), np.float32), np.ones((30, 8), np.float32)])
+def test_one_image_or_equal_images_give_finite_numbers(x: np.ndarray) -> None:
+    found = fit_distance(x, ALL)
+    mixed = fit_mixed(x, found.left_out, np.zeros(len(x), dtype=np.int64), 0, 2)
+    assert all(np.isfinite(part).all() for part in (found.column(images(5)), mixed.bias, mixed.pull))
+
+
+def test_each_rare_image_moves_the_model_from_the_distance_to_what_images_say() -> None:
+    normal = images(200)
+    found = fit_distance(normal, ALL)
+    pulls = []
+    for num in (0, 3, 40):  # The rare images are as close as the normal ones: the distance says nothing.
+        rare = images(num, seed=3)
+        rare[:, 0] += 3.0
+        x = np.concatenate([normal, rare])
+        labels = np.repeat([0, 1], [200, num])
+        column = np.concatenate([found.left_out, found.column(rare) * 0])
+        mixed = fit_mixed(x, column, labels, 0, 2)
+        pulls.append(mixed.pull[1] - mixed.pull[0])
+    assert pulls[0] == PULL
+    assert pulls[0] >= pulls[1] > pulls[2]
