@@ -109,6 +109,11 @@ class ModelCard(BaseModel):
         return EncoderSpec.parse(self.encoder, self.encoder_weights)
 
     @property
+    def scores_distance(self) -> bool:
+        """Whether an image that is unlike those of the frequent class is likely to be of another class."""
+        return self.head == "distance"
+
+    @property
     def width(self) -> int:
         """The number of inputs of the classifier."""
         heads = self.adapter

@@ -88,7 +88,8 @@ def find_in_pool(
     use = open_use(run, card, None, prevalence)
     if unfamiliar == "first":
         raise InputError("find lists the most likely images first. Use --unfamiliar mark or drop.")
-    familiarity = open_familiarity(run, card, unfamiliar, level, usual="drop")
+    usual = "mark" if card.scores_distance else "drop"  # What is unlike the training images may be what is wanted.
+    familiarity = open_familiarity(run, card, unfamiliar, level, usual=usual)
     with counting("reading the images of the run") as count:
         labelled = labelled_images(run, count)
     scorer = Scorer(model, card, bank=None if familiarity is None else familiarity.bank)
