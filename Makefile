@@ -114,14 +114,4 @@ docs-pictures: setup
 clean-docs:
 	rm -rf docs/gallery docs/reference/generated docs/sg_execution_times.rst
 
-# The components of this environment, as a CycloneDX list.
-sbom: setup
-	mkdir -p build
-	$(BIN)/python scripts/sbom.py build/sbom.json
-
-# Builds the wheel, installs it in a new environment, and runs the start page from there. make HOME_PAGE=https://... sets the
-# links of the page of a package index.
-wheel-check: setup
-	$(BIN)/python scripts/wheel.py build/dist --check build/wheel-environment $(if $(HOME_PAGE),--home $(HOME_PAGE))
-
 clean: clean-docs

@@ -54,7 +54,7 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--out --recipe --loss --encoder --group --folds --decide --auto --more --seed --device --resume --workers "
+        "--out --recipe --loss --encoder --group --source --folds --decide --auto --more --seed --device --resume --workers "
         "--engine --track --verbose --quiet --json --help"
     )
     text = call("fit", "--help").out

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lopsided.data.cues import cue_rows, measure_cues
 from lopsided.data.images import FileImages
@@ -52,15 +53,15 @@ def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Ite
         yield cautions.large_images(shape[2], shape[1])
 
 
-def cue_cautions(source: Source, recipe: Recipe) -> Iterator[Fact]:
+def cue_cautions(source: Source, train: npt.NDArray[np.int64], recipe: Recipe) -> Iterator[Fact]:
     """Yield a caution for each class that something simple, such as brightness, separates from the others.
 
-    A fold leaves this to the model of all images, and the images of a scenario are drawn from one collection.
+    Only training images are looked at. A fold leaves this to the model of all images, and the images of a scenario are drawn from one collection.
     """
     is_drawn = recipe.data.fold is not None or recipe.data.scenario is not None
-    if is_drawn or len(source) < _LEAST_CUES or isinstance(source.images, Vectors):
+    if is_drawn or len(train) < _LEAST_CUES or isinstance(source.images, Vectors):
         return
-    rows = cue_rows(source.labels, recipe.seed)
+    rows = train[cue_rows(source.labels[train], recipe.seed)]
     groups = None if source.groups is None else source.groups[rows]
     found = telling_cues(measure_cues(source.images, rows), source.labels[rows], len(source.classes), groups)
     for label in dict.fromkeys(cue.label for cue in found):

@@ -159,7 +159,7 @@ def fit(
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         log.begin(source.classes, state.history)
         facts += [*trainer.notes(), *run_cautions(recipe, prepared, leaks)]
-        own_cautions = [*source_cautions(source, recipe, prepared.shape), *cue_cautions(source, recipe)]
+        own_cautions = [*source_cautions(source, recipe, prepared.shape), *cue_cautions(source, splits.train, recipe)]
         for fact in [*why, *facts, *own_cautions]:
             log.fact(fact)
         _complete(trainer, state, saved[1] if saved is not None else {}, folder)
