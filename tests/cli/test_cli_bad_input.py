@@ -60,7 +60,9 @@ def png_header(width: int, height: int) -> bytes:
 def test_a_folder_that_is_missing(assert_fit_refused: Callable[..., None], tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert_fit_refused(
-        "DATA must be a folder, a CSV or Parquet table, or one of", f"got {gone}, which does not exist.", data=gone
+        "DATA must be a folder, a CSV or Parquet table, an NPZ file of vectors, or one of",
+        f"got {gone}, which does not exist.",
+        data=gone,
     )
 
 
@@ -352,7 +354,7 @@ def test_a_working_folder_that_was_removed(
 def test_a_disk_that_cannot_be_written(call: Call, folder: Path, model: Path) -> None:
     assert_refused(call("fit", folder, "--out", "/sys/run", *SMALL), "cannot create the folder /sys/run (")
     assert_refused(call("predict", model, folder, "--out", "/sys/a.csv"), "cannot write /sys/a.csv: ")
-    assert_refused(call("evaluate", model, folder, "--out", "/sys/a.json"), "cannot write /sys/a.json: ")
+    assert_refused(call("evaluate", model, folder, "--out", "/sys/a.json", "--quiet"), "cannot write /sys/a.json: ")
 
 
 def limited(arguments: list[str | Path], limit: int) -> Ended:

@@ -67,7 +67,7 @@ def test_fields_that_the_method_does_not_have_are_refused(call: Call, photos: Pa
 
 
 def test_a_name_that_no_package_has_is_refused_with_the_nearest_one(call: Call, photos: Path, tmp_path: Path) -> None:
-    ended = call("fit", photos, "--out", tmp_path / "run", *FIELDS, "method=nearest-men")
+    ended = call("fit", photos, "--out", tmp_path / "run", *(field.replace("-mean", "-men") for field in FIELDS))
     assert ended.code == 2
     assert "Did you mean nearest-mean?" in ended.err
 

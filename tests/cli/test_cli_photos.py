@@ -157,14 +157,14 @@ def test_a_run_that_is_not_trained_enough_says_so(call: Call, photos: Path, tmp_
 
 
 def test_evaluate_without_data_repeats_the_figures_of_the_test_split(call: Call, finished: Path, photos: Path) -> None:
-    ended = call("evaluate", finished, "--json", "--device", "cpu")
+    ended = call("evaluate", finished, "--json", "--quiet", "--device", "cpu")
     assert ended.code == 0
     assert ended.err == ""
     found, metrics = json.loads(ended.out), json.loads((finished / "metrics.json").read_text())
     assert found["confusion"] == metrics["test"]["confusion"]
     for name, figure in metrics["test"]["figures"].items():
         assert found["figures"][name] == pytest.approx(figure), name
-    ended = call("evaluate", finished, "--split", "val")
+    ended = call("evaluate", finished, "--split", "val", "--quiet")
     assert ended.out.startswith(f"val split of {finished}: ")
     assert ended.err == "warning: the validation split selected the model, so the figures are too high.\n"
     assert "the model was trained on images of these data" in call("evaluate", finished, "--split", "train").err

@@ -54,8 +54,8 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--out --recipe --loss --encoder --group --source --folds --decide --auto --more --seed --device --resume --workers "
-        "--engine --track --verbose --quiet --json --help"
+        "--out --recipe --loss --encoder --group --source --normal --folds --decide --auto --more --seed --device "
+        "--resume --workers --engine --track --verbose --quiet --json --help"
     )
     text = call("fit", "--help").out
     assert set(re.findall(r"^\W*(--[a-z]+) ", text.partition("Options")[2], re.MULTILINE)) == set(flags.split())
@@ -216,7 +216,7 @@ def test_doctor_names_what_to_install_for_what_is_missing(call: Call, monkeypatc
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
     monkeypatch.setattr(
-        "lopsided.runs.features.images_per_second", lambda recipe: {1: 40.0}.get(len(recipe.encoder.spec.parts), 4.0)
+        "lopsided.runs.features.images_per_second", lambda recipe: 4.0 if recipe.encoder.views == "auto" else 40.0
     )
     ended = call("doctor")
     assert "40 images a second" in ended.out

@@ -91,7 +91,7 @@ def test_fit_tests_every_vector_and_says_what_it_did(folder: Path) -> None:
 
 
 def test_predict_finds_columns_by_their_names(folder: Path, call: Call, tmp_path: Path) -> None:
-    ended = call("predict", folder / "run", folder / "new.parquet", "--out", tmp_path / "p.csv")
+    ended = call("predict", folder / "run", folder / "new.parquet", "--out", tmp_path / "p.csv", "--quiet")
     assert (ended.code, ended.err) == (0, "")
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [row["path"] for row in rows] == [f"row-{i}" for i in range(80)]

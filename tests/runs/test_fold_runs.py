@@ -152,12 +152,12 @@ def test_a_rule_that_is_fitted_needs_no_validation_images_with_folds(tmp_path: P
     run = run_recipe(recipe, tmp_path / "run")
     _, card = open_model(run.folder, "cpu")
     assert card.decision.threshold is not None
-    assert "of 9 out-of-fold images of dog" in card.decision.notes[0]
+    assert "9 out-of-fold images of dog" in card.decision.notes[0]
     use = open_use(run.folder, card, "recall:dog>=0.5")  # Another rule is fitted to the out-of-fold predictions.
     lowest = min(probabilities(rows_of(run), [name for name in rows_of(run) if name.startswith("dog")])[:, 1])
     assert use.decision.threshold is not None
     assert use.decision.threshold > lowest
-    assert "of 9 out-of-fold images of dog" in use.decision.notes[0]
+    assert "9 out-of-fold images of dog" in use.decision.notes[0]
 
 
 @pytest.mark.slow

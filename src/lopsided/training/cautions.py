@@ -56,7 +56,8 @@ def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Ite
 def cue_cautions(source: Source, train: npt.NDArray[np.int64], recipe: Recipe) -> Iterator[Fact]:
     """Yield a caution for each class that something simple, such as brightness, separates from the others.
 
-    Only training images are looked at. A fold leaves this to the model of all images, and the images of a scenario are drawn from one collection.
+    Only training images are looked at. A fold leaves this to the model of all images, and the images of a scenario are
+    drawn from one collection.
     """
     is_drawn = recipe.data.fold is not None or recipe.data.scenario is not None
     if is_drawn or len(train) < _LEAST_CUES or isinstance(source.images, Vectors):
