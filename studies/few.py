@@ -17,9 +17,10 @@ at 5 % false alarms among the test images are in per cent.
     distance          its distance alone, the same for every k
     regression        its regression alone, what the recipe quick does
     one-class SVM, isolation forest    of scikit-learn, on the standardised columns that the distance reads
-    PatchCore         a bank of positions (``--maps`` of ``features``), as anomalib defines it: maps of two middle
-                      stages, each averaged over 3 x 3 positions and joined, a coreset of them by greedy k-centres in
-                      random projections, and the distance of the farthest position from its nearest one in the bank
+    PatchCore         a bank of positions (``--maps`` of ``features``) in the manner of PatchCore: maps of two middle
+                      stages, each averaged over 3 x 3 positions and joined, a coreset by greedy k-centres in random
+                      projections, and the distance of the farthest position from its nearest one in the bank. Simpler
+                      than anomalib's: 2,000 of 40,000 positions, and no score that weighs the neighbours in the bank
     few, 2 % rare     the recipe few without labelled rare images, with unlabelled ones among the frequent ones
 """
 
@@ -40,7 +41,7 @@ from shared import Floats, Line
 RECORD = shared.RECORDS / "few.jsonl"
 RARE, ALARMS, CONTAMINATION = (0, 1, 2, 3, 5, 10, 20, 50), 0.05, 0.02
 SETS = {"cells": ("cells", ""), "mono": ("cells", "mono"), "poly": ("cells", "poly"), "isic": ("isic", "")}
-ENCODER, SIDE = "tf_efficientnet_lite0+stages", 224
+ENCODER, SIDE = "tf_efficientnet_lite0+stages:1", 224
 LATE = 2
 """The stages that the distance reads, the last ones, as in ``lopsided.training.methods.distance``."""
 BANK, POSITIONS = 2_000, 40_000
