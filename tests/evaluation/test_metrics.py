@@ -671,3 +671,30 @@ def test_folds_that_differ_by_chance_leave_the_intervals_as_they_are() -> None:
     by_fold = evaluate(labels, y_pred=predicted, classes=["a", "b"], folds=folds)
     assert by_fold.figures == pooled.figures
     assert by_fold.per_class == pooled.per_class
+
+
+def test_the_auroc_of_two_classes_is_the_same_for_both_also_by_folds() -> None:
+    rng = np.random.default_rng(1)
+    y, folds = np.repeat([0, 1], [50, 13]), np.concatenate([np.arange(50) % 4, np.arange(13) % 3])
+    logit = rng.normal(size=63) + y + folds
+    p = np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], axis=1)
+    first, second = (row.auroc for row in evaluate(y, p, classes=[0, 1], folds=folds).per_class)
+    assert first.value == pytest.approx(second.value)
+    assert first.low == pytest.approx(second.low)
+
+
+def test_the_cost_of_decisions_has_an_interval_also_if_none_is_wrong() -> None:
+    y = np.repeat([0, 1], [90, 10])
+    wrong = np.concatenate([np.repeat([0, 1], [81, 9]), np.repeat([0, 1], [2, 8])])
+    costs = [[0, 1], [20, 0]]
+    found = evaluate(y, y_pred=wrong, classes=["a", "b"], costs=costs)
+    assert found.figures["cost"].value == pytest.approx((9 * 1 + 2 * 20) / 100)
+    assert found.majority.cost == pytest.approx(10 * 20 / 100)
+    # Two of ten are missed: by Jeffreys' posterior their share is between 4 and 51 %.
+    low, high = (share_interval(0.2, 10, 0.95).low, share_interval(0.2, 10, 0.95).high)
+    assert found.figures["cost"].low == pytest.approx(0.09 + 2 * low, abs=0.1)
+    assert found.figures["cost"].high == pytest.approx(0.09 + 2 * high, abs=0.15)
+    right = evaluate(y, y_pred=y, classes=["a", "b"], costs=costs).figures["cost"]
+    assert (right.value, right.low) == (0.0, 0.0)
+    assert right.high > 0.2
+    assert "cost" not in evaluate(y, y_pred=y, classes=["a", "b"]).to_dict()["majority"]

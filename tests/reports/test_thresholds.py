@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, precision_recall_curve, precision_score, recall_score, roc_curve
 
-from lopsided.reports.thresholds import Counts, counts_at, curves, favoured, is_sure
+from lopsided.evaluation.metrics import evaluate
+from lopsided.reports.thresholds import Counts, counts_at, curves, favoured, is_sure, mean_curves
 
 # Few distinct values, so that many images share one; the grid's own points among them.
 shares = st.sampled_from([0.0, 0.05, 0.2, 0.3, 0.5, 0.501, 0.7, 0.999, 1.0]) | st.floats(0, 1, width=32)
@@ -94,3 +95,17 @@ def test_curves_are_those_of_scikit_learn(split: list[tuple[float, bool]]) -> No
     precision, recall, _ = precision_recall_curve(positive, p)
     # scikit-learn goes from the loosest threshold on and adds the point (0, 1).
     assert np.array(precision_recall) == pytest.approx(np.stack([recall, precision], axis=1)[:-1][::-1])
+
+
+def test_curves_of_folds_have_the_areas_of_the_metrics() -> None:
+    rng = np.random.default_rng(0)
+    positive, folds = np.arange(400) % 10 == 0, rng.integers(0, 5, 400)
+    p = (1 / (1 + np.exp(-(rng.normal(size=400) + 1.5 * positive + 3 * folds)))).astype(np.float32)
+    figures = evaluate(positive.astype(int), np.stack([1 - p, p], axis=1), classes=[0, 1], folds=folds).per_class[1]
+    roc, precision_recall = (np.array(curve).T for curve in mean_curves(p, positive, folds))
+    assert np.trapezoid(roc[1], roc[0]) == pytest.approx(figures.auroc.value, abs=0.005)
+    assert np.trapezoid(precision_recall[1], precision_recall[0]) == pytest.approx(
+        figures.average_precision.value, abs=0.01
+    )
+    pooled = np.array(curves(p, positive)[0]).T
+    assert np.trapezoid(pooled[1], pooled[0]) < figures.auroc.value - 0.1, "Scores of different models rank badly."

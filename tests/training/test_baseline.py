@@ -103,6 +103,19 @@ def test_two_models_that_are_equally_good_are_rarely_told_apart(sizes: tuple[int
     assert 0.005 < np.mean(found) < 0.055
 
 
+def test_copies_in_a_group_do_not_make_a_difference_surer() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [60, 20])
+    model, other = (np.where(rng.random(80) < share, labels, 1 - labels) for share in (0.6, 0.8))
+    alone = compare_answers(labels, model, other, 2).difference
+    groups = np.repeat(np.arange(80).astype(str), 3)
+    three = [np.repeat(part, 3) for part in (labels, model, other)]
+    grouped = compare_answers(*three, 2, groups).difference
+    assert (grouped.low, grouped.high) == pytest.approx((alone.low, alone.high))
+    ignored = compare_answers(*three, 2).difference
+    assert ignored.high - ignored.low < 0.7 * (alone.high - alone.low)
+
+
 def test_the_paired_interval_of_one_class_adds_an_image_to_each_kind_of_disagreement() -> None:
     found = paired_shares_interval(np.array([3.0]), np.array([9.0]), np.array([20.0]), 0.95)
     share, other = 4 / 22, 10 / 22
@@ -207,6 +220,10 @@ def test_the_recipe_quick_trains_on_the_training_images_alone(monkeypatch: pytes
     assert list(found) == ["test"], "20 validation images are too few."
     assert found["test"].labels.tolist() == source.labels[splits.test].tolist()
     assert found["test"].probabilities.shape == (60, 2)
+    by_threshold = tiny(decision__rule="threshold:few=0.9999")
+    same = classify_by_quick(by_threshold, source, splits, digests, torch.device("cpu"), Log(None, None))
+    expected = found["test"].probabilities[:, 1] >= 0.9999
+    assert same["test"].predicted.tolist() == expected.astype(int).tolist(), "It decides by the rule of the model."
 
 
 def test_a_problem_of_the_comparison_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def interval(figure: Mapping[str, float | None]) -> str:
 
 
 def figures_table(evaluation: Mapping[str, Any]) -> str:
-    """Return an evaluation as two tables: figures next to the majority vote, and one row per class."""
+    """Return an evaluation as two tables: figures next to the majority vote, and one row per class, rare ones first."""
     majority = evaluation["majority"]
     level = f"{100 * evaluation['level']:g} % interval"
     rows = []
@@ -196,12 +196,13 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
             interval(row["recall"]),
             interval(row["precision"]),
             interval(row["f1"]),
+            interval(row["average_precision"]),
         ]
-        for row in evaluation["per_class"]
+        for row in sorted(evaluation["per_class"], key=lambda row: row["support"])
     ]
     parts = [
         table(["figure", f"value [{level}]", f"always {shortened(majority['label'])}"], rows),
-        table(["class", "images", "recall", "precision", "F1"], classes),
+        table(["class", "images", "recall", "precision", "F1", "average precision"], classes),
         *(shortened(note, LONGEST) for note in evaluation["notes"]),
     ]
     return "\n\n".join(parts)

@@ -215,6 +215,22 @@ def confusion_draws(
         yield hits, predicted
 
 
+def cost_interval(
+    confusion: NDArray[np.int64], sizes: Floats, costs: Floats, draws: int, level: float, rng: np.random.Generator
+) -> Figure:
+    """Return the mean cost of a decision with an interval from the posterior of ``confusion_draws``, row by row."""
+    num_classes, support = len(confusion), confusion.sum(axis=1)
+    present = np.flatnonzero(support)
+    total = np.zeros(draws)
+    for c in present:
+        prior = np.full(num_classes, 1 / len(present) / (num_classes - 1))
+        prior[c] = 1 / len(present)
+        answers = rng.standard_gamma(confusion[c] * (sizes[c] / support[c]) + prior, (draws, num_classes))
+        total += support[c] * (answers @ costs[c]) / answers.sum(axis=1)
+    low, high = np.quantile(total / support.sum(), [(1 - level) / 2, (1 + level) / 2])
+    return around(float((confusion * costs).sum() / support.sum()), low, high, (0.0, float(costs.max())))
+
+
 def resampled_sums(rows: Floats, resamples: int, rng: np.random.Generator) -> Floats:
     """Return the sum of the rows of each bootstrap resample: len(rows) rows, drawn with replacement."""
     size = len(rows)

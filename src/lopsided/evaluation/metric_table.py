@@ -52,11 +52,16 @@ METRICS = {
             "matthews_correlation", "MCC",
         ),
         Metric(
+            "cost", "cost per image", "mean cost of a decision, in the units of the rule; lower is better",
+            "posterior draws of the confusion", "cost", is_share=False, higher_is_better=False,
+        ),
+        Metric(
             "auroc", "AUROC", "quality of the ranking of images, independent of a threshold; mean over classes",
             "Newcombe, combined over classes", "roc_auc",
         ),
         Metric(
-            "average_precision", "average precision", "area under the precision-recall curve; mean over classes",
+            "average_precision", "mean average precision",
+            "mean over classes of the area under the precision-recall curve; the table of classes has that of each",
             "Wilson on the positives, combined", "average_precision",
         ),
         Metric(

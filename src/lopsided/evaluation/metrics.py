@@ -33,6 +33,7 @@ from lopsided.evaluation.intervals import (
     calibrated_sums,
     check_level,
     confusion_draws,
+    cost_interval,
     fold_component,
     macro_interval,
     mean_of_shares_interval,
@@ -67,6 +68,7 @@ class Majority:
     label: str
     accuracy: float
     uwa: float
+    cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Evaluation:
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "per_class": rows,
             "confusion": [list(row) for row in self.confusion],
-            "majority": dict(vars(self.majority)),
+            "majority": {name: value for name, value in vars(self.majority).items() if value is not None},
             "notes": list(self.notes),
         }
 
@@ -136,13 +138,15 @@ def evaluate(
     seed: int = 0,
     groups: ArrayLike | None = None,
     folds: ArrayLike | None = None,
+    costs: ArrayLike | None = None,
 ) -> Evaluation:
     """Evaluate predictions. ``metric_table`` lists the metrics and their intervals.
 
     Labels are elements of `classes`, or indices into `classes` if the labels are integers and the classes are strings.
     The columns of `probabilities` follow `classes`. Without `y_pred`, the most probable class is the prediction; the
     first one if classes tie. Without `probabilities`, the metrics that need them are omitted. `bootstrap` is the
-    number of resamples and of posterior draws. `folds` numbers the model that each image was predicted with.
+    number of resamples and of posterior draws. `folds` numbers the model that each image was predicted with. `costs`
+    (K, K) are those of deciding for a class (columns) if another one is true (rows), for the metric cost.
 
     >>> result = evaluate([0, 0, 0, 1], y_pred=[0, 0, 0, 0], classes=["top", "shirt"])
     >>> print(result.figures["uwa"], result.majority.uwa)
@@ -166,13 +170,18 @@ def evaluate(
     codes = _group_codes(groups, true)
     confusion = _count(true, predicted, len(names))
     support = confusion.sum(axis=1)
-    sizes = _independent_sizes(true, codes, len(names))
+    sizes = independent_sizes(true, codes, len(names))
     rng = np.random.default_rng(derive_seed(seed, "metrics", "confusion"))
     models = np.zeros_like(true) if folds is None else np.asarray(folds)
     _check_length(models, true, "folds")
     decided = sizes / fold_component(true, predicted, models, sizes)
     figures, per_class = _confusion_intervals(confusion, decided, bootstrap, level, rng)
-    together = _independent_sizes(0 * true, codes, 1)[0] * _smaller(confusion, sizes, decided)
+    vote = None
+    if costs is not None:
+        prices = np.asarray(costs, dtype=np.float64)
+        figures["cost"] = cost_interval(confusion, decided, prices, bootstrap, level, rng)
+        vote = float(support @ prices[:, support.argmax()] / len(true))
+    together = independent_sizes(0 * true, codes, 1)[0] * _smaller(confusion, sizes, decided)
     figures["accuracy"] = share_interval(figures["accuracy"].value, together, level)
     per_class["auroc"] = per_class["average_precision"] = [UNDEFINED] * len(names)
     if p is not None:
@@ -194,7 +203,9 @@ def evaluate(
             for c, name in enumerate(names)
         ),
         confusion=tuple(tuple(int(count) for count in row) for row in confusion),
-        majority=Majority(names[support.argmax()], float(support.max() / len(true)), 1 / np.count_nonzero(support)),
+        majority=Majority(
+            names[support.argmax()], float(support.max() / len(true)), 1 / np.count_nonzero(support), vote
+        ),
         notes=_notes(names, support),
     )
 
@@ -255,8 +266,9 @@ def _confusion_intervals(
 def _rank_figures(true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, level: float) -> dict[str, list[Figure]]:
     """Return AUROC and average precision of each class against the rest; undefined if a class has no or all images.
 
-    Both are means over the folds that hold images of the class and of others, weighted by the images of the class. If
-    there is no such fold, all images are ranked together.
+    Both are means over the folds that hold images of the class and of others. AUROC is weighted by the pairs of an
+    image of the class and another one, so that it is the same for both of two classes; average precision by the images
+    of the class. If there is no such fold, all images are ranked together.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -270,10 +282,12 @@ def _rank_figures(true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, le
             continue
         parts = [np.flatnonzero(folds == fold) for fold in np.unique(folds)]
         parts = [rows for rows in parts if 0 < positive[rows].sum() < len(rows)] or [np.arange(len(true))]
-        weights = np.array([positive[rows].sum() for rows in parts]) / sum(positive[rows].sum() for rows in parts)
-        area = float(weights @ [roc_auc_score(positive[rows], p[rows, c]) for rows in parts])
+        weights = np.array([positive[rows].sum() for rows in parts])
+        pairs = weights * np.array([len(rows) for rows in parts]) - weights**2
+        area = float(np.average([roc_auc_score(positive[rows], p[rows, c]) for rows in parts], weights=pairs))
         aurocs.append(auroc_interval(min(1.0, area), sizes[c], sizes.sum() - sizes[c], level))
-        precision = float(weights @ [average_precision_score(positive[rows], p[rows, c]) for rows in parts])
+        scores = [average_precision_score(positive[rows], p[rows, c]) for rows in parts]
+        precision = float(np.average(scores, weights=weights))
         average_precisions.append(share_interval(min(1.0, precision), sizes[c], level))  # Rounding can exceed 1.
     return {"auroc": aurocs, "average_precision": average_precisions}
 
@@ -315,12 +329,13 @@ def _probability_figures(
     return {name: around(v, a, b, _BOUNDS.get(name, (0.0, 1.0))) for name, v, a, b in triples}
 
 
-def _independent_sizes(true: Codes, groups: Codes | None, num_classes: int) -> Floats:
+def independent_sizes(true: Codes, groups: ArrayLike | None, num_classes: int) -> Floats:
     """Return the number of independent images of each class: Kish's effective size, a group counting as copies."""
     support = np.bincount(true, minlength=num_classes).astype(np.float64)
-    if groups is None:
+    codes = _group_codes(groups, true)
+    if codes is None:
         return support
-    pairs, counts = np.unique(np.stack([true, groups]), axis=1, return_counts=True)
+    pairs, counts = np.unique(np.stack([true, codes]), axis=1, return_counts=True)
     squares = np.bincount(pairs[0], weights=counts.astype(np.float64) ** 2, minlength=num_classes)
     return np.divide(support**2, squares, out=np.zeros_like(support), where=squares > 0)
 

@@ -119,7 +119,10 @@ def evaluate_model(
     if fitted_to and parse_rule(use.decision.rule).fitted:
         held = HeldBack(p, source.labels, source.groups)
         decided = decided_unseen(use.decision.rule, card.classes, prior, held, seed)
-    evaluation = evaluate(source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups).to_dict()
+    costs = use.decision.costs or None
+    evaluation = evaluate(
+        source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups, costs=costs
+    ).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
     rule: dict[str, Any] = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
     rule |= measure_doubt(use.decision, p, source.labels, card.classes, source.groups)

@@ -37,6 +37,8 @@ class Judged:
     y_pred: Codes
     p: Floats
     features: Floats | None
+    folds: Codes | None = None
+    """The fold of each image, whose model predicted it; None in a run with one split."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -143,6 +145,7 @@ def _judged(
         y_pred=np.array([places[row["predicted"]] for row in rows], dtype=np.int64),
         p=p,
         features=features,
+        folds=np.array([int(row["fold"]) for row in rows]) if all(row.get("fold") for row in rows) else None,
     )
 
 

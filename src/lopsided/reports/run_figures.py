@@ -13,7 +13,7 @@ from lopsided.evaluation.metrics import NUM_BINS
 from lopsided.recipe.words import amount
 from lopsided.reports import svg
 from lopsided.reports.run_data import Judged, Stage
-from lopsided.reports.thresholds import Counts, curves
+from lopsided.reports.thresholds import Counts, curves, mean_curves
 from lopsided.reports.wording import number, percent, quoted
 
 MOST_CELLS = 60
@@ -84,10 +84,15 @@ def curve_plots(
 
 
 def roc_plot(
-    p: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_], name: str, now: Counts, chosen: Counts | None
+    p: npt.NDArray[np.float32],
+    positive: npt.NDArray[np.bool_],
+    name: str,
+    now: Counts,
+    chosen: Counts | None,
+    folds: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Markup, Markup]:
     """Draw the ROC and precision-recall curves with the points of the current and the validation threshold."""
-    roc, precision_recall = curves(p, positive)
+    roc, precision_recall = curves(p, positive) if folds is None else mean_curves(p, positive, folds)
     share = float(positive.mean()) if len(positive) else 0.0
     first, second = curve_plots(
         f"ROC curve of {quoted(name)}", f"Precision-recall curve of {quoted(name)}", share, SIDE, ("roc", "pr")

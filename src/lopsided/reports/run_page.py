@@ -221,6 +221,7 @@ def _rows(judged: Judged, rows: npt.NDArray[np.int64]) -> Judged:
         y_pred=judged.y_pred[rows],
         p=judged.p[rows],
         features=None if judged.features is None else judged.features[rows],
+        folds=None if judged.folds is None else judged.folds[rows],
     )
 
 
@@ -356,7 +357,7 @@ def _threshold(
     p, positive = judged.p[:, label], judged.y_true == label
     by_rule, at_half = counts_of(judged.y_pred == label, positive), counts_at(p, positive, 0.5)
     at_chosen = None if threshold is None else counts_at(p, positive, threshold)
-    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], by_rule, at_chosen)
+    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], by_rule, at_chosen, judged.folds)
     rows: list[tuple[str, float | None, Counts]] = [(f"rule of the model ({clean(decision.rule)})", start[0], by_rule)]
     if start[0] != 0.5:
         rows.append(("half", 0.5, at_half))
@@ -367,6 +368,7 @@ def _threshold(
     data = {
         "classes": offered,
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
+        "folds": None if judged.folds is None else packed(judged.folds.astype(np.uint16)),
         "chosen": chosen,
         "start": start,
         "logit": [
@@ -397,6 +399,7 @@ def _threshold(
         if left
         else "",
         "roc": roc,
+        "curves_note": "" if judged.folds is None else run_words.CURVES,
         "precision_recall": precision_recall,
     }
 

@@ -21,6 +21,11 @@ from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
+CURVES = (
+    "The curves and their areas are means over the folds, because scores of different models do not rank together. The "
+    "selected threshold counts all images, so its point can lie beside the curve."
+)
+"""What the curves of a run with folds show."""
 _SAID = frozenset({"no_test_split", "few_test_images", "few_images"})
 """Kinds of cautions for which the page has its own words, because it may show other images than the test split."""
 

@@ -17,6 +17,8 @@ Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 STEPS = 1000
 """Number of steps of the slider from 0 to 1."""
+GRID = 401
+"""Number of points of a curve that is a mean over folds."""
 END = 0.005
 """Within this distance of 0 or 1, the steps of the slider are too coarse."""
 
@@ -143,3 +145,32 @@ def curves(p: Floats, positive: Flags) -> tuple[list[tuple[float, float]], list[
     )  # Without the extra point that scikit-learn adds beyond the highest threshold.
     pairs = zip(recall[strictest_first].tolist(), precision[strictest_first].tolist(), strict=True)
     return list(zip(taken.tolist(), found.tolist(), strict=True)), list(pairs)
+
+
+def mean_curves(
+    p: Floats, positive: Flags, folds: npt.NDArray[np.int64]
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Return ROC and precision-recall curve as means over folds, so that their areas are those of the metrics.
+
+    At each of ``GRID`` false positive rates the recalls of the folds are averaged, weighted by their pairs of an image
+    of the class and another one, and at each recall the precisions, weighted by their images of the class. A fold
+    without one of the two kinds of images does not count.
+    """
+    grid = np.linspace(0, 1, GRID)
+    recalls, precisions, pairs, positives = [], [], [], []
+    for fold in np.unique(folds):
+        rows = folds == fold
+        roc, precision_recall = curves(p[rows], positive[rows])
+        if not roc:
+            continue
+        taken, found = np.array(roc).T
+        reached, precise = np.array(precision_recall).T
+        recalls.append(found[np.searchsorted(taken, grid + 1e-12, side="right") - 1])
+        precisions.append(precise[np.searchsorted(reached, grid - 1e-12).clip(max=len(reached) - 1)])
+        positives.append(int(positive[rows].sum()))
+        pairs.append(positives[-1] * (int(rows.sum()) - positives[-1]))
+    if not pairs:
+        return curves(p, positive)
+    recall, precision = np.average(recalls, axis=0, weights=pairs), np.average(precisions, axis=0, weights=positives)
+    first = [(0.0, 0.0), *zip(grid.tolist(), recall.tolist(), strict=True)]
+    return first, list(zip(grid.tolist(), precision.tolist(), strict=True))

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ from lopsided.data.prepare import split_rule, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
-from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence
+from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, prior_of
 from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.inference.predict import PROBABILITY
+from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.views import AUTO
 from lopsided.runs import results
 from lopsided.runs.folder import PREDICTIONS, Run, read_metrics
@@ -108,7 +109,7 @@ class FoldResults:
         table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
         evaluations: dict[str, dict[str, Any] | None] = {
             "val": None,
-            "test": self._evaluated(repeats, settled),
+            "test": self._evaluated(repeats, settled, decision),
             "held_out": None if further is None else results.figures_of(further, card, self.recipe.seed),
         }
         from lopsided.inference.familiar import save_bank
@@ -116,7 +117,7 @@ class FoldResults:
 
         card = save_model(self.folder, model, save_bank(self.folder, self._familiar(model, card), card))
         parts = {"test": test, "held_out": further}
-        results.write_tables(self.folder, parts, table, self.classes)
+        results.write_tables(self.folder, parts, table, self.classes, repeats[0].folds)
         mean = np.mean([each for each, _ in settled], axis=0)
         for fact in write_label_check(self.folder, self.source, mean, repeats[0].features):
             self.log.fact(fact)
@@ -188,17 +189,18 @@ class FoldResults:
             by_quick = classify_by_quick(*of, told=False)
             if (answers := by_quick.get("test")) is None:
                 return None, []
-            found.append((splits.test[answers.rows], answers))
+            carried = prior_of(np.bincount(own.labels[splits.train], minlength=len(self.classes)))
+            moved = at_prevalence(answers.probabilities, carried, self.prior)
+            found.append((splits.test[answers.rows], replace(answers, probabilities=moved)))
         self.log.fact(notes.quick_compared(perf_counter() - begin, "folds"))
         rows = np.concatenate([tested for tested, _ in found])
-        joined = Answers(
-            rows,
-            self.source.labels[rows],
-            np.concatenate([each.probabilities for _, each in found]),
-            np.concatenate([each.predicted for _, each in found]),
-        )
-        compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes))
         groups = None if self.source.groups is None else self.source.groups[rows]
+        folds = np.repeat(np.arange(len(found)), [len(tested) for tested, _ in found])
+        scores = HeldBack(np.concatenate([each.probabilities for _, each in found]), self.source.labels[rows], groups)
+        # Calibrated and decided as the folds of this run are, so that the two differ in nothing else.
+        p, predicted = settle_crossed(self.rule, self.kind, self.classes, self.prior, scores, folds)
+        joined = Answers(rows, self.source.labels[rows], p, predicted)
+        compared = compare_answers(joined.labels, decided[rows], joined.predicted, len(self.classes), groups)
         figures = figures_of(joined, compared, self.classes, groups, self.recipe.seed)
         below = compared.cautions("out-of-fold", "quick")
         return {"recipe": "quick", "splits": {"test": figures}}, below
@@ -279,19 +281,23 @@ class FoldResults:
         p = Scorer(model, card, cached="begun", batch_size=256).images(source.images)
         return Predictions(source.names, card.classes, p, source.labels, source.groups, decision=card.decision)
 
-    def _evaluated(self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]) -> dict[str, Any]:
+    def _evaluated(
+        self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]], decision: Decision
+    ) -> dict[str, Any]:
         """Return the figures of all images, as means over the repeats."""
         rows = np.flatnonzero(~np.isin(self.source.labels, self._unmeasured()))
-        labels, seed = self.source.labels[rows], self.recipe.seed
+        labels, seed, costs = self.source.labels[rows], self.recipe.seed, decision.costs or None
         groups = None if self.source.groups is None else self.source.groups[rows]
         found, rules = [], []
         for part, (p, decided) in zip(repeats, settled, strict=True):
             folds, ours = part.folds[rows], (labels, p[rows], decided[rows])
-            own = evaluate(*ours, classes=self.classes, seed=seed, groups=groups, folds=folds)
+            own = evaluate(*ours, classes=self.classes, seed=seed, groups=groups, folds=folds, costs=costs)
             found.append(own.to_dict())
             rules.append(figures_by_rule(("plain", "balanced"), self.classes, self.prior, p[rows], labels))
         mean = mean_evaluation(found)
         mean["notes"] = [*mean["notes"], RANKS_NOTE]
+        if parse_rule(self.rule).fitted:
+            mean["notes"].append(results.FITTED_NOTE)
         if len(settled) > 1:
             text = f"The figures are means over {len(settled)} repeats. Predictions and confusion are of the first one."
             mean["notes"] = [*mean["notes"], text]

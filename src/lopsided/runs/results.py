@@ -85,9 +85,10 @@ def write_tables(
     parts: Mapping[str, Predictions | None],
     decided: Mapping[str, npt.NDArray[np.int64]],
     classes: Sequence[str],
+    folds: npt.NDArray[np.int64] | None = None,
 ) -> None:
-    """Write the predictions and the features of each split."""
-    files.atomic_write(folder / PREDICTIONS, _table(parts, decided, classes))
+    """Write the predictions and the features of each split. ``folds`` numbers the fold of each test image."""
+    files.atomic_write(folder / PREDICTIONS, _table(parts, decided, classes, folds))
     features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
     files.atomic_write(folder / FEATURES, save(features))
 
@@ -157,7 +158,10 @@ def _figures(
     held = None
     if val is not None and val.y_true is not None and split != "val":
         held = HeldBack(val.probabilities, val.y_true, val.groups)
-    figures = evaluate(labels, p, decided[split], classes=part.classes, seed=seed, groups=part.groups).to_dict()
+    costs = card.decision.costs or None
+    figures = evaluate(
+        labels, p, decided[split], classes=part.classes, seed=seed, groups=part.groups, costs=costs
+    ).to_dict()
     if split == "val" and parse_rule(card.decision.rule).fitted:
         figures["notes"].append(FITTED_NOTE)
     rules = ("plain", "balanced", "tuned")
@@ -171,17 +175,23 @@ FITTED_NOTE = (
 
 
 def _table(
-    parts: Mapping[str, Predictions | None], decided: Mapping[str, npt.NDArray[np.int64]], classes: Sequence[str]
+    parts: Mapping[str, Predictions | None],
+    decided: Mapping[str, npt.NDArray[np.int64]],
+    classes: Sequence[str],
+    folds: npt.NDArray[np.int64] | None,
 ) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)])
+    known = [] if folds is None else ["fold"]
+    columns = ["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)]
+    writer.writerow([*columns, *known])
     for split, part in parts.items():
         if part is None or part.y_true is None:
             continue
         groups = [""] * len(part.names) if part.groups is None else part.groups.tolist()
         rows = zip(part.names, groups, part.y_true, decided[split], part.probabilities, strict=True)
-        for name, group, label, predicted, p in rows:
+        for row, (name, group, label, predicted, p) in enumerate(rows):
             numbers = (f"{value:.9g}" for value in p)
-            writer.writerow([split, name, group, classes[label], classes[predicted], *numbers])
+            fold = [] if folds is None else [folds[row] if split == "test" else ""]
+            writer.writerow([split, name, group, classes[label], classes[predicted], *numbers, *fold])
     return text.getvalue().encode(errors="surrogateescape")

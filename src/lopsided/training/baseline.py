@@ -22,14 +22,15 @@ from lopsided.data.inputs import Indices, Part, Prepared, prepare
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import LopsidedError
-from lopsided.evaluation.calibration import prior_of
+from lopsided.evaluation.calibration import HeldBack, prior_of
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
-from lopsided.evaluation.metrics import confusion_figures, evaluate
+from lopsided.evaluation.metrics import confusion_figures, evaluate, independent_sizes
 from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.scorer import SmallImages
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.recipe.rules import parse_rule
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.methods import make_trainer
@@ -71,19 +72,25 @@ class Compared:
         return [cautions.below_baseline(split, baseline, self.model, self.baseline, low, high, LEVEL, advice)]
 
 
-def compare_answers(labels: Indices, model: Indices, other: Indices, num_classes: int) -> Compared:
-    """Compare the classifications of a model and of a baseline of the same images."""
+def compare_answers(
+    labels: Indices, model: Indices, other: Indices, num_classes: int, groups: npt.NDArray[np.str_] | None = None
+) -> Compared:
+    """Compare the classifications of a model and of a baseline of the same images.
+
+    Images of one group count as copies of each other, as in the intervals of metrics.
+    """
     right, also = model == labels, other == labels
     won, lost, sizes = (
         np.bincount(labels[chosen], minlength=num_classes).astype(np.float64)
         for chosen in (right & ~also, also & ~right, np.ones_like(right))
     )
     held = sizes > 0
+    alone = independent_sizes(labels, groups, num_classes)[held] / sizes[held]
     return Compared(
         _uwa(labels, model, num_classes),
         _uwa(labels, other, num_classes),
         len(labels),
-        paired_shares_interval(won[held], lost[held], sizes[held], LEVEL),
+        paired_shares_interval(won[held] * alone, lost[held] * alone, sizes[held] * alone, LEVEL),
         enough=len(labels) >= LEAST_JUDGED and bool(sizes.min() >= LEAST_PER_CLASS),
     )
 
@@ -109,7 +116,8 @@ def compare(
     rows = sample(judged.labels, MOST_SMALL, derive_seed(seed, "baseline", "judged"))
     small = small or SmallImages(prepared.shape, prepared.image_size)
     answers = _linear(_floats(small, prepared.train, train), prepared.train.labels[train], _floats(small, judged, rows))
-    return compare_answers(judged.labels[rows], predicted[rows], answers, num_classes)
+    groups = None if judged.groups is None else judged.groups[rows]
+    return compare_answers(judged.labels[rows], predicted[rows], answers, num_classes, groups)
 
 
 def sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:
@@ -206,8 +214,10 @@ def classify_by_quick(
 ) -> dict[str, Answers]:
     """Fit the recipe ``quick`` on the training images. Return its classifications of the other splits.
 
-    The result is empty if there are too few images, or if the recipe cannot be used on these images. A note gives the
-    time, unless ``told`` is false.
+    It decides by the rule of ``recipe``, so that the two models differ in nothing else. A rule that is fitted is fitted
+    to its own scores of the validation images; without such images it decides by ``balanced``. The result is empty if
+    there are too few images, or if the recipe cannot be used on these images. A note gives the time, unless ``told`` is
+    false.
     """
     most = {"train": MOST_TRAIN, "val": MOST_EVALUATED, "test": MOST_EVALUATED}
     few = {
@@ -227,12 +237,16 @@ def classify_by_quick(
         trainer = make_trainer(base, prepared, device, Log(None, _Counts(log)), Checkpoint(None))
         trainer.build()
         trainer.run(State("", "", base.method), {})
-        decision = resolve("balanced", prepared.classes, prior_of(prepared.counts()))
-        found = {}
-        for name in names:
+        prior, parsed = prior_of(prepared.counts()), parse_rule(recipe.decision.rule)
+        held, found = None, {}
+        for name in names:  # The validation images come first.
             part = prepared.val if name == "val" else prepared.test
             assert part is not None
             p = trainer.score(part)[0]
+            if name == "val":
+                held = HeldBack(p, part.labels, part.groups)
+            rule = "balanced" if parsed.fitted and held is None else parsed
+            decision = resolve(rule, prepared.classes, prior, held)
             found[name] = Answers(few[name], part.labels, p, decision.decide(p))
     except LopsidedError as error:  # A comparison must not end a run that is otherwise finished.
         log.fact(notes.quick_not_compared(str(error)))

@@ -286,7 +286,7 @@ def _baseline(
         model = fitted.val if split == "val" else fitted.test
         assert model is not None
         groups = None if model.groups is None else model.groups[found.rows]
-        compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes))
+        compared = compare_answers(found.labels, model.y_pred[found.rows], found.predicted, len(source.classes), groups)
         splits[split] = figures_of(found, compared, source.classes, groups, recipe.seed)
         if cautions is None and compared.enough:
             cautions = compared.cautions("validation" if split == "val" else "test", "quick")

@@ -292,9 +292,45 @@
       return { tp, fn, fp, tn, recall, specificity, precision: share(tp, fp), uwa };
     }
 
+    const folds = facts.folds ? unpack(facts.folds, Uint16Array) : null;
+    const GRID = 401; // As in thresholds.py.
+
+    /** The curves of all images, or the means of those of the folds, whose scores do not rank together. */
     function curves() {
-      const order = Array.from(p.keys()).sort((a, b) => p[b] - p[a]);
-      const positives = positive.reduce((a, b) => a + b, 0), others = p.length - positives;
+      const every = Array.from(p.keys());
+      if (!folds) return curvesOf(every);
+      const parts = new Map();
+      for (const i of every) {
+        if (!parts.has(folds[i])) parts.set(folds[i], []);
+        parts.get(folds[i]).push(i);
+      }
+      const known = Array.from(parts.values()).map((rows) => ({ rows, curves: curvesOf(rows) })).filter((part) => part.curves[0].length);
+      if (!known.length) return curvesOf(every);
+      const weigh = (part) => part.rows.reduce((sum, i) => sum + positive[i], 0);
+      const first = [[0, 0]], second = [];
+      let pairs = 0, images = 0;
+      for (const part of known) {
+        part.images = weigh(part);
+        part.pairs = part.images * (part.rows.length - part.images);
+        pairs += part.pairs;
+        images += part.images;
+      }
+      for (let k = 0; k < GRID; k++) {
+        const x = k / (GRID - 1);
+        let recall = 0, precision = 0;
+        for (const { curves: [roc, pr], pairs: weight, images: number } of known) {
+          recall += weight * roc.findLast((point) => point[0] <= x + 1e-12)[1];
+          precision += number * (pr.find((point) => point[0] >= x - 1e-12) || pr[pr.length - 1])[1];
+        }
+        first.push([x, recall / pairs]);
+        second.push([x, precision / images]);
+      }
+      return [first, second];
+    }
+
+    function curvesOf(rows) {
+      const order = rows.sort((a, b) => p[b] - p[a]);
+      const positives = rows.reduce((sum, i) => sum + positive[i], 0), others = rows.length - positives;
       const roc = [[0, 0]], pr = [];
       if (!positives || !others) return [[], []];
       let tp = 0, fp = 0;
