@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lopsided.errors import InputError
-from lopsided.evaluation.labels import check_labels, duplicates_table, labels_table, near_duplicates
+from lopsided.evaluation.labels import check_labels, count_wrong, duplicates_table, labels_table, near_duplicates
 
 
 def made(counts: tuple[int, ...], flipped: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -148,3 +148,34 @@ def test_bad_features_are_refused() -> None:
         near_duplicates(np.ones((2, 2)), [0, 1], threshold=2)
     with pytest.raises(InputError, match="features must be finite numbers"):
         near_duplicates([[np.nan, 1.0]], [0])
+
+
+def made_labels(flipped: int, seed: int, number: int = 448) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of which some are flipped, and probabilities of a model that is too sure, of classes that overlap."""
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(number) < 0.2).astype(np.int64)
+    logit = 1.8 * (rng.normal(size=number) + 3 * labels) - 4.5
+    rows = rng.permutation(number)[:flipped]
+    labels[rows] = 1 - labels[rows]
+    p = 1 / (1 + np.exp(-2 * logit))
+    return labels, np.stack([1 - p, p], axis=1)
+
+
+def test_the_number_of_wrong_labels_tells_good_labels_from_flipped_ones() -> None:
+    good = [count_wrong(*made_labels(0, seed)) for seed in range(12)]
+    flipped = [count_wrong(*made_labels(12, seed)) for seed in range(12)]
+    suspects = [check_labels(*made_labels(0, seed)).num_suspects for seed in range(12)]
+    assert np.mean([found.value for found in good]) < 4 < np.mean(suspects), "Difficult images are no wrong labels."
+    assert sum(found.low < 1 for found in good) >= 11
+    assert 9 < np.mean([found.value for found in flipped]) < 15
+    assert sum(found.low > 1 for found in flipped) >= 10
+    assert sum(found.low <= 12 <= found.high for found in flipped) >= 10
+
+
+def test_copies_do_not_make_the_number_of_wrong_labels_surer() -> None:
+    labels, p = made_labels(12, 0)
+    alone = count_wrong(labels, p)
+    groups = np.repeat(np.arange(len(labels)).astype(str), 3)
+    thrice = count_wrong(np.repeat(labels, 3), np.repeat(p, 3, axis=0), groups.tolist())
+    assert thrice.value / 3 == pytest.approx(alone.value, rel=0.15)
+    assert thrice.high / 3 == pytest.approx(alone.high, rel=0.15)

@@ -335,8 +335,9 @@ WORDS = [
         "The recipe quick could not be used for comparison: no weights.",
     ),
     (
-        notes.suspect_labels(2, "labels.csv"),
-        "About 2 labels may be wrong, by models that did not see the image: see labels.csv.",
+        notes.wrong_labels(11.4, 0.3, 24.6, 448, 19, "labels.csv"),
+        "About 11 of 448 labels are probably wrong (95 % interval 0 to 25), by models that did not see the image. "
+        "labels.csv marks 19 suspects.",
     ),
     (
         notes.near_duplicates(1, "pairs.csv"),

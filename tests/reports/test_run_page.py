@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from lopsided.cli.output import interval
-from lopsided.errors import RunError
+from lopsided.errors import InputError, RunError
 from lopsided.evaluation.intervals import Figure
 from lopsided.facts import cautions, notes
 from lopsided.reports import run_page as module
+from lopsided.reports import threshold_section
 from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
 from lopsided.reports.run_page import in_order, run_page
@@ -89,6 +90,23 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     assert "If you choose a threshold by looking at test images, the figures of these images are too high." in text
     assert "In practice, use the rule of the model." in text
     assert "use the validation threshold" not in text
+
+
+def test_a_page_follows_the_class_in_focus_and_starts_where_its_rule_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("a", "b", "c"), (40, 30, 20), (9, 9, 9), signal=1.0)
+    assert "recall of “c”, the rarest class" in text_of(run_page(run))
+    page = run_page(run, focus="b")
+    text = text_of(page)
+    assert "recall of “b”, the class in focus" in text
+    assert "b against all other classes" in text
+    rows = read_rows(run)
+    called = sum(row.predicted == "b" for row in rows)
+    data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)[0])
+    start = data["threshold"]["start"][0]
+    assert sum(np.float32(row.p["b"]) >= np.float32(start) for row in rows) == called
+    assert "as many images as by the rule" in text
+    with pytest.raises(InputError, match="--focus must be a class of the run: a, b, c"):
+        run_page(run, focus="x")
 
 
 def test_few_test_images_of_the_rare_class_are_warned_of(tmp_path: Path) -> None:
@@ -292,7 +310,7 @@ def test_counts_are_those_of_all_images_even_if_a_sample_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_IMAGES", 20)
-    monkeypatch.setattr(module, "MOST_NUMBERS", 60)
+    monkeypatch.setattr(threshold_section, "MOST_NUMBERS", 60)
     folder = make_run(tmp_path / "run", ("a", "b", "c"), (30, 20, 10), (5, 5, 5), train=(30, 20, 10))
     page = run_page(folder)
     text = text_of(page)

@@ -229,9 +229,11 @@ def test_of_a_sure_model_the_slider_reaches_every_threshold_that_matters(tmp_pat
     assert page.is_visible("#t-ends")
     page.click("#t-half")
     assert (page.input_value("#t-range"), page.text_content("#t-value")) == ("0", "0.500")
-    for logit in (-17, -12.5, -8.0, -7.3, 17):
+    end = float(page.get_attribute("#t-range", "max") or "nan")
+    assert end == 15, "The scale ends beyond the lowest probability, 1e-6."
+    for logit in (-end, -12.5, -8.0, -7.3, end):
         move(page, logit)
-        threshold = {-17: 0.0, 17: 1.0}.get(logit, 1 / (1 + math.exp(-logit)))
+        threshold = {-end: 0.0, end: 1.0}.get(logit, 1 / (1 + math.exp(-logit)))
         assert shown_figures(page) == written(figures_at(rows, "rare", threshold))
     mark = page.evaluate("getComputedStyle(document.getElementById('t-mark')).left")
     assert float(mark.removesuffix("px")) > 0

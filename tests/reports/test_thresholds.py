@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, precision_recall_curve, precision_score, recall_score, roc_curve
 
 from lopsided.evaluation.metrics import evaluate
-from lopsided.reports.thresholds import Counts, counts_at, curves, favoured, is_sure, mean_curves
+from lopsided.reports.thresholds import Counts, counts_at, curves, favoured, is_sure, matching, mean_curves
 
 # Few distinct values, so that many images share one; the grid's own points among them.
 shares = st.sampled_from([0.0, 0.05, 0.2, 0.3, 0.5, 0.501, 0.7, 0.999, 1.0]) | st.floats(0, 1, width=32)
@@ -109,3 +109,18 @@ def test_curves_of_folds_have_the_areas_of_the_metrics() -> None:
     )
     pooled = np.array(curves(p, positive)[0]).T
     assert np.trapezoid(pooled[1], pooled[0]) < figures.auroc.value - 0.1, "Scores of different models rank badly."
+
+
+def test_a_threshold_of_two_per_cent_has_a_finer_scale() -> None:
+    assert is_sure(np.full(9, 0.4, dtype=np.float32), 0.02)
+    assert is_sure(np.array([0.01, 0.02, 0.4], dtype=np.float32), None)
+
+
+def test_the_threshold_that_matches_a_rule_calls_as_many_images() -> None:
+    rng = np.random.default_rng(0)
+    p, called = rng.random(50).astype(np.float32), rng.random(50) < 0.3
+    found = matching(p, called)
+    assert found is not None
+    assert np.count_nonzero(p >= np.float32(found)) == called.sum()
+    assert matching(p, np.zeros(50, dtype=bool)) is None
+    assert matching(np.full(4, 0.5, dtype=np.float32), np.array([True, False, False, False])) is None

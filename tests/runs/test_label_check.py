@@ -13,7 +13,8 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.labels import check_labels
 from lopsided.facts import notes as facts
 from lopsided.recipe import Recipe
-from lopsided.reports.run_page import SHOWN_LABELS, run_page
+from lopsided.reports.labels_section import SHOWN_LABELS
+from lopsided.reports.run_page import run_page
 from lopsided.runs import labels as own
 from lopsided.runs.folder import Run
 from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table, write_label_check
@@ -59,6 +60,7 @@ def test_the_page_shows_doubtful_labels_with_pictures(trained: Run) -> None:
 
 HEADER = "rank,name,group,label,suggested,suspect,p_label,p_suggested\n"
 FOLDS = {
+    "wrong_labels": {"value": 3.2, "low": 0.0, "high": 7.7},
     "folds": 2, "repeats": 1, "by": "stratified", "final": "refit", "members": 1, "parameters": 9,
     "per_fold": [{"fold": 1, "repeat": 1, "images": 52, "uwa": 0.8, "recall": [0.8, 0.8]}],
 }  # fmt: skip
@@ -103,7 +105,7 @@ def test_a_table_with_odd_numbers_or_names_does_no_harm(tmp_path: Path) -> None:
     (run / LABELS).write_text(HEADER + "1,<script>alert(1)</script>,,a,b,yes,0.1,0.9\n2,x,,a,b,yes,nan,0.9\n")
     page = run_page(run)
     assert "<script>alert" not in page
-    assert "About 2 labels of 2 images may be wrong" in page
+    assert "2 images look like another class than the label says" in page
 
 
 def shown_labels(run: Path) -> tuple[str, list[str]]:
@@ -129,6 +131,7 @@ def test_the_page_shows_suspects_although_other_labels_are_less_probable(suspect
     shown = min(suspects, SHOWN_LABELS)
     assert names == [f"{11 + 2 * i:03d}-yes.png" for i in range(shown)]
     assert words.endswith(f"Shown: {shown} of {suspects}, the most doubtful first.")
+    assert words.startswith(f"About 3 of {10 + 2 * suspects} labels are probably wrong (95 % interval 0 to 8)")
 
 
 def test_the_page_shows_no_label_where_none_is_suspect(tmp_path: Path) -> None:
@@ -160,16 +163,18 @@ def test_near_duplicates_are_those_of_frozen_features_and_of_few_images(
     p = np.where(np.eye(2, dtype=bool)[source.labels], 0.8, 0.2)
     features = rng.normal(size=(12, 32)).astype(np.float32)
     features[11] = features[0] + 0.001
-    notes = write_label_check(tmp_path, source, p, features)
+    _, (_, *notes) = write_label_check(tmp_path, source, p, features)
     with (tmp_path / NEAR_DUPLICATES).open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert [(row["across"], row["label"], row["other_label"]) for row in rows] == [("label", "a", "b")]
     assert notes == [facts.near_duplicates(1, NEAR_DUPLICATES)]
     alike = features.copy()
     alike[5] = alike[1] + 0.001
-    assert write_label_check(tmp_path, source, p, alike) == [*notes, facts.alike_images(1, NEAR_DUPLICATES)]
+    again = write_label_check(tmp_path, source, p, alike)[1][1:]
+    assert again == [*notes, facts.alike_images(1, NEAR_DUPLICATES)]
     monkeypatch.setattr(own, "MOST_COMPARED", 11)
     (tmp_path / NEAR_DUPLICATES).unlink()
-    assert write_label_check(tmp_path, source, p, features) == [facts.near_duplicates_not_searched(11)]
+    assert write_label_check(tmp_path, source, p, features)[1][1:] == [facts.near_duplicates_not_searched(11)]
     assert not (tmp_path / NEAR_DUPLICATES).exists()
-    assert write_label_check(tmp_path, source, p, None) == []
+    wrong, (note,) = write_label_check(tmp_path, source, p, None)
+    assert (note.values["value"], note.values["suspects"]) == (wrong.value, 0)

@@ -36,6 +36,15 @@ def report(
         bool,
         typer.Option("--maps", help="For a run: also show where the model looked, for mistakes and doubtful labels."),
     ] = False,
+    focus: Annotated[
+        str | None,
+        typer.Option(
+            help="The class that matters: headline, threshold and label check follow it. Default: the class that the "
+            "rule of the model names, or the rarest one.",
+            metavar="CLASS",
+            show_default=False,
+        ),
+    ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="For a sweep: also write a page for each run.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     allow_outside: AllowOutside = False,
@@ -58,6 +67,7 @@ def report(
     Examples:
       lopsided report --open
       lopsided report run
+      lopsided report run --focus melanoma
       lopsided report run --map tsne --out for-a-friend.html --open
       lopsided report run --maps
       lopsided report sweep --runs
@@ -80,7 +90,7 @@ def report(
     page = sweep_page if of_paper else None
     with counter("making the page", quiet=quiet) as progress:
         written = write_report(
-            folder, out, kind=map_kind, allow_outside=allow_outside, sweep_page=page, progress=progress
+            folder, out, kind=map_kind, allow_outside=allow_outside, focus=focus, sweep_page=page, progress=progress
         )
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}

@@ -3,8 +3,10 @@
 The label check is confident learning (Northcutt, Jiang and Chuang, 2021). The threshold of a class is the mean
 probability of the class over the images that have it as their label. An image belongs confidently to a class if its
 probability reaches the threshold of the class. An image is a suspect if it belongs confidently to another class than
-its label. A model is less sure of a rare class, and the threshold of a rare class is lower by as much. The number of
-suspects estimates how many labels are wrong.
+its label. A model is less sure of a rare class, and the threshold of a rare class is lower by as much.
+
+A suspect may be difficult and rightly labelled, so ``count_wrong`` estimates the number of wrong labels apart: how many
+contradictions are there beyond those that the probabilities expect.
 
 The images are sorted by the probability of their label, lowest first, whether they are suspects or not: a wrong label
 reaches the mean probability of the true class only about every second time. ``studies/labels.py`` compares this
@@ -24,7 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lopsided.errors import InputError, sentence
-from lopsided.evaluation.intervals import Floats
+from lopsided.evaluation.calibration import TINY
+from lopsided.evaluation.intervals import Figure, Floats, quantile
 
 Codes = NDArray[np.int64]
 NEAR = 0.86
@@ -33,6 +36,8 @@ NEAR = 0.86
 Hardly any photographs of different lesions in ISIC 2018 reach it, and most copies of other size or quality do, with
 the features of the recipe ``quick`` (``studies/labels.py near``).
 """
+STEPS = 60
+"""Shares of wrong labels that are tried."""
 BLOCK = 1024
 """Rows of the similarity matrix that are held in memory at once."""
 
@@ -85,6 +90,63 @@ def check_labels(labels: ArrayLike, probabilities: ArrayLike) -> LabelCheck:
     np.add.at(joint, (y[confident], belongs[confident]), 1)
     order = np.lexsort((rows, p[rows, y]))
     return LabelCheck(order, y, suggested, suspect, p[rows, y], p[rows, suggested], thresholds, joint)
+
+
+def count_wrong(
+    labels: ArrayLike, probabilities: ArrayLike, groups: Sequence[str] | None = None, level: float = 0.95
+) -> Figure:
+    """Return how many labels are probably wrong, with the interval of the profile likelihood.
+
+    A label has the probabilities q of the image, or with a small share e it is another class by mistake (Copas, 1988):
+    P(y) = (1 - e) q_y + e (1 - q_y) / (K - 1). q are the given probabilities after an affine change of their logits,
+    which is fitted together with e: a model that is too sure does not count as wrong labels. The difficult images lie
+    where q says so, wrong labels also where q is sure. Images of one group count as copies of each other.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=600) + 4 * (np.arange(600) % 2)
+    >>> p = 1 / (1 + np.exp(4 * (x - 2)))
+    >>> labels = np.arange(600) % 2
+    >>> labels[:12] = 1 - labels[:12]
+    >>> found = count_wrong(labels, np.stack([p, 1 - p], axis=1))
+    >>> 8 < found.value < 16 and found.low > 4
+    True
+    """
+    y, p = _checked(labels, probabilities)
+    number = len(y)
+    _, sizes = np.unique(np.arange(number) if groups is None else np.asarray(groups), return_counts=True)
+    alone = number / float(np.square(sizes).sum())
+    shares = np.concatenate([[0.0], np.geomspace(0.25 / number, 0.4, STEPS)])
+    costs, start = [], np.zeros(p.shape[1] + 1)
+    for share in shares:
+        cost, start = _mislabelled(y, p, share, alone, start)
+        costs.append(cost)
+    above = np.array(costs) - min(costs)
+    inside = shares[above <= quantile(level) ** 2 / 2]
+    return Figure(*(float(number * share) for share in (shares[above.argmin()], inside.min(), inside.max())))
+
+
+def _mislabelled(y: Codes, p: Floats, share: float, weight: float, start: Floats) -> tuple[float, Floats]:
+    """Return the cost of labels of which a share is wrong, and the affine change (log scale, biases) with the least."""
+    from scipy.optimize import minimize
+
+    logs, rows, num_classes = np.log(np.maximum(p, TINY)), np.arange(len(y)), p.shape[1]
+    other = share / (num_classes - 1)
+    truth = np.zeros_like(logs)
+    truth[rows, y] = 1
+
+    def cost(x: Floats) -> tuple[float, Floats]:
+        scale = np.exp(x[0])
+        z = scale * logs + x[1:]
+        q = np.exp(z - np.logaddexp.reduce(z, axis=1)[:, None])
+        own = q[rows, y]
+        chance = np.maximum(other + (1 - share - other) * own, TINY)
+        slope = -weight * ((1 - share - other) * own / chance)[:, None] * (truth - q)
+        gradient = np.concatenate([[scale * (slope * logs).sum()], slope.sum(axis=0)]) + x
+        return float(-weight * np.log(chance).sum() + np.square(x).sum() / 2), gradient
+
+    bounds = [(-3.0, 3.0), *[(-20.0, 20.0)] * num_classes]
+    found = minimize(cost, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return float(found.fun), found.x
 
 
 def labels_table(

@@ -548,10 +548,24 @@ def no_typicality(reason: str) -> None:
 
 
 @note("run")
-def suspect_labels(images: int, table: str) -> str:
-    """Labels may be wrong."""
-    some = _some(images, "1 label", "labels")
-    return f"About {some} may be wrong, by models that did not see the image: see {table}."
+def wrong_labels(value: float, low: float, high: float, images: int, suspects: int, table: str) -> str:
+    """How many labels are probably wrong, and how many images look like another class than their label."""
+    marked = f"{table} marks {_some(suspects, '1 suspect', 'suspects')}" if suspects else f"{table} has no suspects"
+    return f"{wrong_label_words(value, low, high, images)} {marked}."
+
+
+def wrong_label_words(value: float, low: float, high: float, images: int) -> str:
+    """Return how many labels are probably wrong, for terminal and page.
+
+    >>> wrong_label_words(11.4, 0.3, 24.6, 448)
+    'About 11 of 448 labels are probably wrong (95 % interval 0 to 25), by models that did not see the image.'
+    """
+    number, most = round(value), round(high)
+    if not number:
+        return f"Probably no label of {images:,} is wrong (95 % interval 0 to {most:,})."
+    are = "label is" if number == 1 else "labels are"
+    some = f"About {number:,} of {images:,} {are} probably wrong (95 % interval {round(low):,} to {most:,})"
+    return f"{some}, by models that did not see the image."
 
 
 @note("run")

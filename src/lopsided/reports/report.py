@@ -48,14 +48,15 @@ def write_report(
     *,
     kind: str = "pca",
     allow_outside: bool = False,
+    focus: str | None = None,
     sweep_page: Callable[[Path, Path], str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA.
 
-    ``allow_outside`` lets pictures be made of files that a run's table names outside its folder. ``sweep_page`` writes
-    the page of a sweep from its folder and the folder that the page will lie in; by default it is ``arms_page``.
-    ``progress`` receives the number of pictures of a run.
+    ``focus`` is the class that the page of a run follows. ``allow_outside`` lets pictures be made of files that a run's
+    table names outside its folder. ``sweep_page`` writes the page of a sweep from its folder and the folder that the
+    page will lie in; by default it is ``arms_page``. ``progress`` receives the number of pictures of a run.
     """
     check_kind(kind)
     path = Path(folder)
@@ -67,7 +68,7 @@ def write_report(
     elif (path / RECIPE).is_file():
         about, page = (
             "run",
-            run_page(path, kind, allow_outside=allow_outside, progress=progress, tell=notes.append),
+            run_page(path, kind, allow_outside=allow_outside, focus=focus, progress=progress, tell=notes.append),
         )
     else:
         got = f"{path}, which {'is neither' if path.exists() else 'does not exist'}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.data.images import Progress
-from lopsided.evaluation.decision import explain, threshold_of
+from lopsided.errors import InputError, sentence
 from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.doubt_section import doubt_section
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.heat import add_heat
+from lopsided.reports.labels_section import SHOWN_LABELS, labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
-from lopsided.reports.thresholds import STEPS, Counts, counts_at, counts_of, favoured, favoured_interval, is_sure
+from lopsided.reports.threshold_section import threshold_section
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
 from lopsided.reports.wording import clean, duration, percent, quoted
 from lopsided.runs.folder import FEATURES, MAX_TABLE, RECIPE
-from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
-from lopsided.runs.metrics import Evaluation
+from lopsided.runs.labels import LABELS, read_table
+from lopsided.runs.metrics import Evaluation, Metrics
 from lopsided.seeds import derive_seed
 
 MOST_IMAGES = 10_000
 """Maximum number of images that a page lists. The figures always use all images."""
-MOST_NUMBERS = 500_000
-"""Maximum number of probabilities in a page. The slider needs the probabilities of all images."""
 PICTURE_LIMIT = 13_000_000
 """Maximum bytes of data and pictures together. The rest of the limit is for figures and text."""
 WORST = 24
@@ -42,9 +39,6 @@ WORST = 24
 FEW_CLASSES = 12
 MOST_NOTED = 100
 """Maximum number of unreadable images that a page lists."""
-SHOWN_LABELS, SHOWN_PAIRS = 24, 12
-"""Number of doubtful labels and of pairs of near-duplicates that a page shows."""
-ACROSS = {"label": "other label", "group": "other group", "image": "same label"}
 LEAST_IMAGES = 50
 """A page always lists at least this many images, even if it exceeds the size limit."""
 
@@ -67,10 +61,14 @@ def run_page(
     kind: str = "pca",
     *,
     allow_outside: bool = False,
+    focus: str | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda note: None,
 ) -> str:
     """Return the page of a finished run. ``kind`` is the feature map shown in addition to PCA.
+
+    ``focus`` is the class that headline, threshold and label check follow: by default that of the model's rule if it
+    names one, otherwise the rarest class.
 
     Files that a table names outside its folder become pictures only with ``allow_outside``. The recipe cannot allow
     this: a run folder from a stranger could otherwise put pictures of this machine into the page. ``tell`` gets the
@@ -80,7 +78,7 @@ def run_page(
     judged = read_judged(run, metrics)
     split = next((name for name in metrics.judged() if name in judged), None)
     recipe = run.recipe.override(**{"data.allow_outside": allow_outside})
-    facts = Facts(recipe, metrics, split)
+    facts = Facts(recipe, metrics, split, _focus(metrics, focus))
     stages, notes = read_stages(run)
     context: dict[str, Any] = {
         **_head(facts),
@@ -98,7 +96,7 @@ def run_page(
         val, figures = judged.get("val"), facts.figures
         pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress)
         if metrics.folds is not None:
-            seen["labels"] = _labels_section(folder, pictures)
+            seen["labels"] = labels_section(folder, pictures, facts)
         add_heat(folder, data, [*seen["worst"], *((seen.get("labels") or {}).get("tiles") or [])])
         page = render("run.html.j2", data=data, pictures=pictures.css(), **{**context, **seen})
         if most <= LEAST_IMAGES or len(page.encode()) <= LIMIT:
@@ -129,6 +127,15 @@ def shown_images(folder: Path) -> list[tuple[str, str]]:
     return [(name, predicted[name]) for name in names if name in predicted]
 
 
+def _focus(metrics: Metrics, name: str | None) -> int | None:
+    """Return the class that a page follows, or None for the rarest one."""
+    if name is None:
+        return metrics.decision.decision.target
+    if name not in metrics.classes:
+        raise InputError(sentence(f"--focus must be a class of the run: {', '.join(metrics.classes)}", repr(name)))
+    return metrics.classes.index(name)
+
+
 def _judgement(
     facts: Facts,
     figures: Evaluation,
@@ -149,7 +156,7 @@ def _judgement(
     colours = run_figures.class_colours(ranks, judged)
     maps = _maps(first, kind, facts.recipe.seed)
     chosen_on = val if judged.split != "val" else None
-    threshold, threshold_context = _threshold(facts, figures, ordered.judged, chosen_on, ranks)
+    threshold, threshold_context = threshold_section(facts, figures, ordered.judged, chosen_on, ranks)
     data: dict[str, Any] = {
         "kind": "run",
         "classes": [clean(name) for name in facts.classes],
@@ -265,9 +272,12 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
     is_rarest = facts.minority == facts.rarest
     is_majority = majority.label == row.label
     found = figures.confusion[facts.minority][facts.minority]
+    which = "the class in focus" if facts.focus is not None else "the rarest class"
+    if facts.focus is None and not is_rarest:
+        which = "the rarest class that was evaluated"
     items: list[dict[str, Any]] = [
         {
-            "name": f"recall of {quoted(row.label)}, the rarest class{'' if is_rarest else ' that was evaluated'}",
+            "name": f"recall of {quoted(row.label)}, {which}",
             "figure": row.recall,
             "note": f"{found:,} of {amount(row.support, 'image')} found by the rule of the model, one class per image",
             "reference": float(is_majority),
@@ -340,68 +350,6 @@ def _worst(first: Judged, thumbnails: Thumbnails) -> list[dict[str, Any]]:
         }
         for i in range(min(WORST, int(first.wrong.sum())))
     ]
-
-
-def _threshold(
-    facts: Facts, figures: Evaluation, judged: Judged, val: Judged | None, ranks: Sequence[int]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the data of the slider, with the probabilities of all images, and the template context."""
-    most = max(1, MOST_NUMBERS // len(judged))
-    first = facts.minority
-    offered = [first, *(c for c in reversed(ranks) if c != first)][:most]  # Rarest class first.
-    chosen = [None if val is None else favoured(val.p[:, c], val.y_true == c) for c in offered]
-    decision = facts.decision
-    start = [threshold_of(decision, c, len(facts.classes)) for c in offered]
-    label, threshold, has_choice = offered[0], chosen[0], any(value is not None for value in chosen)
-    areas = ("auroc", "average_precision")
-    p, positive = judged.p[:, label], judged.y_true == label
-    by_rule, at_half = counts_of(judged.y_pred == label, positive), counts_at(p, positive, 0.5)
-    at_chosen = None if threshold is None else counts_at(p, positive, threshold)
-    roc, precision_recall = run_figures.roc_plot(p, positive, facts.classes[label], by_rule, at_chosen, judged.folds)
-    rows: list[tuple[str, float | None, Counts]] = [(f"rule of the model ({clean(decision.rule)})", start[0], by_rule)]
-    if start[0] != 0.5:
-        rows.append(("half", 0.5, at_half))
-    spread = None
-    if threshold is not None and at_chosen is not None and val is not None:
-        rows.append(("validation threshold", threshold, at_chosen))
-        spread = favoured_interval(val.p[:, label], val.y_true == label, facts.recipe.seed)
-    data = {
-        "classes": offered,
-        "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
-        "folds": None if judged.folds is None else packed(judged.folds.astype(np.uint16)),
-        "chosen": chosen,
-        "start": start,
-        "logit": [
-            is_sure(judged.p[:, c], threshold) or is_sure(judged.p[:0, c], begin)
-            for c, threshold, begin in zip(offered, chosen, start, strict=True)
-        ],
-        **{name: [getattr(figures.per_class[c], name).value for c in offered] for name in areas},
-    }
-    left = len(ranks) - len(offered)
-    return data, {
-        "threshold_class": label,
-        "threshold_chosen": threshold,
-        "threshold_start": 0.5 if start[0] is None else start[0],
-        "threshold_rule": clean(decision.rule),
-        "decision_words": clean(" ".join([explain(decision, facts.classes), *decision.notes])),
-        "threshold_rows": rows,
-        "threshold_areas": [data[name][0] for name in areas],
-        "threshold_step": 1 / STEPS,
-        "threshold_offered": offered,
-        "threshold_words": run_words.threshold_words(
-            facts.classes[label], judged.split, by_rule, threshold, at_chosen, spread
-        ),
-        "rule_words": run_words.rule_words(facts.classes[label], by_rule),
-        "has_choice": has_choice,
-        "threshold_advice": run_words.threshold_advice(facts, judged.split, has_choice=has_choice),
-        "no_choice": run_words.no_choice(judged.split),
-        "threshold_note": f"Only the {len(offered):,} rarest classes can be selected; {left:,} more do not fit."
-        if left
-        else "",
-        "roc": roc,
-        "curves_note": "" if judged.folds is None else run_words.CURVES,
-        "precision_recall": precision_recall,
-    }
 
 
 def _maps(first: Judged, kind: str, seed: int) -> list[FeatureMap]:
@@ -493,66 +441,3 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
         ],
         "unreadable_more": max(len(unreadable) - MOST_NOTED, 0),
     }
-
-
-def _labels_section(folder: Path, pictures: Thumbnails) -> dict[str, Any] | None:
-    """Return the section on doubtful labels and near-duplicates; None if the run has no label check that fits it."""
-    rows = read_table(folder / LABELS, MAX_TABLE)
-    if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
-        return None
-    is_alone = len({row["label"] for row in rows}) == 1
-    suspects = [row for row in rows if is_alone or row["suspect"] == "yes"]  # The most doubtful label comes first.
-    tiles = list(islice((tile for row in suspects if (tile := _label_tile(row, pictures))), SHOWN_LABELS))
-    pairs = read_table(folder / NEAR_DUPLICATES, MAX_TABLE)
-    wanted = {"similarity", "across", "name", "label", "other_name", "other_label"}
-    pairs = [pair for pair in pairs if wanted <= set(pair) and pair["across"] in ACROSS]
-    pairs.sort(key=lambda pair: list(ACROSS).index(pair["across"]))
-    words = (
-        f"About {amount(len(suspects), 'label')} of {amount(len(rows), 'image')} may be wrong, by models that did not "
-        f"see the image. Shown: {len(tiles):,} of {len(suspects):,}, the most doubtful first."
-        if suspects and not is_alone
-        else f"The {len(tiles):,} most unusual of {amount(len(rows), 'image')}, by models that did not see the image."
-        if is_alone
-        else f"No label of {amount(len(rows), 'image')} is in doubt, by models that did not see the image."
-    )
-    return {
-        "words": words,
-        "tiles": tiles,
-        "pairs": [_pair(pair, pictures) for pair in pairs[:SHOWN_PAIRS]],
-        "pair_words": _pair_words(pairs) if (folder / NEAR_DUPLICATES).is_file() else "",
-        "file": LABELS,
-        "pair_file": NEAR_DUPLICATES,
-    }
-
-
-def _label_tile(row: dict[str, Any], pictures: Thumbnails) -> dict[str, Any] | None:
-    try:
-        p = float(row["p_label"])
-    except ValueError:
-        return None
-    if not math.isfinite(p):
-        return None
-    return {
-        "name": clean(row["name"]),
-        "group": clean(row.get("group", "")),
-        "label": clean(row["label"]),
-        "suggested": clean(row["suggested"]),
-        "p": p,
-        "picture": pictures.of(row["name"]),
-    }
-
-
-def _pair(row: dict[str, Any], pictures: Thumbnails) -> dict[str, Any]:
-    def one(prefix: str) -> dict[str, str]:
-        name, label = row[f"{prefix}name"], row[f"{prefix}label"]
-        return {"name": clean(name), "label": clean(label), "picture": pictures.of(name)}
-
-    return {"similarity": clean(row["similarity"]), "across": ACROSS[row["across"]], "images": [one(""), one("other_")]}
-
-
-def _pair_words(pairs: list[dict[str, Any]]) -> str:
-    if not pairs:
-        return "No two images of different labels, groups or names have nearly the same features."
-    across = sum(pair["across"] == "label" for pair in pairs)
-    some = f"{amount(len(pairs), 'pair')} of images with nearly the same features"
-    return f"{some}; {across:,} of them with different labels."

@@ -45,6 +45,8 @@ class Facts:
     recipe: Recipe
     metrics: Metrics
     split: str | None
+    focus: int | None = None
+    """The class that somebody asked for, or that the rule of the model names; None: the rarest one."""
 
     @property
     def classes(self) -> Sequence[str]:
@@ -68,7 +70,9 @@ class Facts:
 
     @property
     def minority(self) -> int:
-        """The rarest class with evaluated images, which the page focuses on. If no class has any, the rarest class."""
+        """The class that the page focuses on: ``focus``, or the rarest class with evaluated images, or the rarest."""
+        if self.focus is not None:
+            return self.focus
         rows = [] if self.figures is None else self.figures.per_class
         return self._rarest([i for i, row in enumerate(rows) if row.support] or range(len(self.classes)))
 

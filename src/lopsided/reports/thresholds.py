@@ -19,8 +19,8 @@ STEPS = 1000
 """Number of steps of the slider from 0 to 1."""
 GRID = 401
 """Number of points of a curve that is a mean over folds."""
-END = 0.005
-"""Within this distance of 0 or 1, the steps of the slider are too coarse."""
+END = 0.1
+"""Within this distance of 0 or 1, the slider needs a finer scale: a threshold of 2 % is six pixels from its end."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,22 @@ def favoured(p: Floats, positive: Flags) -> float | None:
     middle = (low + high) / 2
     near = (t for t in (round(middle, digits) for digits in range(3, 17)) if abs(t - middle) <= (high - low) / 10)
     return next((t for t in near if low < np.float32(t) <= high), high)
+
+
+def matching(p: Floats, called: Flags) -> float | None:
+    """Return the threshold that as many images reach as a rule calls the class; None if it calls none or ties forbid.
+
+    A rule of several classes is no threshold of one of them. This one is the nearest to it.
+
+    >>> matching(np.float32([0.1, 0.4, 0.3, 0.2]), np.array([False, True, True, False]))
+    0.25
+    """
+    number = int(called.sum())
+    ranked = np.sort(p)[::-1].astype(np.float64)
+    if not number > 0:
+        return None
+    below = ranked[number] if number < len(ranked) else 0.0
+    return None if below == ranked[number - 1] else round(float((ranked[number - 1] + below) / 2), 9)
 
 
 def is_sure(p: Floats, chosen: float | None) -> bool:

@@ -119,7 +119,8 @@ class FoldResults:
         parts = {"test": test, "held_out": further}
         results.write_tables(self.folder, parts, table, self.classes, repeats[0].folds)
         mean = np.mean([each for each, _ in settled], axis=0)
-        for fact in write_label_check(self.folder, self.source, mean, repeats[0].features):
+        wrong, checked = write_label_check(self.folder, self.source, mean, repeats[0].features)
+        for fact in checked:
             self.log.fact(fact)
         empty = np.empty(0, dtype=np.int64)
         joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
@@ -137,7 +138,7 @@ class FoldResults:
             num_ranks=self.num_ranks,
             fingerprint=fingerprint(joined, splits, self.trained_digests),
             seconds=self.seconds,
-            folds=self._facts(model, repeats, settled),
+            folds={**self._facts(model, repeats, settled), "wrong_labels": wrong.to_dict()},
         )
         self.log.event("end", seconds=self.seconds)
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from lopsided import files
 from lopsided.data.sources import Source
-from lopsided.evaluation.labels import check_labels, duplicates_table, labels_table, near_duplicates
+from lopsided.evaluation.intervals import UNDEFINED, Figure
+from lopsided.evaluation.labels import check_labels, count_wrong, duplicates_table, labels_table, near_duplicates
 from lopsided.facts import Fact, notes
 
 LABELS, NEAR_DUPLICATES = "labels.csv", "near_duplicates.csv"
@@ -25,19 +26,20 @@ MOST_COMPARED = 20_000
 
 def write_label_check(
     folder: Path, source: Source, p: npt.NDArray[np.float64], features: npt.NDArray[np.float32] | None
-) -> list[Fact]:
-    """Write the tables of the label check. Return notes for the log."""
+) -> tuple[Figure, list[Fact]]:
+    """Write the tables of the label check. Return how many labels are probably wrong, and notes for the log."""
     groups = None if source.groups is None else source.groups.tolist()
     names, classes, labels = source.names, source.classes, source.labels
     check = check_labels(labels, p)
     files.atomic_write(folder / LABELS, labels_table(check, names, classes, groups))
-    facts = []
-    if check.num_suspects:
-        facts.append(notes.suspect_labels(check.num_suspects, LABELS))
+    wrong, facts = UNDEFINED, []
+    if len(np.unique(labels)) > 1:  # Images of one class have no other label that they could have.
+        wrong = count_wrong(labels, p, groups)
+        facts = [notes.wrong_labels(wrong.value, wrong.low, wrong.high, len(source), check.num_suspects, LABELS)]
     if features is None or not np.isfinite(features).all():
-        return facts
+        return wrong, facts
     if len(source) > MOST_COMPARED:
-        return [*facts, notes.near_duplicates_not_searched(MOST_COMPARED)]
+        return wrong, [*facts, notes.near_duplicates_not_searched(MOST_COMPARED)]
     pairs = near_duplicates(features, labels, groups)
     files.atomic_write(folder / NEAR_DUPLICATES, duplicates_table(pairs, names, labels.tolist(), classes, groups))
     across = sum(pair.across == "label" for pair in pairs)
@@ -45,7 +47,7 @@ def write_label_check(
         facts.append(notes.near_duplicates(across, NEAR_DUPLICATES))
     if len(pairs) > across:
         facts.append(notes.alike_images(len(pairs) - across, NEAR_DUPLICATES))
-    return facts
+    return wrong, facts
 
 
 def read_table(path: Path, limit: int) -> list[dict[str, Any]]:

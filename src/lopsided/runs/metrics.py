@@ -156,6 +156,8 @@ class FoldFacts(_Content):
     members: Annotated[int, Field(ge=1)]
     parameters: _Count
     per_fold: Annotated[list[FoldFigures], Field(min_length=1)]
+    wrong_labels: Figure | None = None
+    """How many labels are probably wrong."""
 
 
 class RunFact(_Content):

@@ -251,7 +251,7 @@
     const facts = data.threshold;
     const all = unpack(facts.p, Float32Array);
     const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen"), startButton = $("t-start");
-    const FAR = 17; // Beyond this logit, a float32 probability equals 0 or 1.
+    let FAR = 17; // Beyond this logit, a float32 probability equals 0 or 1.
     let p, positive, chosen, start, isLogit, threshold = 0.5;
 
     // For a confident model the slider uses logits, which give a finer scale near 0 and 1.
@@ -370,6 +370,8 @@
     function move() {
       const at = countAt(threshold);
       $("t-value").textContent = probability(threshold);
+      const name = data.classes[facts.classes[facts.classes.indexOf(Number(select.value))]];
+      $("t-decide").textContent = `--decide 'threshold:${name}=${Number(threshold.toPrecision(6))}'`;
       range.dataset.threshold = threshold;
       for (const key of ["recall", "precision", "specificity", "uwa"]) $(`t-${key}`).textContent = shown(at[key]);
       for (const key of ["tp", "fn", "fp", "tn"]) $(`t-${key}`).textContent = grouped(at[key]);
@@ -388,6 +390,9 @@
       startButton.hidden = start === null || start === 0.5;
       if (start !== null) threshold = start;
       isLogit = facts.logit[index];
+      // The scale ends where the probabilities do, so that no part of it is empty.
+      const known = Array.from(p).filter((each) => each > 0 && each < 1).map((each) => Math.abs(Math.log(each / (1 - each))));
+      FAR = Math.min(17, Math.ceil(known.reduce((a, b) => Math.max(a, b), 1)) + 1);
       $("t-ends").hidden = !isLogit;
       [range.min, range.max, range.step] = isLogit ? [-FAR, FAR, 0.02] : [0, 1, 0.001];
       mark.hidden = chosenButton.hidden = chosen === null;
