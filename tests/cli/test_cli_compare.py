@@ -342,3 +342,13 @@ def test_the_page_of_a_sweep_is_the_papers_if_it_was_made_for_one_of_its_tables(
         append_records(out / "records.jsonl", run(loss, 0, 0.5))
     assert call("report", out).code == 0
     assert f"<title>{title}it</title>" in (out / "report.html").read_text()
+
+
+def test_groups_and_outside_paths_are_options_of_a_comparison(call: Call, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    table = tmp_path / "tables" / "photos.csv"
+    rows = [f"{path},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
+    table.write_text("\n".join(["path,label", *rows]) + "\n")
+    command = ("compare", table, "--methods", "ce", "--out", tmp_path / "CMP")
+    assert_refused(call(*command), "paths must stay below the folder of the table")
+    assert_refused(call(*command, "--allow-outside", "--group", "lesion"), "the columns path and label and lesion")

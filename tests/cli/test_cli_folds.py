@@ -48,7 +48,7 @@ def test_every_verb_takes_a_run_with_folds(ensemble: Path, photos: Path, call: C
     assert len((tmp_path / "answers.csv").read_text().splitlines()) == 28
     evaluated = call("evaluate", ensemble, photos, "--json", "--device", "cpu")
     assert json.loads(evaluated.out)["num_images"] == 27
-    assert "the model was trained on images of these data" in evaluated.err
+    assert "the model was trained on 27 of these 27 images" in evaluated.err
     reported = call("report", ensemble)
     assert (reported.code, reported.err) == (0, "")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lopsided.data.images import FileImages
+from lopsided.inference.evaluate import prior_shift
 from tiny import SIZE, write_photos
 from tiny_command import SMALL, Call, command_here, names_below
 
@@ -76,7 +77,45 @@ def test_evaluate_counts_the_answers_of_predict(call: Call, model: Path, other_p
 
 
 def test_evaluate_warns_of_the_data_that_the_model_was_trained_on(call: Call, finished: Path, photos: Path) -> None:
-    assert "the model was trained on images of these data" in call("evaluate", finished, photos).err
+    counts = json.loads((finished / "metrics.json").read_text())["counts"]
+    trained, every = (sum(sum(counts[split].values()) for split in part) for part in (("train",), counts))
+    warning = f"the model was trained on {trained} of these {every} images, so the figures are too high."
+    assert warning in call("evaluate", finished, photos).err
+
+
+def test_evaluate_notices_copies_of_training_images_at_another_place(
+    call: Call, finished: Path, photos: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(other_photos, tmp_path / "mixed")
+    with (finished / "predictions.csv").open(newline="") as file:
+        held = {row["name"] for row in csv.DictReader(file)}
+    name = next(name for name in names_below(photos) if name.endswith(".png") and name not in held)
+    shutil.copy(photos / name, copied / Path(name).parent.name / "copy.png")
+    assert "the model was trained on 1 of these 16 images" in call("evaluate", finished, copied).err
+
+
+def test_images_of_an_unknown_class_are_left_out_on_request(
+    call: Call, model: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    mixed = shutil.copytree(other_photos, tmp_path / "mixed")
+    shutil.copytree(mixed / "cat", mixed / "zebra")
+    refused = call("evaluate", model, mixed)
+    assert refused.code == 2
+    assert "--known-classes" in refused.err
+    ended = call("evaluate", model, mixed, "--known-classes", "--json")
+    assert json.loads(ended.out)["num_images"] == 15
+    assert "9 images of classes that the model does not have are left out." in ended.err
+
+
+def test_evaluate_says_that_the_classes_have_other_shares_than_the_probabilities_assume() -> None:
+    def rows(*support: int) -> list[dict[str, int]]:
+        return [{"support": number} for number in support]
+
+    note = prior_shift(rows(300, 200), (0.98, 0.02), ("ok", "defective"))
+    assert note.startswith("defective has 40.0% of these images, but the probabilities assume 2.0%")
+    assert note.endswith("--prevalence ok=0.6,defective=0.4.")
+    assert prior_shift(rows(300, 200), (0.6, 0.4), ("ok", "defective")) == ""
+    assert prior_shift(rows(48, 2), (0.98, 0.02), ("ok", "defective")) == "", "Chance explains two of 50."
 
 
 def test_a_table_may_name_files_elsewhere_only_when_it_is_allowed(

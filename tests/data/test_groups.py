@@ -100,3 +100,27 @@ def test_a_recipe_with_a_pattern_splits_by_group_and_further_images_have_groups_
     assert source.more is not None
     assert source.more.groups is not None
     assert source.more.groups.tolist() == ["a0"]
+
+
+def table_of(folder: Path, column: str, values: list[str]) -> Path:
+    """A table of so many files, which nobody opens, with one more column."""
+    rows = [f"{i}.png,{'ab'[i % 2]},{value}" for i, value in enumerate(values)]
+    (folder / "lesions.csv").write_text("\n".join([f"path,label,{column}", *rows]) + "\n")
+    return folder / "lesions.csv"
+
+
+def test_a_column_that_repeats_like_groups_is_named(tmp_path: Path) -> None:
+    values = [f"l{i // 2}" if i < 20 else f"l{i}" for i in range(40)]
+    table = table_of(tmp_path, "lesion", values)
+    (fact,) = open_source(table, missing_ok=True).facts
+    assert fact.kind == "repeating_column"
+    assert (fact.values["column"], fact.values["values"], fact.values["rows"]) == ("lesion", 30, 40)
+    assert "use --group lesion" in str(fact)
+    assert open_source(table, missing_ok=True, group="lesion").facts == ()
+
+
+@pytest.mark.parametrize(
+    "values", [[f"id{i}" for i in range(40)], ["left", "right"] * 20, [f"{i // 2}.5" for i in range(40)]], ids=range(3)
+)
+def test_identifiers_kinds_and_measurements_are_no_groups(values: list[str], tmp_path: Path) -> None:
+    assert open_source(table_of(tmp_path, "other", values), missing_ok=True).facts == ()

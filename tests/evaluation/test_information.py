@@ -518,3 +518,43 @@ class TestRefusals:
         assert refused(empirical_distribution, ["a", "c"], classes=[["a", "b"]]) == text
         text = "classes must not repeat, got ['a', 'a']."
         assert refused(empirical_distribution, ["a"], classes=[["a", "a"]]) == text
+
+
+# Equations (35) to (39): the steps that show that no other measure has the axioms.
+
+
+def of_equal(number):
+    """L(n): the entropy of n equally probable events."""
+    return entropy(np.full(number, 1 / number))
+
+
+@quick
+@given(st.integers(1, 8), st.integers(1, 5))
+def test_choosing_m_times_among_n_has_m_times_the_information(n, m):
+    assert of_equal(n**m) == pytest.approx(m * of_equal(n), abs=1e-9)
+
+
+@quick
+@given(st.integers(1, 5000))
+def test_more_equally_probable_events_have_more_information(n):
+    assert of_equal(n) < of_equal(n + 1)
+
+
+@quick
+@given(st.integers(2, 8), st.integers(2, 8), st.integers(1, 40))
+def test_the_ratio_of_two_informations_lies_between_the_powers_that_enclose_them(n, s, m):
+    """s^k <= n^m < s^(k + 1) for one k, and so k / m <= L(n) / L(s) <= (k + 1) / m: L is a logarithm."""
+    k = 0
+    while s ** (k + 1) <= n**m:
+        k += 1
+    ratio = of_equal(n) / of_equal(s)
+    assert k / m - 1e-9 <= ratio <= (k + 1) / m + 1e-9
+
+
+@quick
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_the_entropy_of_rational_probabilities_is_that_of_all_events_less_that_within_groups(sizes):
+    total = sum(sizes)
+    shares = np.array(sizes) / total
+    within = sum(share * of_equal(size) for share, size in zip(shares, sizes, strict=True))
+    assert entropy(shares) == pytest.approx(of_equal(total) - within, abs=1e-9)

@@ -460,6 +460,11 @@ WORDS = [
         "Classes with similar names: Brake (1 image) and Break (70). If they are the same class, rename one of them.",
     ),
     (
+        cautions.repeating_column("lesion", 345, 448),
+        "The column lesion repeats: 345 values in 448 rows. Are these images of one lesion, or of one patient? Then the "
+        "figures are too high, because such images are in training and test: use --group lesion.",
+    ),
+    (
         cautions.same_patients(3, 8),
         "3 patients have several images, 8 together, and the images of a patient may be in two splits: the figures may "
         "be too high. Use --group PatientID.",

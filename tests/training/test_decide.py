@@ -28,7 +28,7 @@ COUNTS = (240, 48, 12)
 CALIBRATED = {
     name: {"encoder_training.loss": name, **changes}
     for name, changes in {
-        **{entry.name: {} for entry in catalogue.losses(["classification"]) if entry.name not in ("focal", "ldam")},
+        **{entry.name: {} for entry in catalogue.losses(["classification"]) if entry.name != "ldam"},
         "logit-adjusted ": {"encoder_training.loss": {"name": "logit-adjusted", "tau": 0.5}},
         "class-balanced ": {"encoder_training.loss": {"name": "class-balanced", "beta": 0.98}},
         "label-aware-smoothing ": {

@@ -165,7 +165,14 @@ def test_the_probabilities_are_posteriors_under_the_prior_that_they_carry(
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("label-aware-smoothing", {"smooth_head": 0.4}), ("ldam", {}), ("ldam", {"defer": 1.0})]
+    ("name", "parameters"),
+    [
+        ("label-aware-smoothing", {"smooth_head": 0.4}),
+        ("focal", {}),
+        ("focal", {"gamma": 5.0}),
+        ("ldam", {}),
+        ("ldam", {"defer": 1.0}),
+    ],
 )
 def test_the_balanced_rule_decides_as_for_the_posteriors(name: str, parameters: dict[str, Any]) -> None:
     """Their probabilities are no posteriors, but p / prior must still cross 1 where posterior / share does."""
@@ -178,3 +185,16 @@ def test_the_balanced_rule_decides_as_for_the_posteriors(name: str, parameters: 
         return
     shares = counts / counts.sum()
     np.testing.assert_array_equal((found / prior).argmax(axis=1), (POSTERIOR / shares).argmax(axis=1))
+
+
+@pytest.mark.parametrize(("gamma", "rare"), [(0.0, 0.02), (2.0, 0.02), (2.0, 0.3), (5.0, 0.1)])
+def test_focal_loss_carries_the_probabilities_that_are_best_for_images_without_information(
+    gamma: float, rare: float
+) -> None:
+    shares = np.array([1 - rare, rare])
+    recipe = Recipe().override(**{"encoder_training.loss": {"name": "focal", "gamma": gamma}})
+    prior = carried_prior(recipe, (1000 * shares).round().astype(int))
+    grid = np.linspace(1e-4, 1 - 1e-4, 99_999)
+    mean = sum(s * (1 - p) ** gamma * -np.log(p) for s, p in zip(shares, (1 - grid, grid), strict=True))
+    assert prior[1] == pytest.approx(grid[mean.argmin()], abs=1e-4)
+    assert prior[1] >= rare - 1e-6, "Focal loss is less sure of the frequent class."

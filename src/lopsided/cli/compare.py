@@ -11,7 +11,7 @@ import typer
 
 from lopsided.cli import sweeping
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import Json, Quiet, option
+from lopsided.cli.options import AllowOutside, Json, Quiet, option
 from lopsided.cli.output import say, show, show_json
 from lopsided.cli.settings import read_arguments, read_changes
 from lopsided.cli.sweeping import CHOICE
@@ -60,6 +60,10 @@ def compare(
         list[str] | None,
         option(CHOICE, "Class proportions to draw, such as 90:10. Separate several by commas, or repeat the option."),
     ] = None,
+    group: Annotated[
+        str | None, option(CHOICE, "Table column of groups, such as patient. A group stays in one split or fold.")
+    ] = None,
+    allow_outside: AllowOutside = False,
     seeds: Annotated[
         int | None,
         option(CHOICE, "Without --folds: runs of each method in each scenario, seeds 0, 1, ...; 3 by default.", min=1),
@@ -114,8 +118,14 @@ def compare(
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
     data, texts = read_arguments(words or ())
     wanted = ",".join(scenario) if scenario else None
-    given = {"data.source": data, "data.scenario": wanted, "track": track or None}
-    named = dict(zip(given, ("DATA", "--scenario", "--track"), strict=True))
+    given = {
+        "data.source": data,
+        "data.scenario": wanted,
+        "track": track or None,
+        "data.group": group,
+        "data.allow_outside": allow_outside or None,
+    }
+    named = dict(zip(given, ("DATA", "--scenario", "--track", "--group", "--allow-outside"), strict=True))
     sets = read_changes(texts, {path: (named[path], value) for path, value in given.items()}).values
     scenario = [sets.pop("data.scenario")] if "data.scenario" in sets else None
     given = {path: sets.pop(path) for path in ("data.source", "track") if path in sets}

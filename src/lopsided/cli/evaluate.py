@@ -66,6 +66,12 @@ def evaluate(
         bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
     ] = False,
     allow_outside: AllowOutside = False,
+    known_classes: Annotated[
+        bool,
+        typer.Option(
+            "--known-classes", help="Leave out images of classes that the model does not have, and count them."
+        ),
+    ] = False,
     decide: Decide = None,
     prevalence: Prevalence = None,
     level: Level = None,
@@ -111,6 +117,7 @@ def evaluate(
             allow_outside,
             path_column,
             label_column,
+            known_classes,
         ),
         decide=decide,
         prevalence=prevalence,

@@ -280,9 +280,10 @@ def fold_numbers(source: Source, *, how: How, folds: int, seed: int, repeat: int
       the group.
     - ``random``: the folds differ by at most one image in total; class proportions are random.
 
-    The folds depend on the images, ``folds``, ``seed`` and ``repeat`` alone, so that two recipes with the same data and
-    seed have the same folds. ``repeat`` numbers the independent draws of one seed. Every fold holds every class, except
-    with ``random``; an error is raised if that is not possible.
+    Without groups, byte-identical images are in the fold of the first of them. The folds depend on the images,
+    ``folds``, ``seed`` and ``repeat`` alone, so that two recipes with the same data and seed have the same folds.
+    ``repeat`` numbers the independent draws of one seed. Every fold holds every class, except with ``random``; an
+    error is raised if that is not possible.
     """
     if how == "given":
         raise DataError(

@@ -101,6 +101,13 @@ def similar_names(pairs: Sequence[Sequence[str]], counts: Mapping[str, int]) -> 
 
 
 @caution("once")
+def repeating_column(column: str, values: int, rows: int) -> None:
+    """The column {column} repeats: {values:,} values in {rows:,} rows. Are these images of one {column}, or of one
+    patient? Then the figures are too high, because such images are in training and test: use --group {column}.
+    """
+
+
+@caution("once")
 def same_stems(pairs: int, first: Sequence[str], suffix: str) -> str:
     """Pairs of files differ only in the suffix, of which ``suffix`` may be that of masks."""
     number = "One pair of images differs" if pairs == 1 else f"{pairs:,} pairs of images differ"

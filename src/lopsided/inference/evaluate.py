@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from lopsided.errors import DataError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.doubt import measure_doubt, trade_off
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
+from lopsided.evaluation.intervals import share_interval
 from lopsided.evaluation.metrics import evaluate
 from lopsided.inference.feature_cache import ReadableImages
 from lopsided.inference.predict import Familiarity, Use, choose_use
@@ -23,6 +24,9 @@ from lopsided.recipe.rules import parse_rule
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
     from lopsided.models.model import Model, ModelCard
+
+FAR = 1.5
+"""A class is far more frequent than assumed if its share is this many times as large, and far rarer likewise."""
 
 
 def list_labelled(
@@ -67,10 +71,19 @@ def check_labelled(
     card: ModelCard,
     *,
     skip_unreadable: bool = False,
+    known_classes: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Source:
-    """Check that labels are classes of the model and that images are readable. Return the source of the model."""
+    """Check that labels are classes of the model and that images are readable. Return the source of the model.
+
+    With ``known_classes``, images of other classes are left out instead.
+    """
+    if known_classes:
+        known = np.array([name in card.classes for name in source.classes])
+        if not known[source.labels].any():
+            raise DataError(sentence(f"some labels must be classes of the model ({', '.join(card.classes)})", "none"))
+        source = source.subset(np.flatnonzero(known[source.labels]))
     if isinstance(source.images, Vectors):
         vectors = source.images.fitted(card.shape, card.columns, source.name)
         return replace(source.relabel(card.classes), images=vectors)
@@ -124,6 +137,8 @@ def evaluate_model(
         source.labels, p, decided, classes=card.classes, seed=seed, groups=source.groups, costs=costs
     ).to_dict()
     unreadable = [{"name": name, "reason": reason} for name, reason in source.unreadable]
+    if shift := prior_shift(evaluation["per_class"], prior, card.classes):
+        evaluation["notes"].append(shift)
     rule: dict[str, Any] = {"decision": use.decision.model_dump(mode="json"), "rules": rules}
     rule |= measure_doubt(use.decision, p, source.labels, card.classes, source.groups)
     if use.decision.error is not None:
@@ -141,3 +156,27 @@ def evaluate_model(
             )
             seen["familiar"] = familiar.to_dict()
     return {"data": source.name, "views": list(card.views), **evaluation, **rule, **seen, "unreadable": unreadable}
+
+
+def prior_shift(rows: Sequence[Mapping[str, Any]], prior: Sequence[float], classes: Sequence[str]) -> str:
+    """Return a note if a class is far more or less frequent than the probabilities assume; otherwise an empty text.
+
+    Far means by half as much again or more, and more than chance explains.
+    """
+    counts = [int(row["support"]) for row in rows]
+    total = sum(counts)
+    far = []
+    for place, (count, share) in enumerate(zip(counts, prior, strict=True)):
+        found = share_interval(count / total, total, 0.99)
+        ratio = max(found.value, 1e-12) / max(share, 1e-12)
+        if not found.low <= share <= found.high and not 1 / FAR < ratio < FAR:
+            far.append((abs(np.log(ratio)), place))
+    if not far:
+        return ""
+    place = max(far)[1]
+    shares = ",".join(f"{name}={count / total:.3g}" for name, count in zip(classes, counts, strict=True))
+    return (
+        f"{classes[place]} has {counts[place] / total:.1%} of these images, but the probabilities assume "
+        f"{prior[place]:.1%}: they are wrong here, and so are Brier score, log loss and calibration error. If the "
+        f"images where the model is used have these shares, use --prevalence {shares}."
+    )

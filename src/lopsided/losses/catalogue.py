@@ -230,6 +230,37 @@ def _smoothed(shares: Sequence[float], counts: Sequence[int], values: Mapping[st
     return [value if share > 0 else 0.0 for value, share in zip(mean, shares, strict=True)]
 
 
+def _focused(shares: Sequence[float], counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
+    """Return the probabilities with the least mean focal loss of images that say nothing about their class.
+
+    They are less extreme than the shares: sure answers count less. The sum over classes of s_c (1 - p_c)^gamma
+    (-log p_c) is least where s_c h(p_c) is the same for all classes, with h(p) = (1 - p)^gamma / p - gamma
+    (1 - p)^(gamma - 1) log p, which falls. For two classes p grows with the posterior, so p divided by this prior
+    crosses 1 where the posterior crosses the share.
+    """
+    gamma = float(values["gamma"])
+
+    def slope(p: float) -> float:
+        return (1 - p) ** gamma / p - (gamma * (1 - p) ** (gamma - 1) * math.log(p) if gamma else 0.0)
+
+    def bisect(is_low: Callable[[float], bool], low: float, high: float) -> float:
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if is_low(middle) else (low, middle)
+        return (low + high) / 2
+
+    def probability(share: float, level: float) -> float:
+        return bisect(lambda p: share * slope(p) > level, 0.0, 1.0) if share > 0 else 0.0
+
+    def is_loose(log_level: float) -> bool:
+        return sum(probability(share, math.exp(log_level)) for share in shares) > 1
+
+    if sum(share > 0 for share in shares) < 2:
+        return list(shares)
+    level = math.exp(bisect(is_loose, -40.0, 40.0))
+    return [probability(share, level) for share in shares]
+
+
 def _check_smoothing(values: Mapping[str, Any]) -> str | None:
     if values["smooth_tail"] > values["smooth_head"]:
         head, tail = (f"{values[name]:g}" for name in ("smooth_head", "smooth_tail"))
@@ -312,6 +343,7 @@ _BUILT_IN = (
         "lopsided.losses.classification:FocalObjective",
         (_gamma(2.0, "Focusing exponent."),),
         short="focal",
+        carries=_focused,
         soft_labels=True,
         class_weights=True,
     ),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lopsided.data.sources.names import twins
 from lopsided.errors import InputError
 from lopsided.evaluation.decision import Decision
@@ -16,6 +18,7 @@ from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
 from lopsided.progress import Counting
 from lopsided.recipe.views import parse_tta
+from lopsided.runs.known import trained_digests
 from lopsided.runs.reopen import open_familiarity, open_model, open_own_split, open_use, trained_on, use_views
 
 if TYPE_CHECKING:
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listing:
-    """How labelled data are listed; the fields are arguments of ``list_labelled``."""
+    """How labelled data are listed; the fields are arguments of ``list_labelled``, but for the last.
+
+    With ``known_classes``, images of classes that the model does not have are left out.
+    """
 
     group: str | None = None
     group_from: str | None = None
@@ -35,6 +41,7 @@ class Listing:
     allow_outside: bool = False
     path_column: str | None = None
     label_column: str | None = None
+    known_classes: bool = False
 
     def check_unused(self) -> None:
         """Raise if a field is set. It has no effect on the data of the run, which are opened as in its recipe."""
@@ -79,14 +86,25 @@ def evaluate_run(
         split = split or "test"
         source, model, card, seed = _open_own(run, split, device, counting)
     else:
-        source, model, card = _open_data(run, data, split, listing, device, counting)
+        source, model, card, left_out = _open_data(run, data, split, listing, device, counting)
         seed = 0
+        if left_out:
+            warnings.append(f"{left_out:,} images of classes that the model does not have are left out.")
         warnings += [str(fact) for fact in twins(source.names).cautions()]
     card = use_views(model, card, views, quiet=quiet)
     use = open_use(run, card, decide, prevalence)
     familiarity = open_familiarity(run, card, level=level)
+    seen = 0
+    if data is not None:
+        trained = trained_digests(run)
+        seen = sum(digest in trained for digest in source.images.digest(np.arange(len(source))))
     if data is None and split == "val":
         warnings.append("the validation split selected the model, so the figures are too high.")
+    elif seen:
+        warnings.append(
+            f"the model was trained on {seen:,} of these {len(source):,} images, so the figures are too high. "
+            "Use the test figures of the run instead, or leave these images out."
+        )
     elif split != "test" and (data is None or trained_on(run, data)):
         warnings.append(
             "the model was trained on images of these data, so the figures are too high. "
@@ -119,9 +137,18 @@ def _open_own(run: Path, split: str, device: str, counting: Counting) -> tuple[S
 
 def _open_data(
     run: Path, data: str | os.PathLike[str], split: str | None, listing: Listing, device: str, counting: Counting
-) -> tuple[Source, Model, ModelCard]:
-    """Open a model and other data."""
-    source = list_labelled(data, split=split, **vars(listing))  # Before the model, whose import of torch takes seconds.
+) -> tuple[Source, Model, ModelCard, int]:
+    """Open a model and other data, and count the images of classes that the model does not have."""
+    asked = {name: value for name, value in vars(listing).items() if name != "known_classes"}
+    source = list_labelled(data, split=split, **asked)  # Before the model, whose import of torch takes seconds.
     model, card = open_model(run, device, kinds=("image", "vector"))
+    listed = len(source)
     with counting("checking images") as progress:
-        return check_labelled(source, card, skip_unreadable=listing.skip_unreadable, progress=progress), model, card
+        source = check_labelled(
+            source,
+            card,
+            skip_unreadable=listing.skip_unreadable,
+            known_classes=listing.known_classes,
+            progress=progress,
+        )
+    return source, model, card, listed - len(source) - len(source.unreadable)

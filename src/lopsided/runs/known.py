@@ -12,7 +12,7 @@ import numpy as np
 
 from lopsided.data.images import FileImages, Progress
 from lopsided.data.inputs import StreamedInputs
-from lopsided.data.prepare import Sources, training_source
+from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import InputError, LopsidedError, RunError, sentence
@@ -47,6 +47,22 @@ def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
     places = dict(zip(images.paths, source.labels.tolist(), strict=True))
     labels = tuple(source.classes[places[path]] for path in readable.paths)
     return Labelled(readable, labels, tuple(readable.digest(np.arange(len(readable)))))
+
+
+def trained_digests(folder: Path) -> set[str]:
+    """Return the digests of the images that a model was trained on, as far as they are where `fit` found them."""
+    try:
+        recipe = Run.open(folder).recipe
+        source = Sources().drawn(recipe, more=True)
+        every = np.arange(len(source))
+        is_split = recipe.data.folds is None or recipe.data.fold is not None
+        splits = split_source(recipe, source) if is_split else Splits(every, every[:0], every[:0])
+        joined, splits = training_source(source, splits)
+        images = joined.images.take(splits.train)
+        images = images.hashed() if isinstance(images, FileImages) else images
+        return set(images.digest(np.arange(len(images))))
+    except (LopsidedError, OSError):
+        return set()
 
 
 def digests_of(named: Sequence[str], *, allow_outside: bool = False) -> set[str]:

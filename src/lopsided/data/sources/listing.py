@@ -24,6 +24,7 @@ from lopsided.data.sources import several_labels
 from lopsided.data.sources.parquet import SUFFIXES as PARQUET
 from lopsided.data.sources.parquet import read_parquet, reading_parquet, texts_of
 from lopsided.errors import DataError, sentence
+from lopsided.facts import Fact, cautions
 from lopsided.files import check_regular
 
 SPLITS = ("train", "val", "test")
@@ -57,6 +58,8 @@ class Listing:
     aliases: Mapping[str, str] = field(default_factory=dict)
     left_out: int = 0
     table: Path | None = None
+    facts: tuple[Fact, ...] = ()
+    """Cautions about how the images are listed."""
 
     def classes(self) -> tuple[str, ...]:
         """Return the classes that occur, in the order of the source, or sorted: as numbers if all are numbers."""
@@ -211,7 +214,28 @@ def list_table(
         names=names,
         groups=cells.get(group or "group"),
         splits=splits,
+        facts=() if group or "group" in columns else _repeating(columns),
     )
+
+
+def _repeating(columns: Mapping[str, Sequence[str]]) -> tuple[Fact, ...]:
+    """Return a caution about the column that repeats most as one of groups does, such as that of patients or lesions.
+
+    Each of its values stands for few images: at least a fifth of the rows differ, and at least one in twenty repeats.
+    Columns of measurements are left out.
+    """
+    number = len(columns["path"])
+    found = {}
+    for name, values in columns.items():
+        different = len(set(values))
+        is_like_groups = number >= _LEAST_ROWS and 0.2 * number <= different <= 0.95 * number and all(values)
+        if name not in ("path", "label", "split") and is_like_groups and not any("." in value for value in values):
+            found[different] = name
+    return (cautions.repeating_column(found[min(found)], min(found), number),) if found else ()
+
+
+_LEAST_ROWS = 20
+"""With fewer rows, a column that repeats says nothing."""
 
 
 def read_columns(table: Path, used: Collection[str] | None = None) -> dict[str, list[str]]:

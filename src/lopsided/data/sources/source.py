@@ -112,7 +112,8 @@ class Source:
             places |= dict.fromkeys(unknown, places[UNUSUAL])
         elif unknown:
             must = f"labels must be classes of the model ({', '.join(classes)})"
-            raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}", suggest_names(unknown, classes)))
+            do = suggest_names(unknown, classes) or "Leave such images out with --known-classes."
+            raise DataError(sentence(must, f"{', '.join(unknown)} in {self.name}", do))
         table = np.array([places.get(name, -1) for name in self.classes] + [-1], dtype=np.int64)
         return replace(self, labels=table[self.labels], classes=tuple(classes))
 
@@ -221,6 +222,7 @@ def _assemble(listing: Listing, classes: Sequence[str] | None) -> Source:
         splits=None if listing.splits is None else np.array(listing.splits, dtype=np.str_),
         left_out=listing.left_out,
         table=listing.table,
+        facts=listing.facts if listing.groups is None else (),
     )
     return source if (labels >= 0).all() else source.subset(np.flatnonzero(labels >= 0))
 
