@@ -56,3 +56,14 @@ def test_the_page_on_calibration_repeats_the_means_of_the_page_on_decisions(rule
     means = re.findall(r"\| ([\d.]+) \(", row)
     assert len(means) == 3
     assert f"| {words} | {' | '.join(means)} |" in page("understand/calibration.md")
+
+
+def test_the_coverage_of_decisions_is_that_of_the_record() -> None:
+    record = json.loads((RECORDS / "threshold_coverage.json").read_text(encoding="utf-8"))["settings"]
+    assert len(record) == 7
+    for name, figures in record.items():
+        cells = [
+            f"{percent(figures[figure], 'ours')} ({percent(figures[figure], 'images alone')})"
+            for figure in ("frequent recall", "rare recall", "rare precision", "accuracy", "uwa")
+        ]
+        assert f"| {name} | {' | '.join(cells)} |" in page("folds.md")

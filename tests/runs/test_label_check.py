@@ -50,7 +50,8 @@ def test_the_page_shows_doubtful_labels_with_pictures(trained: Run) -> None:
     page = run_page(trained.folder)
     section = page[page.index('<section id="labels">') : page.index('<section id="threshold">')].replace("<wbr>", "")
     number = sum(row["suspect"] == "yes" for row in read_table(trained.folder / LABELS, 1 << 20))
-    assert f"About {number} label" in section
+    assert f"of {len(list(trained.predictions()))} labels" in section
+    assert f"Shown: {number} of {number}" in section
     names = re.findall(r'class="name"><bdi>(.*?)</bdi>', section)
     assert len(names) == number
     assert set(names[:2]) <= {"dog/was-a-cat-028.png", "dog/was-a-cat-029.png"}

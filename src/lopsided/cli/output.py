@@ -19,6 +19,7 @@ from lopsided.progress import printable
 
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins
+    from lopsided.recipe import Recipe
     from lopsided.runs.folder import Run
 
 WIDEST, LONGEST = 60, 390
@@ -227,6 +228,22 @@ def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
         side = "above" if change["value"] > 0 else "below"
         return [f"{words} This model is {abs(change['value']):.3f} {side} it: difference {interval(change)}."]
     return [f"{words} The difference of this model to it is {interval(change)}, which chance can explain."]
+
+
+def speed_words(recipe: Recipe) -> list[str]:
+    """Return how long a model with a frozen encoder and one of the recipe quick take for new images; measured."""
+    from lopsided.recipe import named_recipe
+    from lopsided.reports.wording import duration
+    from lopsided.runs.features import images_per_second
+
+    if recipe.spec.trains_encoder:
+        return []
+    number = 10_000
+    try:
+        own, quick = (duration(number / images_per_second(each)) for each in (recipe, named_recipe("quick")))
+    except LopsidedError:  # A figure for information must not end a run that is finished.
+        return []
+    return [f"On this machine, {number:,} new images take about {own} with this model, and {quick} with quick."]
 
 
 def fold_words(folds: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from lopsided.cli.output import (
     shortened,
     show,
     show_json,
+    speed_words,
 )
 from lopsided.cli.settings import read_arguments, read_changes, read_minutes
 from lopsided.cli.sweeping import EngineName, Track, Work, Workers, refuse
@@ -182,6 +183,7 @@ def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
         lines = [line.words(shortened(line.label)) for line in headlines(metrics[split])]
         parts.append("\n".join([*lines, balanced_words(metrics[split])]))
         parts += _details(run, metrics, split) if verbose else []
+        parts += speed_words(run.recipe) if metrics.get("baseline") and not already else []
     if metrics["unreadable"]:
         parts.append(f"{len(metrics['unreadable']):,} unreadable images were skipped. metrics.json lists them.")
     training, folder = metrics["seconds"], shlex.quote(str(run.folder))

@@ -138,7 +138,8 @@ def fold_component(true: NDArray[np.int64], predicted: NDArray[np.int64], folds:
     slope = images.mean(axis=1) * norm.pdf(norm.ppf(recall)) ** 2 / spread
     pooled = beyond.sum() / slope.sum()
     own = np.divide(beyond, slope, out=np.zeros(num_classes), where=slope > 0)
-    return 1 + (1 + num / (num - 1)) * np.maximum(np.maximum(own, pooled), 0.0) * slope
+    factor: Floats = 1 + (1 + num / (num - 1)) * np.maximum(np.maximum(own, pooled), 0.0) * slope
+    return factor
 
 
 def auroc_interval(auroc: float, num_positive: float, num_negative: float, level: float) -> Figure:

@@ -563,8 +563,8 @@ def wrong_label_words(value: float, low: float, high: float, images: int) -> str
     number, most = round(value), round(high)
     if not number:
         return f"Probably no label of {images:,} is wrong (95 % interval 0 to {most:,})."
-    are = "label is" if number == 1 else "labels are"
-    some = f"About {number:,} of {images:,} {are} probably wrong (95 % interval {round(low):,} to {most:,})"
+    are = "is" if number == 1 else "are"
+    some = f"About {number:,} of {images:,} labels {are} probably wrong (95 % interval {round(low):,} to {most:,})"
     return f"{some}, by models that did not see the image."
 
 

@@ -241,7 +241,8 @@ def _focused(shares: Sequence[float], counts: Sequence[int], values: Mapping[str
     gamma = float(values["gamma"])
 
     def slope(p: float) -> float:
-        return (1 - p) ** gamma / p - (gamma * (1 - p) ** (gamma - 1) * math.log(p) if gamma else 0.0)
+        focus = math.pow(1 - p, gamma)
+        return focus / p - (gamma * focus / (1 - p) * math.log(p) if gamma else 0.0)
 
     def bisect(is_low: Callable[[float], bool], low: float, high: float) -> float:
         for _ in range(100):

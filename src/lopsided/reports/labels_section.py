@@ -25,7 +25,7 @@ def labels_section(folder: Path, pictures: Thumbnails, facts: Facts) -> dict[str
     rows = read_table(folder / LABELS, MAX_TABLE)
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
-    is_alone = len({row["label"] for row in rows}) == 1
+    is_alone = sum(number > 0 for number in facts.counts("train").values()) == 1
     suspects = [row for row in rows if is_alone or row["suspect"] == "yes"]  # The most doubtful label comes first.
     if facts.focus is not None:
         suspects.sort(key=lambda row: facts.classes[facts.minority] not in (row["label"], row["suggested"]))

@@ -214,22 +214,22 @@ def list_table(
         names=names,
         groups=cells.get(group or "group"),
         splits=splits,
-        facts=() if group or "group" in columns else _repeating(columns),
+        facts=() if group or "group" in cells else _repeating(cells, (path, label, "split")),
     )
 
 
-def _repeating(columns: Mapping[str, Sequence[str]]) -> tuple[Fact, ...]:
+def _repeating(cells: Mapping[str, Sequence[str]], known: Sequence[str]) -> tuple[Fact, ...]:
     """Return a caution about the column that repeats most as one of groups does, such as that of patients or lesions.
 
     Each of its values stands for few images: at least a fifth of the rows differ, and at least one in twenty repeats.
-    Columns of measurements are left out.
+    Columns of measurements, and those that are ``known`` to be something else, are left out.
     """
-    number = len(columns["path"])
+    number = len(cells[known[0]])
     found = {}
-    for name, values in columns.items():
+    for name, values in cells.items():
         different = len(set(values))
         is_like_groups = number >= _LEAST_ROWS and 0.2 * number <= different <= 0.95 * number and all(values)
-        if name not in ("path", "label", "split") and is_like_groups and not any("." in value for value in values):
+        if name not in known and is_like_groups and not any("." in value for value in values):
             found[different] = name
     return (cautions.repeating_column(found[min(found)], min(found), number),) if found else ()
 
