@@ -30,7 +30,8 @@ def test_the_coverage_with_folds_is_that_of_the_record() -> None:
 
 @pytest.mark.parametrize(("kind", "words"), [("without groups", "contained the true UWA in"), ("ours", "did so in")])
 def test_the_page_on_leakage_has_the_coverage_of_the_record(kind: str, words: str) -> None:
-    found = " and ".join(percent(figures["uwa"], kind) for figures in COVERAGE.values())
+    settings = [name for name in COVERAGE if name.startswith("115 rare of 515, groups")]
+    found = " and ".join(percent(COVERAGE[name]["uwa"], kind) for name in settings)
     assert f"{words} {found} %" in " ".join(page("understand/leakage.md").split())
 
 

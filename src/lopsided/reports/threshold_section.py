@@ -58,7 +58,7 @@ def threshold_section(
     if threshold is not None and at_chosen is not None and val is not None:
         rows.append(("validation threshold", threshold, at_chosen))
         spread = favoured_interval(val.p[:, label], val.y_true == label, facts.recipe.seed)
-    data = {
+    data: dict[str, Any] = {
         "classes": offered,
         "p": packed(np.ascontiguousarray(judged.p[:, offered].T)),
         "folds": None if judged.folds is None else packed(judged.folds.astype(np.uint16)),
